@@ -298,9 +298,21 @@ def pulled_back(
             "give a tensor like each of the value's, in the same structure", dtypes=False,
         )  # fmt: skip
         gs = [held_apart(x, xs) for x in gs]
-        return along([t * x.to(t.dtype) for t, x in zip(outs, gs)], xs, gs)
+        terms = [t * x.to(t.dtype) for t, x in zip(outs, gs)]
+        if who == "vjp":
+            _tell_of_numbers(terms)
+        return along(terms, xs, gs)
 
     return value, pull
+
+
+def _tell_of_numbers(terms: Sequence[Tensor]) -> None:
+    """Tells a local body which numbers among `terms` are means over its devices."""
+    if (recorder := current()) is not None:
+        for t in terms:
+            node = recorder.node(t)
+            if not t.ndim and recorder.frame.devices_of(node) > 1:
+                recorder.frame.differentiates(node)
 
 
 def along(terms: Sequence[Tensor], by: Any, held: Sequence[Tensor] = ()) -> Any:

@@ -98,6 +98,9 @@ class Frame:
         """Over how many devices a number `node` is averaged."""
         return 1
 
+    def differentiates(self, number: Node) -> None:
+        """Is told of a `number` of which the mean over devices is differentiated."""
+
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         """What outlives the recording of the value `node` that an attribute called `name` is set
         to."""

@@ -115,6 +115,27 @@ def _() -> None:
     named("def f(X, L, W): return ts.sqrt(((X @ W) ** 2).mean())", ("x", "mask", "w"))(X, 0, W)
 
 
+for shown, slope in {"'sqrt' of what each device added up": lambda z: ts.sqrt((z**2).mean()),
+                     "a sum over a device's rows": lambda z: (z**2).sum()}.items():  # fmt: skip
+
+    @row(f"gradients of a function in a local body, {shown}", warns=ts.StrategyWarning, says=shown)
+    def _(slope: Any = slope) -> None:
+        ts.distribute(
+            lambda x, w: ts.vjp(lambda w: slope(x @ w), w)[1](ts.ones(()))[0],
+            strategy="data_parallel", mesh=mesh(), batch="x",
+        )(X, W)  # fmt: skip
+
+
+@row("the slope of a mean along a direction, in a local body")
+def _() -> None:
+    def slope(x: Any, w: Any) -> Any:
+        return ts.jvp(lambda w: ((x @ w) ** 2).mean(), (w,), (ts.ones(W.shape),))[1]
+
+    spread = ts.distribute(slope, strategy="data_parallel", mesh=mesh(), batch="x")
+    want = slope(ts.tensor(X), ts.tensor(W)).item()
+    np.testing.assert_allclose(spread(X, W).item(), want, rtol=1e-5)
+
+
 @row("a masked mean whose sums are combined first")
 def _() -> None:
     text = """def f(X, L, W):

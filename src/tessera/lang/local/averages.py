@@ -42,8 +42,13 @@ def check_mean(end: Node, axes: Sequence[str], told: set[Node]) -> None:
 def _odd(end: Node, axes: frozenset[str]) -> Node | None:
     """The first node on the way to `end` that is not linear in what a device added up."""
     summed: set[Node] = set()
+    same: set[Node] = set()  # on all devices, though it stands for what each has of its own
     for n in _in_order(end):
         t = n.types[0]
+        cut = any(axes.intersection((*t.split_axes, *t.partial_axes)) for t in n.types)
+        if not cut and (n.args or axes.isdisjoint(t.varying)) and same.issuperset(n.args):
+            same.add(n)
+            continue
         if len(n.types) > 1 or t.rank or t.dtype is bool_ or not axes.intersection(t.varying):
             continue
         if _added_up(n):

@@ -215,7 +215,7 @@ class View(Frame):
         batch = [a for a in self.batch if a not in self.rows and not self.sums]
         own = [a for a in loss.type.varying if a in batch]
         if own:
-            check_mean(loss, own, self.told)
+            self.differentiates(loss)
         known = (*own, *self.rows, *(self.batch if self.sums else ()))
         other = [a for a in loss.type.varying if a in self.axes and a not in known]
         if other and self.rests is not None and loss not in self.told:
@@ -244,6 +244,13 @@ class View(Frame):
     def devices_of(self, node: Node) -> int:
         averaged = [a for a in node.type.varying if a in self.batch and a not in self.rows]
         return ways(averaged, self.mesh.sizes)
+
+    def differentiates(self, number: Node) -> None:
+        over = [a for a in number.type.varying if a in self.batch and a not in self.rows]
+        if self.asked is not None:
+            self.asked.append((number, set()))
+        elif over:
+            check_mean(number, over, self.told)
 
     def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> View:
         own = {a for n in rows for a in n.type.varying}

@@ -200,6 +200,20 @@ row("nothing tells the batch from a weight", ts.UsageError, which_is_the_batch, 
   fix   : name them, and all others are whole: batch="table" or batch="steps"; batch=() for none
 """)
 
+def a_batch_of_no_rows() -> Any:
+    fn = ts.distribute(lambda b, w: (b["x"] @ w).mean(), strategy="data_parallel")
+    with MESH:
+        return fn({"x": np.ones((0, 4), np.float32)}, np.ones((4, 2), np.float32))
+
+
+row("nothing tells a batch of no rows from a weight", ts.UsageError, a_batch_of_no_rows, """
+<lambda>: it is not clear which arguments hold the batch
+  b.x : f32[0, 4]
+  w   : f32[4, 2]
+  at  : AT
+  fix : name them, and all others are whole: batch="b" or batch="w"; batch=() for none
+""")
+
 def by_its_batch() -> Any:
     def body(w: Any, x: Any, y: Any) -> Any:
         x = x + 0.1 * ts.grad(((x @ w - y) ** 2).mean(), x)

@@ -273,7 +273,8 @@ class _Question:
         else:
             said |= {i: _said(self.paths[i]) or False for i in self.asked - self.known}
             likely = sorted((i for i in said if said[i] is not False), key=lambda i: not said[i])
-            names = dict.fromkeys(str(self.paths[i][0]) for i in likely)
+            empty = [i for i, t in self.types.items() if t.rank and not t.shape[0]]  # of no rows
+            names = dict.fromkeys(str(self.paths[i][0]) for i in (*empty, *likely))
             given = " or ".join(f'batch="{name}"' for name in [*names][:3])
         rows = rows[:8]
         if self.failed:

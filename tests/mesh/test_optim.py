@@ -665,12 +665,3 @@ def test_bad_input(call: Callable[[], Any], text: str) -> None:
     said = f"{type(found.value).__name__}: {found.value}"
     said = re.sub(r"test_optim\.py:\d+", "FILE", said)
     assert re.sub(r"<function .*>", "LAMBDA", said) == text.strip().replace("SETTINGS", SETTINGS)
-
-
-def test_schedules_survive_pickle() -> None:
-    joined = optim.join_schedules([optim.linear(0.0, 1.0, 4), optim.constant(0.5)], [4])
-    for rate in (optim.warmup_cosine(1.0, 2, 9, end=0.1), joined, optim.inverse_sqrt(1.0, 3)):
-        again = pickle.loads(pickle.dumps(rate))
-        assert again == rate and [again(i).item() for i in range(9)] == [
-            rate(i).item() for i in range(9)
-        ]

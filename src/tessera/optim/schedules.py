@@ -54,9 +54,6 @@ class Schedule:
             )
         return self.rule(t.to(f32))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (self.name, dict(self.settings))
-
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.settings)})"
 
@@ -103,11 +100,6 @@ def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:
     if wrong:
         raise fail(UsageError, f"{name}: a setting is out of range", wrong, fix="correct it")
     return Schedule(name, tuple(settings.items()), rule)
-
-
-def _made_again(name: str, settings: dict[str, Any]) -> Any:
-    """The schedule that the function `name` makes of `settings`: one that was pickled."""
-    return globals()[name](**settings)
 
 
 def _need_steps(name: str, what: str, steps: int, least: int = 1) -> None:

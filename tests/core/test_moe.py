@@ -303,6 +303,26 @@ def test_a_rehashed_layer_computes_the_same(oracle: Oracle) -> None:
         np.testing.assert_allclose(layer(x).numpy(), before, rtol=1e-5, atol=1e-5)
 
 
+def test_experts_in_another_order_are_not_loaded(oracle: Oracle) -> None:
+    x, one, two = ts.tensor(X), nn.MoE(D, HIDDEN, EXPERTS), nn.MoE(D, HIDDEN, EXPERTS)
+    plain, p = one.state_dict(), nn.place_experts(EXPERTS, 4)
+    before = one(x).numpy()
+    one.rehash(p)
+    for place in (None, nn.place_experts(EXPERTS, 2)):
+        if place is not None:
+            two.rehash(place)
+        with pytest.raises(ts.UsageError, match=r"too many : placed\.rows_"):
+            two.load_state_dict(one.state_dict())
+    with pytest.raises(ts.UsageError, match=r"missing  : placed\.rows_"):
+        two.load_state_dict(plain)
+    two.rehash(p)
+    two.load_state_dict(one.state_dict())
+    np.testing.assert_allclose(two(x).numpy(), before, rtol=1e-5, atol=1e-5)
+    two.rehash(nn.place_experts(EXPERTS, 1))
+    assert set(two.state_dict()) == set(plain)
+    two.load_state_dict(plain)
+
+
 def test_replicas_share_their_gradient(oracle: Oracle) -> None:
     p = nn.place_experts(EXPERTS, 4, replicas=4)
     rows = np.array(p.rows)

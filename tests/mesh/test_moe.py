@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, op
+from tessera.interop import save_hf
 from tessera.nn.stack import Stack
 from tests.cases import LONG, grid
 from tests.core.moe_reference import COTANGENT, EXPERTS, HIDDEN, D, K, X, by_loops, drawn
@@ -318,3 +319,8 @@ def test_experts_of_many_layers_are_rehashed(how: Any, experts: int) -> None:
     for i, moe in enumerate(m for m in model.modules() if isinstance(m, nn.MoE)):
         moe.rehash(nn.place_experts(experts, [f"{i} a", f"{i} b"], replicas=2))
         compare(model(IDS).numpy(), before)
+    model.load_state_dict(model.state_dict())
+    slopes = ts.jit(lambda model: ts.grad(model.loss(IDS, IDS), model.parameters()))(model)
+    assert all(np.isfinite(g.numpy()).all() for g in slopes.values())
+    with pytest.raises(ts.UsageError, match="experts lie in the order of a placement"):
+        save_hf(model, "nowhere")

@@ -35,6 +35,7 @@ from ..lang.engine import Parts, engine
 from ..lang.first_process import by_first, to_first
 from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
 from ..lang.tensor import Tensor
+from ..nn.experts.layer import MoE
 from ..nn.gpt_config import GPTConfig
 from ..nn.module import load_with_dtypes
 from ..nn.transformer import GPT
@@ -126,7 +127,8 @@ def save_hf(
     that the architecture has and the model lacks is written as zeros. Weights are gathered to this
     host, file by file of at most `shard_bytes` bytes. Of several processes all call it, and the
     first one writes; its errors are raised in all. Raises UsageError if the folder holds a model
-    already or cannot be written, or if the architecture cannot express the model.
+    already or cannot be written, if the architecture cannot express the model, or if experts lie in
+    the order of a placement.
     """
     instance(
         "save_hf",
@@ -136,6 +138,15 @@ def save_hf(
         "give an nn.GPT, then the folder: save_hf(model, folder)",
     )
     most = whole("save_hf", "shard_bytes", shard_bytes, 1)
+    for name, module in model.named_modules():
+        if isinstance(module, MoE) and module.placement is not None and module.placed:
+            raise fail(
+                UsageError,
+                "save_hf: experts lie in the order of a placement",
+                [("layer", name), ("placement", module.placement.text())],
+                fix="put each in its own row:"
+                f" layer.rehash(nn.place_experts({module.router.shape[-1]}, 1))",
+            )
     known, options, config = _described(model, architecture)
     weights = _by_layer(dict(model.named_parameters(remove_duplicate=False)))
     path = _folder("save_hf", folder)

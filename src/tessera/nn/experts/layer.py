@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -288,6 +289,7 @@ class MoE(Module):
             self.shared_gate = Parameter(d, shared * hidden, init=wide) if gated else None
             self.shared_down = Parameter(shared * hidden, d, init=tall)
         self.bias = state(experts)
+        self.placed = self._placed()
         self.scope_name = "moe"
         if placement is not None:
             self._rehash(np.array(placement.rows))
@@ -356,6 +358,15 @@ class MoE(Module):
         _need_placement("rehash", placement, self.router.shape[-1])
         self._rehash(placement.sources(old))
         self.placement = placement
+        self.placed = self._placed()
+
+    def _placed(self) -> dict[str, Tensor]:
+        """A buffer whose name tells the order of the rows: values of another order are refused by
+        their names. There is none where row i has expert i."""
+        rows = () if self.placement is None else self.placement.rows
+        if rows == tuple(range(self.router.shape[-1])) or not rows:
+            return {}
+        return {f"rows_{crc32(repr(rows).encode()):08x}": state(*self.bias.shape[:-1])}
 
     def _rehash(self, rows: Any) -> None:
         for name in NETWORK:

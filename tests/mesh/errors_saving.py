@@ -129,6 +129,18 @@ checkpoint.save: every checkpoint is atomic
   at  : AT
   fix : leave out atomic=False: it would save nothing
 """)
+row("a folder for whether it is atomic", ts.UsageError,
+    lambda: checkpoint.save("a", {}, {}, "runs"), """
+checkpoint.save: atomic cannot be 'runs'
+  at  : AT
+  fix : give a folder by name: root='runs'
+""")
+row("the word for the newest as a tag", ts.UsageError,
+    lambda: checkpoint.save("latest", {}), """
+checkpoint: tag cannot be 'latest'
+  at  : AT
+  fix : that word stands for the newest of all; a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"
+""")  # noqa: E501
 row("state that is no JSON", ts.UsageError,
     lambda: checkpoint.save("a", W, state={"x": {1, 2}}), """
 checkpoint.save: state cannot be written as JSON: it holds an object of type set

@@ -524,6 +524,10 @@ UsageError: AdamW: a setting is out of range
 UsageError: Lion: lr is a str
   at  : FILE
   fix : give a number or a schedule: optim.warmup_cosine(...); weights go to optimizer.init"""),
+    ("lr of a bool", lambda: optim.SGD(True), """
+UsageError: SGD: lr is a bool
+  at  : FILE
+  fix : give a number or a schedule: optim.warmup_cosine(...); weights go to optimizer.init"""),
     ("mask of no kind", lambda: optim.AdamW(mask=3), """
 UsageError: AdamW: mask is a int
   at  : FILE

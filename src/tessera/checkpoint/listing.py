@@ -86,6 +86,8 @@ def tag_of(given: object) -> str:
     if isinstance(given, str) and TAG.fullmatch(given) and given != "latest":
         return given
     fix = 'a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"'
+    if given == "latest":
+        fix = f"that word stands for the newest of all; {fix}"
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
         if path.parent != Path() and TAG.fullmatch(path.name):

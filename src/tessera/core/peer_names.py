@@ -238,6 +238,11 @@ ADVICE: dict[str, str] = {
     "categorical": "write ts.random.multinomial, of probabilities: nn.softmax(logits)",
     "distribute_tensor": "write ts.tensor(x, mesh=mesh, layout=\"[8@dp, 4]\")",
     "i32": "write ts.int32",
+    **dict.fromkeys(
+        ("EMA", "ExponentialMovingAverage", "AveragedModel", "swa_utils"),
+        "keep averages beside the weights: mean = {n: d * mean[n] + (1 - d) * w for n, w in"
+        " new.items()}; nn.functional_call(model, mean, x) computes with them",
+    ),
     "remat": REMAT,
     "func": "its functions are those of ts: ts.grad, ts.vmap, ts.jvp",
     **dict.fromkeys(

@@ -22,6 +22,7 @@ from ..core.checks import unfit
 from ..core.context import settings
 from ..core.dtypes import DType, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError, caller, fail
+from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
 from ..core.peers import no_attribute
 from ..core.renamed import renamed_arguments
@@ -77,7 +78,7 @@ class Optimizer(ABC):
         if (is_array(given) or isinstance(given, np.generic)) and given.shape == ():
             object.__setattr__(self, "lr", given.item())
         fits = callable(self.lr) and not hasattr(type(self.lr), "parameters")
-        if not isinstance(self.lr, (int, float)) and not fits:
+        if not is_number(self.lr) and not fits:
             raise fail(
                 UsageError,
                 f"{self._name}: lr is a {type(self.lr).__name__}",

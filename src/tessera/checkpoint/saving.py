@@ -156,9 +156,10 @@ def save(
     `metrics` lack the one by which `keep` rates, CheckpointError if an earlier save has failed or
     `root` cannot be used (guide 2, 5.1).
     """
-    if isinstance(atomic, (str, os.PathLike)):  # the fourth
+    fourth: Any = atomic
+    if isinstance(fourth, (str, os.PathLike)):
         raise unfit(
-            "checkpoint.save", "atomic", atomic, f"give a folder by name: root={str(atomic)!r}"
+            "checkpoint.save", "atomic", atomic, f"give a folder by name: root={str(fourth)!r}"
         )
     if not flag("checkpoint.save", "atomic", atomic):
         raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",

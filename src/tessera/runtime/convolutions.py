@@ -230,12 +230,13 @@ def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
     stride, pads, dilation, spread = how
     (groups, outs), rank = w.shape[-2:], x.ndim - 1
     order = (0, rank - 1, *range(1, rank - 1))
-    if by_batch := groups > 1 and _of_weight(how, x.shape, w.shape):
+    of_weight = _of_weight(how, x.shape, w.shape)
+    if by_batch := groups > 1 and of_weight:
         x = jnp.moveaxis(x, -2, 0).reshape(-1, *x.shape[1:-2], x.shape[-1])
     else:
         x = x.reshape(*x.shape[:-2], -1)
     w = w.reshape(*w.shape[:-2], groups * outs)
-    if any(s > 1 for s in spread) and jax.default_backend() == "gpu":
+    if any(s > 1 for s in spread) and not of_weight and jax.default_backend() == "gpu":
         # The engine asks the library for the gradient of images where a kernel is reversed last.
         places = range(rank - 2)
         w = lax.rev(lax.optimization_barrier(lax.rev(w, places)), places)

@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tessera as ts
-from tessera import dist, graph, nn
-from tessera.core.dtypes import held_as
-from tessera.core.layout import plain
-from tessera.ir.graph.oracle import evaluate
-from tessera.ir.graph.verify import verify
-from tessera.passes.simplify import simplify
+from tessera import dist, nn
 from tests.core.numpy_engine import Oracle
-
-MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
-RNG = np.random.default_rng(5)
+from tests.core.test_lang import MESH, real
 
 
-def real(*shape: int) -> np.ndarray:
-    return RNG.normal(size=shape).astype(np.float32)
-
-
-def traced(fn: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
-    """`fn` recorded on the types of `values` alone, then evaluated by the oracle."""
-    g = graph.trace(fn, *(plain(held_as(v.dtype), v.shape) for v in values))
-    verify(g)
-    verify(simplify(g), "simplify")
-    return evaluate(simplify(g), values)
-
-
-# -- NumPy as the engine --------------------------------------------------------------------------
 def test_reads_cut_and_writes_come_back(oracle: Oracle) -> None:
     @ts.jit
     def step(x: ts.Tensor, state: dict[str, ts.Tensor]) -> ts.Tensor:

@@ -185,7 +185,8 @@ def part_of(count: int, local_rank: int, local_size: int) -> range:
     if count % local_size:
         raise fail(
             BackendError,
-            f"join: {count} devices cannot be shared by {local_size} processes of this host",
+            f"join: {count} device{'s' * (count != 1)} cannot be shared by {local_size} processes"
+            " of this host",
             fix="start as many processes as there are devices (tessera run -n), name each one's"
             f" with {_CUDA}, or run on the CPU: JAX_PLATFORMS=cpu",
         )

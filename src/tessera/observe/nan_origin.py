@@ -23,8 +23,8 @@ from ..lang.tensor import Tensor
 from ..lang.tree import is_registered
 from ..ops.create import full
 from ..ops.indexing import inside_range
+from .counted_loops import counted
 from .instrument import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
-from .turns import counted
 
 FINITE, INF, NAN = 0, 1, 2
 # What an op's result holds where it is the operand's elements and no others: as bad as it is.

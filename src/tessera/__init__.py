@@ -16,19 +16,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import (
-    checkpoint,
-    data,
-    debug,
     dist,
-    distributed,
-    elastic,
     graph,
     mesh,
     nn,
     op,
     optim,
-    pipeline,
-    schedule,
 )
 from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
 from .core.dtypes import bool_ as bool
@@ -81,6 +74,7 @@ from .lang.while_loop import while_loop
 from .runtime.malloc import share_heap
 
 if TYPE_CHECKING:
+    from . import checkpoint, data, debug, distributed, elastic, pipeline, schedule
     from .core.mesh import Mesh
     from .lang.engine import Engine
 
@@ -158,4 +152,5 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
     return tensor(array, mesh=on)
 
 
-__getattr__ = public("ts", globals(), _RENAMED)
+_LATE = ("checkpoint", "data", "debug", "distributed", "elastic", "pipeline", "schedule")
+__getattr__ = public("ts", globals(), _RENAMED, _LATE)

@@ -1,9 +1,10 @@
 """Meshes, layouts, collectives: `from tessera import dist`."""
 
+from typing import TYPE_CHECKING
+
 from .core.devices import process_count, process_index
 from .core.mesh import Mesh
 from .core.peers import public
-from .elastic import elastic, resize
 from .lang.builtin_strategies import strategy
 from .lang.collectives import (
     all_gather,
@@ -27,9 +28,12 @@ from .lang.processes import all_gather_object
 from .lang.strategy import AxisStrategy, Strategy, place
 from .lang.timeouts import set_collective_timeout
 from .lang.to_host import to_host
-from .observe.inspect import inspect
-from .observe.profile import profile
-from .observe.validate import validate_determinism
+
+if TYPE_CHECKING:
+    from .elastic import elastic, resize
+    from .observe.inspect import inspect
+    from .observe.profile import profile
+    from .observe.validate import validate_determinism
 
 allreduce = all_reduce
 __all__ = [
@@ -42,4 +46,9 @@ __all__ = [
     "set_collective_timeout", "set_deterministic", "shard", "shift", "strategy", "tensor",
     "to_host", "validate_determinism",
 ]  # fmt: skip
-__getattr__ = public("dist", globals(), {"set_collective_limit": "set_collective_timeout"})
+_LATE = (
+    "elastic:elastic", "elastic:resize", "observe.inspect:inspect", "observe.profile:profile",
+    "observe.validate:validate_determinism",
+)  # fmt: skip
+_RENAMED = {"set_collective_limit": "set_collective_timeout"}
+__getattr__ = public("dist", globals(), _RENAMED, _LATE)

@@ -31,18 +31,25 @@ def test_a_circle_would_be_found() -> None:
         [*TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order()]
 
 
-def test_what_is_slow_to_import_waits_until_it_is_used() -> None:
-    late = (
-        "jax",
-        "jaxlib",
-        "optax",
-        "pydantic",
-        "matplotlib",
-        "networkx",
-        "typer",
-        "safetensors",
-        "importlib.metadata",
-    )
-    code = f"import sys, tessera; print([m for m in {late} if m in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert ran.stdout == "[]\n", ran.stderr
+LATE = (
+    *("jax", "jaxlib", "optax", "pydantic", "matplotlib", "networkx", "typer", "safetensors"),
+    *("importlib.metadata", "tessera.checkpoint", "tessera.data", "tessera.debug"),
+    *("tessera.elastic", "tessera.interop", "tessera.observe.profile"),
+)
+PROGRAMS = {
+    f"import tessera, sys; print([m for m in {LATE} if m in sys.modules])": "[]",
+    "import tessera as ts; print(ts.dist.elastic, ts.elastic.elastic)": "<class 'tessera.elastic."
+    "policy.elastic'> <class 'tessera.elastic.policy.elastic'>",
+    "import tessera as ts; print([n for n in ts.__all__ if not hasattr(ts, n)])": "[]",
+    "from tessera import *; print(elastic.steps.__name__, pipeline.Pipe.__name__)": "steps Pipe",
+    "import tessera as ts\ntry: ts.nn.load_hf\nexcept AttributeError as e: print(e.fix)": "write "
+    "checkpoint.load_hf",  # a name is looked for in what was not imported
+    "import tessera as ts; ts.dist.resize(msh=3)": "resize: there is no argument 'msh'",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_few_programs_use_is_imported_when_it_is_used(program: str) -> None:
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert PROGRAMS[program] in ran.stdout + ran.stderr

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
@@ -35,19 +36,28 @@ _OF_TENSORS = ("ts", "nn", "Tensor")  # where what is missing is a function of t
 _FIRST = " ts nn optim dist ts.linalg x model "  # whose name is offered, where several have it
 # What users write before a public name, and the names that it has; filled as modules are imported.
 SPACES: dict[str, Iterable[str]] = {}
+# The names that public modules import when they are asked for them, as `pkgutil` resolves them.
+LATE: set[str] = set()
 
 
 def public(
-    module: str, there: dict[str, Any], renamed: Mapping[str, str] | None = None
+    module: str,
+    there: dict[str, Any],
+    renamed: Mapping[str, str] | None = None,
+    late: Sequence[str] = (),
 ) -> Callable[[str], Any]:
     """The `__getattr__` of a public module, which users write as `module` and whose globals are
-    `there`; `renamed` are its old names. Its functions and classes answer for wrong arguments, and
-    the module and those within it for being called, unless they can be. What completes names
-    offers the public ones."""
+    `there`; `renamed` are its old names, and `late` is what it imports when it is first asked for
+    it ("data", "observe.profile:profile"), as a program that does not use it need not wait for it.
+    Its functions and classes answer for wrong arguments, and the module and those within it for
+    being called, unless they can be. What completes names offers the public ones."""
     SPACES[module] = there["__all__"]
     there["__dir__"] = lambda: sorted(there["__all__"])
+    places = {where.rpartition(":")[2]: f"{there['__package__']}.{where}" for where in late}
+    LATE.update(places.values())
     for name in there["__all__"]:
-        there[name] = checked(there[name])
+        if name not in places:
+            there[name] = checked(there[name])
     old = renamed_names(module, renamed or {}, there)
     if type(sys.modules[there["__name__"]]) is ModuleType:
         not_callable(there["__name__"], there["__all__"])
@@ -57,6 +67,9 @@ def public(
             not_callable(full, there["__all__"], module)  # nn.dot_product_attention(x), of JAX
 
     def __getattr__(name: str) -> Any:
+        if name in places:
+            there[name] = checked(resolve_name(places[name]))
+            return there[name]
         if name in (renamed or {}):
             return old(name)
         here = there["__name__"]
@@ -143,6 +156,8 @@ def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
         return f"write {here[0]}"
     if name in INSTEAD:
         return f"write {INSTEAD[name]}"
+    for late in LATE:  # which may have it
+        resolve_name(late)
     spaces = sorted(SPACES, key=lambda s: _FIRST.find(f" {s} ") % 999)
     for space in spaces:
         if space != owner and name in SPACES[space]:
@@ -206,23 +221,31 @@ def _check_method(owner: type, name: str, method: Any) -> None:
 def asking(fn: F, name: str, of_object: bool = False) -> F:
     """The function `fn`, named `name` in errors, with an error for an argument that it lacks or
     that it was not given. Its first is not to be given where it is `of_object`."""
-    have = inspect.signature(fn).parameters.values()
-    by_name = [p.name for p in have if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    in_order = [p.name for p in have if p.kind in _PLACED]
-    known = {*by_name, *getattr(fn, "old_names", ())}
-    more = any(p.kind is p.VAR_KEYWORD for p in have)
-    rest = next((p.name for p in have if p.kind is p.VAR_POSITIONAL), "")
+
+    @functools.cache  # not before it is needed: `import tessera` would take some 500 signatures
+    def takes() -> tuple[list[str], list[str], set[str], bool, str]:
+        have = inspect.signature(fn).parameters.values()
+        by_name = [p.name for p in have if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        in_order = [p.name for p in have if p.kind in _PLACED]
+        known = {*by_name, *getattr(fn, "old_names", ())}
+        more = any(p.kind is p.VAR_KEYWORD for p in have)
+        rest = next((p.name for p in have if p.kind is p.VAR_POSITIONAL), "")
+        return by_name, in_order, known, more, rest
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if rest in kwargs and not more:  # shape=(2, 3) for *shape, in one tuple
-            placed = [kwargs.pop(n) for n in in_order[len(args) :] if n in kwargs]
-            args = (*args, *placed, kwargs.pop(rest))
-        if kwargs and not more and not known.issuperset(kwargs):
-            wrong = next(k for k in kwargs if k not in known)
-            raise _no_argument(name, wrong, by_name[of_object:])
-        if kwargs and not kwargs.keys().isdisjoint(in_order[: len(args)]):
-            raise _given_twice(name, next(k for k in in_order if k in kwargs), by_name[of_object:])
+        if kwargs:
+            by_name, in_order, known, more, rest = takes()
+            if rest in kwargs and not more:  # shape=(2, 3) for *shape, in one tuple
+                placed = [kwargs.pop(n) for n in in_order[len(args) :] if n in kwargs]
+                args = (*args, *placed, kwargs.pop(rest))
+            if not more and not known.issuperset(kwargs):
+                wrong = next(k for k in kwargs if k not in known)
+                raise _no_argument(name, wrong, by_name[of_object:])
+            if not kwargs.keys().isdisjoint(in_order[: len(args)]):
+                raise _given_twice(
+                    name, next(k for k in in_order if k in kwargs), by_name[of_object:]
+                )
         try:
             return fn(*args, **kwargs)
         except (TypeError, AttributeError) as error:

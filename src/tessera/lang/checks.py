@@ -147,9 +147,10 @@ def asked_function(name: str, what: str, value: Any) -> Callable[..., Any]:
     UsageError if `value` cannot be called."""
     fn = function_of(name, what, value)
     try:
-        return asking(fn, getattr(fn, "__name__", what))
+        inspect.signature(fn)
     except (TypeError, ValueError):  # it does not say what it takes
         return fn
+    return asking(fn, getattr(fn, "__name__", what))
 
 
 def bound(

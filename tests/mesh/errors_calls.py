@@ -244,6 +244,12 @@ DataParallel: axis cannot be set, it is a value
   at  : AT
   fix : make another one: dataclasses.replace(x, axis=...)
 """)
+row("the axis of a strategy is deleted", ts.UsageError,
+    lambda: delattr(dist.strategy("data_parallel"), "axis"), """
+DataParallel: axis cannot be deleted, it is a value
+  at  : AT
+  fix : make another one
+""")
 row("sizes one by one of random numbers", ts.UsageError, lambda: ts.random.normal(2, 3), """
 normal: 2 arguments by place, where it takes 1
   arguments : shape, mean, std, dtype, like

@@ -530,7 +530,9 @@ def test_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint.storage.Storage, "_store", kept)
     root = "memory://bucket"
     for step in (1, 2, 3):
-        checkpoint.save(f"s{step}", {"w": np.full(4, step)}, root=root, keep=2, quiet=True)
+        checkpoint.save(
+            f"s{step}", {"w": np.full(4, step)}, root=root, keep=np.int64(2), quiet=True
+        )
     assert checkpoint.load(root=root).tensors["w"].numpy().tolist() == [3] * 4
     assert checkpoint.verify("s2", root) and checkpoint.latest(root) == "s3"
     assert [k.decode().partition("/")[0] for k in sorted(kept.list().result())] == ["s2"] * 2 + ["s3"] * 2  # noqa: E501  # fmt: skip

@@ -90,7 +90,7 @@ def test_the_sample_has_everything() -> None:
 
 PIPE = Hybrid("even", pp=2, schedule="1F1B", microbatches=4)
 REFUSED = {
-    "moe: 6 rows of experts do not divide over ep of 4": Hybrid("experts6", ep=4),
+    "moe: 6 rows of experts cannot be divided over ep of 4": Hybrid("experts6", ep=4),
     "all_to_all_attention: 3 heads of keys do not divide over 2 devices": Hybrid(
         "odd", cp=2, context="all_to_all"
     ),

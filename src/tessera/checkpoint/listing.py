@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.checks import flag, mapping, string, unfit, whole
 from ..core.devices import process_index
 from ..core.errors import CheckpointError, UsageError, fail
+from ..core.kinds import is_whole
 from ..core.wording import nearest
 from .names import DATA, MOST_BYTES, NAME, TAG
 from .pieces import Reader
@@ -74,7 +75,7 @@ def keep_of(given: object) -> Keep | None:
     """A policy from an argument `keep`: a number is that many of the last ones."""
     if given is None or isinstance(given, Keep):
         return given
-    if isinstance(given, int) and not isinstance(given, bool):
+    if is_whole(given):
         return Keep(last=whole("checkpoint", "keep", given, 1))
     raise unfit(
         "checkpoint", "keep", given, "give a number of checkpoints, or checkpoint.Keep(...)"

@@ -163,11 +163,11 @@ def whole(
 
 
 def number(name: str, what: str, value: object, **bounds: float) -> float:
-    """A Python or NumPy number within the bounds `least`, `most`, `above`, `below`. Raises
-    UsageError."""
+    """A Python or NumPy number within the bounds `least`, `most`, `above`, `below`: of these, where
+    there are some, no bool is, as it turns something on or off. Raises UsageError."""
     if isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
         x = value.item() if isinstance(value, np.generic) else value
-        if within(x, bounds):
+        if within(x, bounds) and not (bounds and isinstance(x, bool)):
             return x
     raise unfit(name, what, value, "give " + numbers(**bounds)[0])
 

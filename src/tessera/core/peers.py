@@ -146,6 +146,23 @@ def _set(frozen: type) -> Callable[[Any, str, Any], None]:
     return __setattr__
 
 
+def _delete(frozen: type) -> Callable[[Any, str], None]:
+    """`__delattr__` of the dataclass `frozen`."""
+    mine = {f.name for f in fields(frozen)}
+
+    def __delattr__(self: Any, name: str) -> None:
+        if type(self) is frozen or name in mine:
+            kind = type(self).__name__
+            raise fail(
+                UsageError,
+                f"{kind}: {name} cannot be deleted, it is a value",
+                fix="make another one",
+            )
+        object.__delattr__(self, name)
+
+    return __delattr__
+
+
 @functools.cache
 def _instead(owner: str, name: str, have: tuple[str, ...]) -> str:
     """What to write for `name`."""
@@ -192,6 +209,7 @@ def checked(what: F) -> F:
         own = getattr(vars(what).get("__setattr__"), "__qualname__", "")
         if is_dataclass(what) and own == f"{what.__qualname__}.__setattr__":  # of a frozen one
             what.__setattr__ = _set(what)  # type: ignore[method-assign]
+            what.__delattr__ = _delete(what)  # type: ignore[method-assign]
         for name, method in list(vars(what).items()):
             if name == "__init__" or (not name.startswith("_") and name not in _FREQUENT):
                 _check_method(what, name, method)

@@ -177,7 +177,7 @@ class Parameter(Tensor):
         if inner and id(self) not in recorder.root.changes.born:
             raise fail(
                 UsageError,
-                "a weight is set in the body of a loop or a branch",
+                "a weight is set in the body of a loop, a branch or vmap",
                 [("weight", self)],
                 fix="return the new value from the body, and set the weight after it",
             )

@@ -232,7 +232,7 @@ class Recorder:
         if not self.undone and (self.parent is not None or self.draws is not None):
             raise fail(
                 UsageError,
-                f"{type(holder).__name__}.{name} is set in the body of a loop or a branch",
+                f"{type(holder).__name__}.{name} is set in the body of a loop, a branch or vmap",
                 [("tensor", value.type)],
                 fix="return the new value from the body, and set it after it",
             )

@@ -228,7 +228,8 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
     devices = ways(axes, where.sizes) if where is not None else 1
     divides(
         "moe", rows, devices,
-        f"{{count}} rows of experts do not divide over {', '.join(axes)} of {{parts}}",
+        f"{{count}} row{'s' * (rows != 1)} of experts cannot be divided over {', '.join(axes)} of"
+        " {parts}",
         "add replicas by a placement, or split the experts over fewer devices", UsageError,
     )  # fmt: skip
     moves = tuple(a for a in axes if where is not None and where.sizes[a] > 1)

@@ -299,6 +299,8 @@ row("take_along", real(1, 8), ids(5, 3, below=8), dim=1, tag="broadcast",
     expect=lambda x, i: along(np.repeat(x, 5, 0), i))  # fmt: skip
 row("put_along", ids(5, 3, below=9, low=-1), real(5, 3), dim=1, into="8", result=f32,
     expect=lambda i, v: added_along(i, v, 8))  # fmt: skip
+row("put_along", ids(5, 1, below=9, low=-1), real(5, 1), dim=1, into="8", result=f32, tag="one",
+    expect=lambda i, v: added_along(i, v, 8))  # fmt: skip
 
 
 def marked(places: Array, n: int, low: int = 0) -> tuple[Array, Array]:

@@ -78,12 +78,16 @@ def _classes(name: str, count: int, weight: Like | None, smoothing: float) -> _C
     return _Classes(w, spread)
 
 
+def _of_label(x: Tensor, labels: Tensor) -> Tensor:
+    """Of each row of `x` [..., V] the element of its label [...]; 0 where the label is outside."""
+    return F.gather_or_zero(x, labels.reshape(*labels.shape, 1)).reshape(labels.shape)
+
+
 def _nll(logits: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Tensor:
     """The summed negative log-likelihood of the labels where `keep` is 1."""
     w = wide(logits)
     z = w - F.stop_gradient(F.max(w, -1, True))
-    hit = F.arange(z.shape[-1]) == labels.to(int32).reshape(*labels.shape, 1)
-    picked = F.sum(F.where(hit, z, 0.0), -1)
+    picked = _of_label(z, labels)
     total = F.log(F.sum(F.exp(z), -1))
     loss = F.sum((total - picked) * classes.counted(labels, keep))
     if not classes.smoothing:
@@ -269,8 +273,7 @@ def nll_loss(
     classes = _classes("nll_loss", size, weight, 0.0)
     _check_labels("nll_loss", "log_probs", t, at, size, ignore)
     counted = classes.counted(at, (at != ignore).to(f32))
-    hit = F.arange(t.shape[-1]) == at.to(int32).reshape(*at.shape, 1)
-    each = -F.sum(F.where(hit, t, 0.0), -1) * counted
+    each = -_of_label(t, at) * counted
     if one_of("nll_loss", "reduction", reduction, REDUCTIONS) == "mean":
         return F.sum(each) / over_batch(F.sum(counted))[0]
     return reduced("nll_loss", each, reduction)

@@ -310,7 +310,10 @@ def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _places(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    """Of each element an index for each dim (int32), and the ids spread over all of them."""
+    """Of each element an index for each dim (int32), and the ids spread over all of them; nothing
+    where there is one for each line of the result, which is a loop over it."""
+    if ins[1].shape[attrs["dim"]] == 1:
+        return 0
     return 4 * (ins[1].rank + 1) * math.prod(ins[1].local_shape)
 
 

@@ -177,6 +177,10 @@ def take_along(x: Array, ids: Array, dim: int) -> Array:
 
 
 def put_along(ids: Array, updates: Array, dim: int, size: int) -> Array:
+    if updates.shape[dim] == 1:  # nothing adds up: a loop over the result, which others join
+        shape = tuple(size if i == dim else n for i, n in enumerate(updates.shape))
+        hit = lax.broadcasted_iota(ids.dtype, shape, dim) == ids
+        return jnp.where(hit, updates, jnp.zeros((), updates.dtype))
     ids = broadcast_to(jnp.where(ids < 0, size, ids), updates.shape)
     shape = tuple(size if i == dim else n for i, n in enumerate(updates.shape))
     grid = list(jnp.indices(updates.shape, sparse=True))

@@ -1,8 +1,8 @@
 """Products of rows that lie in runs, each run with a matrix of its own, on one device.
 
 On a CPU a loop over the runs goes through the rows of each, a tile at a time: only the last tile of
-a run has rows that do not count. A GPU would wait for the count of each loop; there rows are laid
-out in blocks, each of one run, and all blocks are one batched product.
+a run, a small one, has rows that do not count. A GPU would wait for the count of each loop; there
+rows are laid out in blocks, each of one run, and all blocks are one batched product.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..core.dtypes import DType, f32
 
 Array = Any
 Contract = Callable[[Sequence[str], str, Sequence[Array], DType], Array]
-# Rows of a tile: with fewer a product takes longer for each row, with more the last tiles of runs
-# have more rows that do not count: a sixteenth of all rows, with so many tiles in a run.
-LEAST, MOST, TILES = 64, 512, 8
+# Rows of a tile: with fewer a product takes longer for each row. The large ones of a run are full,
+# with about so many in it; what is left is in the least ones, of which the last is not full.
+LEAST, MOST, TILES = 64, 512, 4
 
 
 def ragged_dot(
@@ -65,7 +65,8 @@ def dot_by_tiles(
 
         def tile(out: Array, cut: Callable[[Array], Array], first: Array, mine: Array) -> Array:
             y = contract(("rd", matrix), "rh", (cut(x), w), dtype)
-            return lax.dynamic_update_slice_in_dim(out, jnp.where(mine, y, cut(out)), first, 0)
+            y = y if mine is None else jnp.where(mine, y, cut(out))
+            return lax.dynamic_update_slice_in_dim(out, y, first, 0)
 
         return _by_tiles(tile, out, start, count, *sizes), None
 
@@ -80,7 +81,7 @@ def contract_by_tiles(contract: Contract, x: Array, y: Array, counts: Array) -> 
 
     def run(_: None, now: tuple[Array, Array]) -> tuple[None, Array]:
         def tile(total: Array, cut: Callable[[Array], Array], _: Array, mine: Array) -> Array:
-            rows = [jnp.where(mine, cut(v), 0) for v in (thin, wide)]
+            rows = [cut(v) if mine is None else jnp.where(mine, cut(v), 0) for v in (thin, wide)]
             return total + contract(("rm", "rn"), "mn", rows, f32)
 
         zeros = jnp.zeros((thin.shape[1], wide.shape[1]), jnp.float32)
@@ -95,22 +96,32 @@ def _by_tiles(
 ) -> Array:
     """`step(carry, cut, first, mine)` for tiles of the `count` rows from `start` on, of `rows` in
     `runs`: `cut` takes a tile out of an array, it begins at row `first`, and `mine` says which of
-    its rows are of the run and were in no tile before."""
+    its rows are of the run and were in no tile before (None: all). Large tiles first, as far as
+    they are full, then small ones."""
     even = 1 << (rows // (TILES * runs)).bit_length()
-    size = min(max(LEAST, even), MOST, rows)
+    large = min(max(LEAST, even), MOST, rows)
+    small, end = min(LEAST, large), start + count
+    full = count // large if small < large else jnp.int32(0)
 
-    def turn(now: tuple[Array, Array]) -> tuple[Array, Array]:
-        n, carry = now
-        begin = start + n * size
-        first = jnp.minimum(begin, rows - size)
-        at = first + jnp.arange(size)[:, None]
+    def turns(size: int, start: Array, more: Callable[[Array], Array], whole: bool) -> Any:
+        def turn(now: tuple[Array, Array]) -> tuple[Array, Array]:
+            n, carry = now
+            begin = start + n * size
+            first = begin if whole else jnp.minimum(begin, rows - size)
+            at = first + jnp.arange(size)[:, None]
 
-        def cut(x: Array) -> Array:
-            return lax.dynamic_slice_in_dim(x, first, size, 0)
+            def cut(x: Array) -> Array:
+                return lax.dynamic_slice_in_dim(x, first, size, 0)
 
-        return n + 1, step(carry, cut, first, (at >= begin) & (at < start + count))
+            mine = None if whole else (at >= begin) & (at < end)
+            return n + 1, step(carry, cut, first, mine)
 
-    return lax.while_loop(lambda now: now[0] * size < count, turn, (jnp.int32(0), carry))[1]
+        return lambda carry: lax.while_loop(more, turn, (jnp.int32(0), carry))[1]
+
+    if small < large:
+        carry = turns(large, start, lambda now: now[0] < full, True)(carry)
+        start = start + full * large
+    return turns(small, start, lambda now: start + now[0] * small < end, False)(carry)
 
 
 # -- in blocks ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,3 +105,16 @@ def test_no_rows_are_computed_for_experts_that_have_none() -> None:
     nodes = graph.trace(lambda x, w: nn.moe(x, w, k=2), x, w).nodes
     products = [n for n in nodes if n.op == "ragged_dot"]
     assert [n.args[0].type.shape for n in products] == [(1, 1, 128, 8), (1, 1, 128, 16)]
+
+
+def test_results_are_held_from_where_they_are_computed() -> None:
+    """Not from the beginning of the program on, all at once."""
+    x, w, n = jnp.ones((4096, 64)), jnp.ones((8, 2, 64, 64)), jnp.array([4000, 96])
+
+    def chain(x: Any, w: Any, n: Any) -> Any:
+        for each in w:
+            x = ragged.dot_by_tiles(contract, "dh", f32, x, each, n)
+        return x
+
+    memory = jax.jit(chain).lower(x, w, n).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * x.nbytes

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..core.dtypes import DType, f32
@@ -70,7 +71,7 @@ def dot_by_tiles(
 
         return _by_tiles(tile, out, start, count, *sizes), None
 
-    zeros = jnp.zeros((len(x), w.shape[matrix.index("h") + 1]), dtype.numpy)
+    zeros = _zeros((len(x), w.shape[matrix.index("h") + 1]), dtype.numpy, x)
     return lax.scan(run, zeros, (w, jnp.cumsum(counts) - counts, counts))[0]
 
 
@@ -122,6 +123,15 @@ def _by_tiles(
         carry = turns(large, start, lambda now: now[0] < full, True)(carry)
         start = start + full * large
     return turns(small, start, lambda now: start + now[0] * small < end, False)(carry)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, after: Array) -> Array:
+    """Zeros that depend on `after`. The engine makes all others of a program when it begins, and
+    each is held from there on until a loop has written to it."""
+    first = lax.convert_element_type(after.reshape(-1)[0], jnp.float32)
+    bits = lax.bitcast_convert_type(first, jnp.uint32)
+    zero = lax.shift_right_logical(lax.shift_right_logical(bits, np.uint32(31)), np.uint32(1))
+    return jnp.broadcast_to(zero.astype(dtype), shape)
 
 
 # -- in blocks ------------------------------------------------------------------------------------

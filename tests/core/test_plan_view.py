@@ -8,6 +8,7 @@ import tessera as ts
 from tessera import dist, nn
 from tessera.core.layout import parse_type
 from tessera.core.mesh import Mesh
+from tessera.cost.flops import device_flops
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.comm_trace import trace_lines
@@ -114,7 +115,7 @@ def test_a_plan_shows_mesh_memory_and_wires() -> None:
         "───────────────────────────────────────────────────────",
         "all_reduce   dp, tp       1      448 B   for the result",
         "",
-        "1.0 MFLOP a step, 131.2 KFLOP a device; the model's own products are 2.0 MFLOP",
+        "1.0 MFLOP a step, 131.6 KFLOP a device; the model's own products are 2.0 MFLOP",
     ]
 
 
@@ -147,6 +148,49 @@ def test_products_in_loops_count_each_turn() -> None:
 
     graph = planned(loop, parse_type("f32[10, 10]"))
     assert product_flops(graph) == 7 * 2 * 10**3
+
+
+@pytest.mark.parametrize(
+    "x, w, share",
+    [
+        ("f32[16, 64]", "f32[64, 32]", 1),  # all devices compute the same
+        ("f32[16@dp, 64]", "f32[64, 32]", 2),
+        ("f32[16, 64@tp]", "f32[64@tp, 32]", 4),
+        ("f32[16@dp, 64]", "f32[64, 32@tp]", 8),
+    ],
+)
+def test_what_devices_compute_alike_each_of_them_computes(x: str, w: str, share: int) -> None:
+    graph = planned(lambda x, w: x @ w, parse_type(x, MESH), parse_type(w, MESH))
+    flops = 2 * 16 * 64 * 32
+    assert (graph.flops, flops_in(graph, 5)) == (flops, (flops // share, 5 * flops // share))
+
+
+def flops_in(graph: Graph, turns: int) -> tuple[int, int]:
+    """What a device computes in `graph`, and in a loop around it."""
+    ends = [n.type for n in graph.inputs]
+
+    def loop(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        return ts.scan(lambda c, _: (c, x @ w), ts.zeros(()), ts.zeros((turns,)))[1]  # type: ignore[no-any-return]
+
+    return device_flops(graph), device_flops(planned(loop, *ends))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_the_local_view_counts_the_products_of_all_devices(turns: int) -> None:
+    """So do loops in it."""
+
+    @ts.distribute(strategy="data_parallel", mesh_axes=("dp", "tp"), mesh=MESH, batch="x")
+    def local(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        for _ in range(turns == 0):
+            x = x @ w
+        x, _ = ts.scan(lambda c, _: (c @ w, ()), x, ts.zeros((turns,)))
+        return x.mean()
+
+    graph = planned(local, parse_type("f32[64@(dp,tp), 32]", MESH), parse_type("f32[32, 32]", MESH))
+    products = max(1, turns) * 2 * 64 * 32 * 32
+    assert product_flops(graph) == products
+    assert products <= graph.flops <= 1.1 * products
+    assert products / 8 <= device_flops(graph) <= 1.1 * products / 8
 
 
 # ---- the trace ---------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from rich.text import Text
 from ..core.checks import function_of, mapping
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..cost.flops import device_flops
 from ..cost.memory import MemoryPlan, memory_plan, stage_plans
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import size_text
@@ -66,22 +67,24 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
         before = found.get(key, (0, 0))
         found[key] = before[0] + times, before[1] + size
 
-    def share(mesh: Mesh | None) -> float:
-        """The part of the devices that are in `mesh`."""
-        return 1.0 if program.mesh is None or mesh is None else mesh.size / program.mesh.size
-
     for node, times in program.collectives():
         key = (node.op, tuple(node.attrs["axes"]), _reason(node))
-        add(key, times, share(node.type.mesh) * times * node.wire_bytes)
+        share = _share(node.type.mesh, program.mesh)
+        add(key, times, share * times * node.wire_bytes)
     if isinstance(program, Schedule):
         for step in program.steps:
             if isinstance(step, Send):
                 key = ("send", program.along(step), step.note or "to another stage")
                 sizes = [size for size in program.received(step) if size]
                 if sizes:
-                    add(key, len(sizes), share(step.mesh) * sum(sizes))
+                    add(key, len(sizes), _share(step.mesh, program.mesh) * sum(sizes))
     rows = [Traffic(*key, count, round(size)) for key, (count, size) in found.items()]
     return sorted(rows, key=lambda row: -row.wire_bytes)
+
+
+def _share(part: Mesh | None, whole: Mesh | None) -> float:
+    """The part of the devices of `whole` that are in `part`."""
+    return 1.0 if part is None or whole is None else part.size / whole.size
 
 
 def _reason(node: Node) -> str:
@@ -250,7 +253,9 @@ def _rest(rows: Iterable[Traffic]) -> tuple[str, ...]:
 def _flops_text(program: Graph | Schedule, mesh: Mesh, model_flops: int | None) -> str:
     graphs = [s.graph for s in program.steps] if isinstance(program, Schedule) else [program]
     flops = sum(g.flops for g in graphs)
-    text = f"{flops_text(flops)} a step, {flops_text(flops / mesh.size)} a device"
+    own = sum(device_flops(g) * _share(g.mesh, mesh) for g in graphs)
+    mean = " on average" if isinstance(program, Schedule) else ""
+    text = f"{flops_text(flops)} a step, {flops_text(own)} a device{mean}"
     if model_flops is not None:
         text += f"; the model's own products are {flops_text(model_flops)}"
     return text

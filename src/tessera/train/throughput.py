@@ -17,12 +17,12 @@ import numpy as np
 from ..core.checks import number, whole
 from ..core.devices import platform
 from ..core.dtypes import f32
+from ..cost.flops import counted
 from ..ir.graph.node import Graph
 from ..lang.create import tensor
 from ..lang.jit import jit
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
-from ..ops.control import turns
 from ..passes.plan import prepared
 
 FORWARD_AND_BACKWARD = 3
@@ -38,14 +38,8 @@ def model_flops(loss: Callable[..., Any], *args: Any) -> int:
 
 
 def product_flops(graph: Graph) -> int:
-    """FLOPs of the matrix products and convolutions in `graph`, loops counted."""
-    total = 0
-    for n in graph.nodes:
-        if n.kind.memory in ("product", "conv"):
-            total += n.kind.flops(tuple(a.type for a in n.args), n.types, n.attrs)
-        elif n.op == "scan":
-            total += turns(n.attrs["length"]) * product_flops(n.attrs["body"])
-    return total
+    """FLOPs of the matrix products and convolutions in `graph` over all devices, loops counted."""
+    return counted(graph, lambda n: n.flops if n.kind.memory in ("product", "conv") else 0)
 
 
 @cache

@@ -87,6 +87,15 @@ class Node:
             return round(received_share(self.op, name, n) * whole.local_bytes)
         return wire_bytes(self.op, self.attrs["axes"], t, self.type)
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one run, over all devices; those that several devices do
+        alike count once."""
+        ins = self.args[0].types if self.op == "item" else tuple(a.type for a in self.args)
+        flops = self.kind.flops(ins, self.types, self.attrs)
+        # A graph that is run counts those of its nodes on all devices itself.
+        return flops * (1 if self.kind.bodies else ways(self.type.varying, self.type.sizes))
+
     def with_args(self, args: tuple[Node, ...]) -> Node:
         """This node applied to `args`; itself where these are its arguments."""
         if args == self.args:
@@ -132,14 +141,9 @@ class Graph:
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of one run, over all devices, loops counted."""
-        total = 0
-        for n in self.nodes:
-            if n.op != "input":
-                ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
-                flops = n.kind.flops(ins, n.types, n.attrs)
-                total += flops * ways(n.type.varying, n.type.sizes)
-        return total
+        """Floating-point operations of one run, over all devices, loops counted; those that several
+        devices do alike count once."""
+        return sum(n.flops for n in self.nodes if n.op != "input")
 
     @cached_property
     def key(self) -> object:

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import UsageError, fail
-from ...core.layout import ways
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.stages import balanced
-from ...ops.op import OPS
 from .finished import Microbatch
 
 
@@ -59,11 +57,7 @@ def _joined(parts: Sequence[Sequence[Node]]) -> list[Node]:
 
 
 def _flops(nodes: Sequence[Node]) -> float:
-    total = 0.0
-    for n in nodes:
-        ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
-        total += OPS[n.op].flops(ins, n.types, n.attrs) * ways(n.type.varying, n.type.sizes)
-    return total
+    return float(sum(n.flops for n in nodes))
 
 
 def _weight_bytes(nodes: Sequence[Node], other: set[Node]) -> int:

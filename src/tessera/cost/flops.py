@@ -1,0 +1,49 @@
+"""How much is computed: by one device, or by some of the nodes?
+
+>>> from tessera.core.layout import parse_type
+>>> from tessera.core.mesh import Mesh
+>>> from tessera.ir.graph.build import Builder
+>>> mesh = Mesh(["dp", "tp"], devices=range(8), shape=(2, 4))
+>>> b = Builder("step")
+>>> x, w = (b.input(parse_type(t, mesh)) for t in ("f32[512@dp, 64]", "f32[64, 256]"))
+>>> graph = b.graph([b("contract", x, w, index="a b, b c -> a c")])
+>>> graph.flops, device_flops(graph)
+(16777216, 8388608)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..core.layout import Factor, TensorType
+from ..ir.graph.node import Graph, Node
+from ..ops.control import turns
+
+
+def counted(graph: Graph, of: Callable[[Node], int]) -> int:
+    """The sum of `of(node)` over what one run of `graph` computes: the body of a loop as often as
+    it runs, of two branches the larger."""
+    total = 0
+    for n in graph.nodes:
+        if n.op == "scan":
+            total += turns(n.attrs["length"]) * counted(n.attrs["body"], of)
+        elif n.op == "cond":
+            total += max(counted(n.attrs[branch], of) for branch in ("yes", "no"))
+        elif n.op != "input":
+            total += of(n)
+    return total
+
+
+def device_flops(graph: Graph) -> int:
+    """Floating-point operations of one device in one run; what the devices do alike, each does."""
+    return counted(graph, _on_a_device)
+
+
+def _on_a_device(n: Node) -> int:
+    ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
+    return n.kind.flops(tuple(map(_block, ins)), tuple(map(_block, n.types)), n.attrs)
+
+
+def _block(t: TensorType) -> TensorType:
+    """The block of `t` on one device, as a tensor of its own."""
+    return TensorType(t.dtype, ((Factor(size),) for size in t.local_shape))

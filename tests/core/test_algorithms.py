@@ -4,6 +4,7 @@ says?"""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -342,14 +343,33 @@ def test_ways_follow_the_wires() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Link("x", -1.0, 1e9), "a latency or bandwidth that no link has"),
-        (lambda: Link("x", 1.0, 0.0), "a latency or bandwidth that no link has"),
-        (lambda: Level(0, WIRE), "it needs a size of at least 1"),
-        (lambda: Level(2, WIRE, "star"), "it needs a size of at least 1"),
-        (lambda: Topology("x", ()), "it has no levels"),
+        (lambda: Link("x", -1.0, 1e9), "Link 'x': latency_s cannot be -1.0"),
+        (lambda: Link("x", 1.0, 0.0), "Link 'x': bytes_per_s cannot be 0.0"),
+        (lambda: Level(0, WIRE), "Level: size cannot be 0"),
+        (lambda: Level(2.0, WIRE), "Level: size cannot be 2.0"),
+        (lambda: Level(2, "nvlink 4"), "Level: the link cannot be 'nvlink 4'"),
+        (lambda: Level(2, WIRE, "star"), "Level: the wiring cannot be 'star'"),
+        (lambda: Level(2, WIRE, "all", "no"), "Level: shared cannot be 'no'"),
+        (lambda: Topology("x", ()), "Topology 'x': its levels cannot be ()"),
+        (lambda: Topology("x", 8), "Topology 'x': its levels cannot be 8"),
+        (lambda: Topology("x", (Level(2, WIRE),), -1e9), "add_bytes_per_s cannot be -1"),
+        (lambda: Topology("x", (Level(2, WIRE),), 0), "add_bytes_per_s cannot be 0"),
+        (lambda: Topology("x", (Level(2, WIRE),), "1e9"), "add_bytes_per_s cannot be '1e9'"),
+        (lambda: cluster(dist.Mesh("dp", 2)), "a mesh's is mesh.links"),
+        (lambda: price(RING, flat(8, WIRE), [0, 1, 2, 3]), "groups cannot be [0, 1, 2, 3]"),
+        (lambda: price(RING, flat(8, WIRE), "dp"), "groups cannot be 'dp'"),
+        (
+            lambda: explain("all_gather", 8, flat(4, WIRE), algorithm=RING),
+            "choose: the table is of another collective than all_gather",
+        ),
+        (lambda: formula("allreduce", "ring", 4), "the collective cannot be 'allreduce'"),
+        (lambda: formula("all_reduce", "rings", 4), "the name cannot be 'rings'"),
+        (lambda: formula("all_reduce", "ring", "4"), "n cannot be '4'"),
+        (lambda: formula("all_reduce", "ring", -4), "n cannot be -4"),
+        (lambda: formula("broadcast", "ring", 4, 0), "segments cannot be 0"),
         (lambda: cluster("h100").coords(32), "there is no device 32"),
         (lambda: cluster("h100").of(1, 2, 3), "3 sizes for 2 levels"),
-        (lambda: cluster("h100").of(0), "at     : test_algorithms.py:"),
+        (lambda: cluster("h100").of(0), "at  : test_algorithms.py:"),
         (lambda: cluster("cray"), "'cray' is not described"),
         (lambda: price(RING, flat(2, WIRE)), "there is no device 2"),
         (lambda: price(RING, flat(8, WIRE), [[0, 1], [2, 3]]), "not distinct devices, 4 a group"),
@@ -433,6 +453,33 @@ def test_the_user_can_name_it_or_bring_a_table() -> None:
     assert choose("all_reduce", 64, one, algorithm="double_tree").algorithm.name == "double_tree"
     mine = build("all_reduce", "hierarchical", shape=(4, 2))
     assert choose("all_reduce", 64, one, algorithm=mine).algorithm is mine
+
+
+@pytest.mark.parametrize(
+    "name", ["ring", "double_tree/16", "hierarchical(4:halving x 2:ring)", "hierarchical(8:line)"]
+)
+def test_each_name_that_a_table_has_is_taken(name: str) -> None:
+    assert choose("all_reduce", 64, flat(8, WIRE), algorithm=name).algorithm.name == name
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("size", [64, 2**16, 2**20, 2**24])
+@pytest.mark.parametrize("name", ["t3000", "galaxy", "dgx_h100"])
+def test_the_choice_is_not_far_from_the_best_nesting(
+    collective: Collective, size: int, name: str
+) -> None:
+    links = cluster(name) if name != "dgx_h100" else cluster(name).of(2)
+    every = itertools.product(FLAT, repeat=len(links.shape))
+    tables = (build(collective, "hierarchical", shape=links.shape, levels=a) for a in every)
+    best = min(price(a, links).time_s(size) for a in tables)
+    assert choose(collective, size, links).time_s <= 1.1 * best
+
+
+def test_numbers_of_numpy_and_lists_are_numbers_and_levels() -> None:
+    size, rate = np.int64(4), np.float32(1e9)
+    made = Topology("x", [Level(size, Link("wire", 1e-6, rate))], rate)
+    assert made == Topology("x", (Level(4, WIRE),), 1e9)
+    assert choose("all_reduce", 64, made, np.arange(4)[None]).time_s > 0
 
 
 def test_the_order_can_be_asked_for() -> None:

@@ -19,9 +19,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
 
+from .checks import flag, instance, number, one_of, unfit, whole
 from .errors import UsageError, fail
 
 Wiring = Literal["all", "ring", "line", "pairs"]
+# How a value that does not change gets its fields once they are checked.
+_set = object.__setattr__
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +36,10 @@ class Link:
     bytes_per_s: float
 
     def __post_init__(self) -> None:
-        good = (
-            isinstance(self.latency_s, int | float)
-            and isinstance(self.bytes_per_s, int | float)
-            and 0 <= self.latency_s < math.inf
-            and 0 < self.bytes_per_s < math.inf
-        )
-        if not good:
-            raise fail(
-                UsageError,
-                f"Link {self.name!r}: a latency or bandwidth that no link has",
-                [("latency_s", self.latency_s), ("bytes_per_s", self.bytes_per_s)],
-                fix="give seconds from 0 and bytes per second above 0",
-            )
+        who = f"Link {self.name!r}"
+        _set(self, "latency_s", number(who, "latency_s", self.latency_s, least=0, below=math.inf))
+        rate = number(who, "bytes_per_s", self.bytes_per_s, above=0, below=math.inf)
+        _set(self, "bytes_per_s", rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +57,10 @@ class Level:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 1
-        if not whole or self.wiring not in get_args(Wiring) or not isinstance(self.link, Link):
-            raise fail(
-                UsageError,
-                "Level: it needs a size of at least 1, a Link, and a wiring",
-                [("size", self.size), ("link", self.link), ("wiring", self.wiring)],
-                fix=f"a wiring is one of {', '.join(get_args(Wiring))}",
-            )
+        _set(self, "size", whole("Level", "size", self.size, 1))
+        instance("Level", "the link", self.link, Link, 'give Link("wire", 1e-6, 50e9)')
+        one_of("Level", "the wiring", self.wiring, get_args(Wiring))
+        flag("Level", "shared", self.shared)
 
     def __str__(self) -> str:
         link = self.link
@@ -109,13 +99,13 @@ class Topology:
     add_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        if not self.levels or not all(isinstance(level, Level) for level in self.levels):
-            raise fail(
-                UsageError,
-                f"Topology {self.name!r}: it has no levels",
-                [("levels", self.levels)],
-                fix="give a tuple of Level, outermost first",
-            )
+        who, given = f"Topology {self.name!r}", self.levels
+        levels = tuple(given) if isinstance(given, list | tuple) else ()
+        if not levels or not all(isinstance(level, Level) for level in levels):
+            raise unfit(who, "its levels", given, "give a tuple of Level, outermost first")
+        _set(self, "levels", levels)
+        adds = number(who, "add_bytes_per_s", self.add_bytes_per_s, above=0)
+        _set(self, "add_bytes_per_s", adds)
 
     @property
     def size(self) -> int:
@@ -263,7 +253,7 @@ def cluster(name: str | Topology) -> Topology:
         raise fail(
             UsageError,
             f"topology: {name!r} is not described",
-            fix=f"name one of {', '.join(CLUSTERS)}, or write a Topology",
+            fix=f"name one of {', '.join(CLUSTERS)}, or write a Topology; a mesh's is mesh.links",
         )
     return CLUSTERS[name]
 

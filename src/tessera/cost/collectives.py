@@ -22,13 +22,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
-from ..core.checks import number, one_of
+from ..core.checks import number, one_of, unfit, whole
 from ..core.errors import UsageError, fail
+from ..core.kinds import is_list, is_whole
 from ..core.topology import Link, Port, Topology, cluster
 from ..ir.graph.text import size_text
-from ..ir.schedule.algorithms.build import FLAT, build, can_segment
+from ..ir.schedule.algorithms.build import FLAT, NAMES, build, can_segment, named
 from ..ir.schedule.algorithms.check import in_pairs
 from ..ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective, need_algorithm
 
@@ -73,7 +74,7 @@ def price(
 def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) -> Groups:
     """The groups as tuples, by default one of the first n devices. Raises UsageError if they are
     not distinct devices of the topology."""
-    made = tuple(tuple(g) for g in groups) if groups is not None else (tuple(range(n)),)
+    made = _written(groups) if groups is not None else (tuple(range(n)),)
     devices = [d for g in made for d in g]
     if not made or any(len(g) != n for g in made) or len(set(devices)) != len(devices):
         raise fail(
@@ -85,6 +86,13 @@ def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) 
     for d in devices:
         topology.coords(d)  # raises where the topology is too small
     return made
+
+
+def _written(groups: Any) -> Groups:
+    """The groups that a user gave, as tuples. Raises UsageError where they are none."""
+    if not is_list(groups, lambda g: is_list(g, is_whole)):
+        raise unfit("collective", "groups", groups, "pass mesh.groups(axis), or [[0, 1], [2, 3]]")
+    return tuple(tuple(map(int, g)) for g in groups)
 
 
 @lru_cache(maxsize=512)
@@ -133,7 +141,8 @@ class Formula:
 
 
 def formula(collective: Collective, name: str, n: int, segments: int = 1) -> Formula | None:
-    """The textbook's rounds and bytes, for any n; None where there is no closed form.
+    """The textbook's rounds and bytes, for any n; None where there is no closed form. Raises
+    UsageError for a name that there is not.
 
     Ring, line and direct on their own topology; halving for powers of two; double_tree is the limit
     of many segments, with the rounds of one: 2 ceil(log2 n) α + 2 S / W.
@@ -141,7 +150,10 @@ def formula(collective: Collective, name: str, n: int, segments: int = 1) -> For
     >>> formula("all_reduce", "ring", 8)
     Formula(rounds=14, share=1.75)
     """
-    if n < 2:
+    one_of("formula", "the collective", collective, COLLECTIVES)
+    one_of("formula", "the name", name, NAMES)
+    n, segments = whole("formula", "n", n, 1), whole("formula", "segments", segments, 1)
+    if n == 1:
         return Formula(0, 0.0)
     log2, most, power = (n - 1).bit_length(), (n - 1) / n, n & (n - 1) == 0
     passing = (n - 2 + segments, (n - 2 + segments) / segments)
@@ -215,10 +227,17 @@ def candidates(
     one_of("choose", "the collective", collective, COLLECTIVES)
     number("choose", "size_bytes", size_bytes, least=0, below=math.inf)
     one_of("choose", "order", order, ("any", "pairs"))
-    places = tuple(map(tuple, groups)) if groups is not None else (tuple(range(topology.size)),)
+    places = _written(groups) if groups is not None else (tuple(range(topology.size)),)
     n = len(places[0]) if places else 0
     places = _groups(n, topology, places)
     if isinstance(algorithm, Algorithm):
+        if algorithm.collective != collective:
+            raise fail(
+                UsageError,
+                f"choose: the table is of another collective than {collective}",
+                [("table", algorithm)],
+                fix=f"give a table of {collective}, or price {algorithm.collective}",
+            )
         tables: Sequence[Algorithm] = (algorithm,)
     else:
         tables = _tables(collective, topology, places)
@@ -249,7 +268,7 @@ def _named(collective: Collective, name: str, n: int) -> Algorithm:
             [("ranks", n)],
             fix="pass a table: build(..., 'hierarchical', shape=(...)), or name another",
         )
-    return build(collective, name, n)
+    return named(collective, name, n)
 
 
 @lru_cache(maxsize=16)
@@ -268,7 +287,11 @@ def _tables(collective: Collective, topology: Topology, groups: Groups) -> tuple
             made += [build(collective, name, n, segments=k) for k in _SEGMENTS]
     shape = nesting(topology, groups)
     if len(shape) > 1:
-        inner = ("direct", "ring", "halving") if collective != "broadcast" else ("tree", "halving")
+        inner = (
+            ("direct", "ring", "line", "halving")
+            if collective != "broadcast"
+            else ("tree", "halving")
+        )
         made += [
             build(collective, "hierarchical", shape=shape, levels=(name,) * len(shape))
             for name in inner

@@ -70,7 +70,14 @@ GOOD: dict[str, tuple[str, list[dict[str, str]]]] = {
     "a default replaced": (ONE + "global_env: {TT_METAL_CACHE: /c}", [
         rank(0) | {"TT_METAL_CACHE": "/c"},
     ]),
-    "numbers": (ONE + "global_env: {A: 1, B: 0.5, C: -3}", [rank(0, A="1", B="0.5", C="-3")]),
+    "numbers as they are written": (
+        ONE + "global_env: {A: 0777, B: 1.10, C: 12:30:45, D: 1_000, E: 0x10, F: 1e-3, G: +1,"
+        " H: 08, I: -3, J: 0.5, K: 0b11}",
+        [
+            rank(0, A="0777", B="1.10", C="12:30:45", D="1_000", E="0x10", F="1e-3", G="+1", H="08",
+                 I="-3", J="0.5", K="0b11")
+        ],
+    ),
     "an empty value": (ONE + 'global_env: {A: ""}', [rank(0, A="")]),
     "a variable of the launcher": (
         ONE + "global_env: {A: '$FROM_TEST/x', B: '${FROM_TEST}y'}",

@@ -33,8 +33,8 @@ _MOST_BYTES = 1 << 20
 
 
 def _text(value: object) -> object:
-    """Numbers are taken as they are written in most files; what YAML reads otherwise is not."""
-    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    """A number as text, which is as it is written (`_Loader`)."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 Value = Annotated[str, BeforeValidator(_text)]
@@ -231,8 +231,18 @@ def _said(error: Any) -> str:
     return f"{words}, not {str(given)[:40]!r}" if plain else words
 
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML without a key that stands twice: the second would replace the first in silence."""
+    """YAML without a key that stands twice: the second would replace the first in silence. A number
+    is a whole one in plain digits; YAML would make 511 of 0777, 1.1 of 1.10 and 630 of 10:30, and
+    here they are text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # it is yaml's own
+        first: [(tag, form) for tag, form in known if tag not in _NUMBERS]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -244,3 +254,6 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
                     )
                 seen.add(key.value)
         return dict(super().construct_mapping(node, deep))
+
+
+_Loader.add_implicit_resolver(_NUMBERS[0], re.compile(r"(0|-?[1-9][0-9]*)\Z"), list("-0123456789"))

@@ -125,9 +125,26 @@ def test_srun() -> None:
     )  # fmt: skip
     assert words[:6] == ["srun", "--ntasks=2", "--kill-on-bad-exit=1", "--label", "--nodes=2",
                          "--gpus-per-task=1"]  # fmt: skip
-    own = "PYTHONHASHSEED=0 PYTHONUNBUFFERED=1 RANK={} WORLD_SIZE=2 TESSERA_COORDINATOR=login:4000"
-    cases = [f"{k}) exec env {own.format(k)} python 'it'\"'\"'s.py';;" for k in range(2)]
-    assert words[6:] == ["sh", "-c", f'case "$SLURM_PROCID" in {" ".join(cases)} esac']
+    alike = "PYTHONHASHSEED=0 PYTHONUNBUFFERED=1 WORLD_SIZE=2 TESSERA_COORDINATOR=login:4000"
+    script = f"exec env RANK=\"$SLURM_PROCID\" {alike} python 'it'\"'\"'s.py'"
+    assert words[6:] == ["sh", "-c", script]
+
+
+def test_srun_gives_each_rank_its_variables(folder: Path) -> None:
+    odd = BINDINGS.replace("{NAME:", "{ODD: it's a $$HOME, NAME:")
+    (folder / "ranks.yaml").write_text(odd)
+    options = ["--rank-binding", "ranks.yaml", "--backend", "slurm", "--dry-run"]
+    *_, sh, c, script = shlex.split(said(*options, "env"))
+    for k in range(2):
+        here = {**os.environ, "SLURM_PROCID": str(k)}
+        seen = subprocess.run([sh, c, script], env=here, capture_output=True, text=True).stdout
+        assert {*bound(k, folder), "ODD=it's a $HOME"} <= {*seen.splitlines()}
+
+
+def test_the_command_of_many_ranks_is_short_enough_for_one_argument() -> None:
+    program = ["python", "-c", "pass", "--data", "/scratch/project/tokens.bin"]
+    words = shlex.split(said("-n", "10000", "--backend", "slurm", "--dry-run", *program))
+    assert len(words[-1]) < 1 << 10  # Linux takes 128 KiB
 
 
 def test_the_token_is_on_no_command_line() -> None:

@@ -125,13 +125,15 @@ def mpi(run: Run) -> list[Job]:
 
 
 def slurm(run: Run) -> list[Job]:
-    """One `srun` starts all; a shell gives each its variables by its number."""
-    cases = [
-        f"{k}) exec env {shlex.join([f'{n}={v}' for n, v in given(run, k).items()])}"
-        f" {shlex.join(run.program)};;"
-        for k in range(run.size)
-    ]
-    script = f'case "$SLURM_PROCID" in {" ".join(cases)} esac'
+    """One `srun` starts all; a shell gives each its variables by its number. What all have alike
+    stands once, as one argument of a program has 128 KiB at most."""
+    each = [given(run, k) for k in range(run.size)]
+    alike = {n: v for n, v in each[0].items() if n != "RANK" and all(e.get(n) == v for e in each)}
+    own = [[f"{n}={v}" for n, v in e.items() if n != "RANK" and n not in alike] for e in each]
+    cases = " ".join(f"{k}) export {shlex.join(o)};;" for k, o in enumerate(own) if o)
+    script = f'case "$SLURM_PROCID" in {cases} esac; ' if cases else ""
+    script += f'exec env RANK="$SLURM_PROCID" {shlex.join([f"{n}={v}" for n, v in alike.items()])}'
+    script += f" {shlex.join(run.program)}"
     command = ("srun", f"--ntasks={run.size}", "--kill-on-bad-exit=1", *run.arguments,
                "sh", "-c", script)  # fmt: skip
     return [Job("srun", command, _around(run))]

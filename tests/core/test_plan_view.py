@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import tessera as ts
@@ -9,6 +12,7 @@ from tessera import dist, nn
 from tessera.core.layout import parse_type
 from tessera.core.mesh import Mesh
 from tessera.cost.flops import device_flops
+from tessera.cost.memory import memory_plan
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.comm_trace import trace_lines
@@ -126,6 +130,32 @@ def test_a_plan_of_one_device_has_no_wires_and_long_lists_are_cut() -> None:
     text = plain_text(render_plan(mesh, graph, types, {"weights": types}))
     assert "no collectives: nothing crosses a wire" in text
     assert "w23 " in text and "w24 " not in text and "… and 6 more" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda g, w: render_plan("dp=2", g, w, {}), "render_plan: the mesh cannot be 'dp=2'"),
+        (lambda g, w: render_plan(MESH, g, nn.Linear(2, 2), {}), "render_plan: weights cannot be"),
+        (lambda g, w: render_plan(MESH, g, {"a": 1}, {}), "render_plan: weights['a'] cannot be 1"),
+        (lambda g, w: render_plan(MESH, g, w, {}, "1e9"), "model_flops cannot be '1e9'"),
+        (lambda g, w: render_plan(MESH, ts.sum, w, {}), "memory_plan: takes a Graph"),
+        (lambda g, w: traffic(ts.sum), "traffic: takes a Graph"),
+        (lambda g, w: memory_plan(g, [w]), "memory_plan: what is held cannot be"),
+        (lambda g, w: memory_plan(g, {"a": MESH}), "memory_plan: held['a'] cannot be Mesh"),
+        (lambda g, w: memory_plan(g, {"a": w["up"]}), "memory_plan: held['a'] cannot be f32[64"),
+        (
+            lambda g, w: memory_plan(g, {"a": [ts.ones((2,))]}),
+            "memory_plan: held['a'] cannot be [<Tensor f32[2]>]",
+        ),
+        (lambda g, w: memory_plan(g, {}, w), "memory_plan: gradients cannot be"),
+    ],
+)
+def test_what_is_no_plan_is_said(make: Callable[..., Any], says: str) -> None:
+    graph = column_then_row()
+    with pytest.raises(ts.UsageError) as error:
+        make(graph, {"up": graph.inputs[1].type})
+    assert says in str(error.value)
 
 
 # ---- FLOPs -------------------------------------------------------------------------------------

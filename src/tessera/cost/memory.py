@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..core.checks import mapping, unfit
 from ..core.flags import MULTIPLIES_BF16
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -98,7 +99,8 @@ def memory_plan(
         p = of_schedule(program)
     else:
         p = of_graph(need_graph("memory_plan", program))
-    rows, batch = _categories([n.type for n in p.given], held or {})
+    held, gradients = _checked("memory_plan", held, gradients)
+    rows, batch = _categories([n.type for n in p.given], held)
     free = Counter(n.type for n in p.given if donated)
     given = set(p.given)
     stays = given.intersection(p.results) if donated else set()
@@ -117,6 +119,26 @@ def memory_plan(
     mine = sum(t.local_bytes for n in waiting for t in n.types if known.take(t))
     rest = sum(live.bytes_of[n] for n in waiting) - mine
     return MemoryPlan(rows, batch, results, mine, rest, live.peak - mine - rest)
+
+
+def _checked(
+    name: str, held: object, gradients: object
+) -> tuple[dict[str, list[TensorType]], list[TensorType]]:
+    """What the caller named, as lists of types. Raises UsageError where it is something else: it
+    would not be found among the arguments, and count as batch."""
+    fix = "give types: [w.type for w in weights.values()]; planned_memory takes tensors, too"
+
+    def types(what: str, given: object) -> list[TensorType]:
+        made = list(given) if isinstance(given, Iterable) else [given]
+        found = [t for t in made if isinstance(t, TensorType)]
+        if not isinstance(given, Iterable) or len(found) < len(made):
+            raise unfit(name, what, given, fix)
+        return found
+
+    held = mapping(name, "what is held", {} if held is None else held, fix)
+    return {kind: types(f"held[{kind!r}]", t) for kind, t in held.items()}, types(
+        "gradients", gradients
+    )
 
 
 def _categories(given: Iterable[TensorType], held: Held) -> tuple[dict[str, int], int]:
@@ -166,7 +188,7 @@ def stage_plans(
     """
     need_schedule("stage_plans", schedule)
     widens = not MULTIPLIES_BF16 if widens is None else widens
-    gradients = list(gradients)
+    held, gradients = _checked("stage_plans", held, gradients)
     ranks: dict[Mesh, int] = {}
     last = len(schedule.steps)  # of a slice that nothing runs on; a send has its source's stage
     for s in schedule.steps:
@@ -183,7 +205,7 @@ def stage_plans(
     }
     inside = {g: Liveness(of_graph(g), widens, True, reuse=r).peak for g, r in reuse.items()}
     homes = _homes(schedule)
-    return {m: _stage_plan(schedule, m, homes, inside, held or {}, gradients) for m in slices}
+    return {m: _stage_plan(schedule, m, homes, inside, held, gradients) for m in slices}
 
 
 def _homes(schedule: Schedule) -> list[Mesh | None]:

@@ -26,12 +26,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..core.checks import function_of, mapping
+from ..core.checks import function_of, instance, mapping, number, unfit
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..cost.flops import device_flops
 from ..cost.memory import MemoryPlan, memory_plan, stage_plans
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Graph, Node, need_graph
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import Schedule, Send
 from ..lang.tensor import Tensor
@@ -61,6 +61,8 @@ class Traffic:
 
 def traffic(program: Graph | Schedule) -> list[Traffic]:
     """The collectives of `program` by kind, axes and reason, loops counted, the largest first."""
+    if not isinstance(program, Schedule):
+        need_graph("traffic", program)
     found: dict[tuple[str, tuple[str, ...], str], tuple[int, float]] = {}
 
     def add(key: tuple[str, tuple[str, ...], str], times: int, size: float) -> None:
@@ -127,6 +129,13 @@ def render_plan(
     tensors or types. `model_flops` are the model's own, where they are known. The peak is that of a
     program that gives weights and state back in their own place, or that of each stage.
     """
+    instance("render_plan", "the mesh", mesh, Mesh, "give the Mesh that the step runs on")
+    fix = 'give tensors by name: model.parameters(), or {"w": w}'
+    for name, w in mapping("render_plan", "weights", weights, fix).items():
+        if not isinstance(w, Tensor | TensorType):
+            raise unfit("render_plan", f"weights[{name!r}]", w, fix)
+    if model_flops is not None:
+        number("render_plan", "model_flops", model_flops, least=0)
     return Group(
         render_mesh(mesh),
         Text(),
@@ -198,7 +207,7 @@ def planned_memory(graph: Graph, held: Mapping[str, Any]) -> MemoryPlan:
 
 def planned_stages(program: Graph | Schedule, held: Mapping[str, Any]) -> list[MemoryPlan]:
     """The peak of each stage of a pipeline's schedule; one plan for anything else."""
-    if isinstance(program, Graph):
+    if not isinstance(program, Schedule):
         return [planned_memory(program, held)]
     return list(stage_plans(program, *_kinds(held)).values())
 

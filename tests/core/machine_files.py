@@ -271,6 +271,20 @@ BAD_CLUSTERS = {
         (4, "gb_per_s cannot be 0; give a number above 0")]),
     "below no time": (CLUSTER.replace("nvlink 4", "nvlink 4, latency_us: -1"), [
         (4, "latency_us cannot be -1; give a number of at least 0")]),
+    "a number that YAML reads as text": (CLUSTER.replace("nvlink 4", "nvlink 4, gb_per_s: 4e2"), [
+        (4, "gb_per_s cannot be '4e2'; give a number above 0; YAML reads this as text: "
+            "write 400")]),
+    "a size in quotes": (CLUSTER.replace("size: 8", "size: '8'"), [
+        (4, "size cannot be '8'; give a whole number from 1 to 1048576; YAML reads this as text: "
+            "write 8")]),
+    "another unit": (CLUSTER.replace("nvlink 4", "nvlink 4, gbit_per_s: 100, latency_ms: 1"), [
+        (4, "a level has no key 'gbit_per_s'; the nearest is gb_per_s, gigabytes a second, in one "
+            "direction"),
+        (4, "a level has no key 'latency_ms'; the nearest is latency_us, microseconds")]),
+    "levels that are merged": (
+        "name: x\nlevels:\n  - &a {size: 2, link: nvlink 4}\n  - {<<: *a, size: 3}\n", [
+        (4, "<< is not read; write the keys out"),
+        (4, "a level has no link; give a string")]),
     "another wiring": (CLUSTER.replace("nvlink 4", "nvlink 4, wiring: star"), [
         (4, "wiring cannot be 'star'; give \"all\", \"ring\", \"line\" or \"pairs\"")]),
     "hosts that do not divide": (CLUSTER + "hosts: [3, 1]\n", [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import warnings
 from pathlib import Path
@@ -269,6 +270,9 @@ def test_a_file_is_written_and_loaded(tmp_path: Path) -> None:
             assert ts.mesh.from_descriptor(path).links == preset(name).topology
     with pytest.raises(ts.MeshError, match="there is no arch for NVIDIA H100 SXM"):
         save(preset("dgx_h100"), tmp_path / "a.textproto")
+    slow = dataclasses.replace(cluster("t3000"), add_bytes_per_s=50e9)
+    with pytest.raises(ts.MeshError, match="its devices add otherwise than wormhole_b0"):
+        save(dataclasses.replace(preset("t3000"), topology=slow), tmp_path / "a.textproto")
 
 
 @pytest.mark.parametrize(
@@ -352,6 +356,11 @@ def test_the_shell_draws_checks_and_writes(tmp_path: Path) -> None:
     ]
     text = run(app, ["mesh", "show", "galaxy", "--format", "textproto"])
     assert mesh_graph.read(text.output).topology == cluster("galaxy")
+    both = run(app, ["mesh", "show", "n300", "--format", "yaml", "--write", str(path)])
+    assert both.exit_code == 2 and both.output.splitlines() == [
+        "--format yaml has no effect with --write: the name of the file says it",
+        "  fix : leave --format out, and end the name in .yaml or .textproto",
+    ]
     listed = run(app, ["mesh", "presets"])
     assert [line.split()[0] for line in listed.output.splitlines()] == list(PRESETS)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from ..core.errors import TesseraError
+from ..core.errors import TesseraError, UsageError, fail
 from ..core.machine.presets import PRESETS, preset
 
 mesh = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Machines and their links.")
@@ -27,21 +27,30 @@ def show(
     nodes: Annotated[
         int | None, typer.Option(help="The size of the outermost level.", min=1)
     ] = None,
-    format: Annotated[Format, typer.Option(help="What is printed.")] = "picture",
-    write: Annotated[Path | None, typer.Option(help="Write it to this file instead.")] = None,
+    format: Annotated[Format | None, typer.Option(help="What is printed (picture).")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write it to this file instead, as its name says.")
+    ] = None,
 ) -> None:
     """Draws a machine: its levels of links, devices and hosts. Of a file it says every fault."""
     from ..core.machine import cluster_yaml, load, mesh_graph_text
     from ..show.machine_picture import render_machine
 
     try:
+        if write is not None and format is not None:
+            raise fail(
+                UsageError,
+                f"--format {format} has no effect with --write: the name of the file says it",
+                at="",
+                fix="leave --format out, and end the name in .yaml or .textproto",
+            )
         machine = load.load(source, mesh_id)
         if nodes is not None:
             machine = machine.of(nodes)
         if write is not None:
             load.save(machine, write)
             typer.echo(f"{write}: {machine.topology}")
-        elif format == "picture":
+        elif format in (None, "picture"):
             Console().print(render_machine(machine))
         else:
             writer = cluster_yaml if format == "yaml" else mesh_graph_text

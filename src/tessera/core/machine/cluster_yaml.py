@@ -75,6 +75,11 @@ LEVEL_KEYS: dict[str, Kind] = {
 }
 """The keys of a file and of a level, and what each may be. A link that is described (LINKS) needs
 no figures; gb_per_s is one direction."""
+UNITS = {
+    "gb_per_s": "gigabytes a second, in one direction",
+    "latency_us": "microseconds",
+    "add_gb_per_s": "gigabytes a second",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +181,27 @@ def _checked(
     for key, one in at.inside.items():
         if key not in keys:
             near = nearest(str(key), keys, 1).partition(",")[0]
-            faults.add(one.line, f"{what} has no key {shown(key)}; the nearest is {near}")
+            unit = f", {UNITS[near]}" if near in UNITS else ""
+            faults.add(one.line, f"{what} has no key {shown(key)}; the nearest is {near}{unit}")
         elif not keys[key][1](one.value):
-            faults.add(one.line, f"{key} cannot be {shown(one.value)}; give {keys[key][0]}")
+            meant = _number_in(one.value)
+            hint = f"; YAML reads this as text: write {meant}" if keys[key][1](meant) else ""
+            faults.add(one.line, f"{key} cannot be {shown(one.value)}; give {keys[key][0]}{hint}")
         else:
             good[key] = one.value
     for key in needed:
         if key not in at.inside:
             faults.add(at.line, f"{what} has no {key}; give {keys[key][0]}")
     return good
+
+
+def _number_in(value: Any) -> float | None:
+    """The number that a text is, such as 1e9, which is none in YAML."""
+    try:
+        x = float(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return int(x) if x is not None and x.is_integer() else x
 
 
 # ---- YAML --------------------------------------------------------------------------------------
@@ -226,6 +243,9 @@ def _value(node: Any, construct: Callable[[Any], Any], faults: Faults, known: se
         return Spotted([i.value for i in items], line, dict(enumerate(items)))
     inside: dict[Any, Spotted] = {}
     for key, value in node.value:
+        if key.tag == "tag:yaml.org,2002:merge":
+            faults.add(key.start_mark.line + 1, "<< is not read; write the keys out")
+            continue
         name = construct(key) if key.id == "scalar" else shown(key.value)
         if name in inside:
             faults.add(key.start_mark.line + 1, f"{shown(name)} is there twice; keep one")

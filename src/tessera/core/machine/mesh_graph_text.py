@@ -71,7 +71,9 @@ def _not_described(machine: Machine, outer: Sequence[Level], inner: Sequence[Lev
         return f"there is no arch for {machine.device}"
     if not inner or len({v.link for v in inner}) > 1 or any(v.shared for v in inner):
         return "its meshes have links of several kinds"
-    wire, _ = CHANNELS[machine.device]
+    wire, adds = CHANNELS[machine.device]
+    if machine.topology.add_bytes_per_s != adds:
+        return f"its devices add otherwise than {machine.device}"
     if any(v.link != wires(wire, _channels(v.link, wire)) for v in (*outer, *inner)):
         return f"its links are not channels of {wire.name}"
     if any(v.wiring not in ("line", "ring") for v in inner) or any(

@@ -4,6 +4,7 @@ is it the program that its schedule says?"""
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import subprocess
@@ -19,6 +20,8 @@ import tessera as ts
 from tessera import dist, graph, nn, op, optim
 from tessera.core.layout import parse_type
 from tessera.core.options import PLAIN, ProgramOptions, ScheduleOptions
+from tessera.cost.schedule_collectives import collective_costs
+from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.ir.schedule.schedule import Collective, Schedule
 from tessera.passes.algorithms import algorithms
@@ -30,7 +33,7 @@ from tests.core.local_cases import CASES, MESH, Case
 from tests.core.scheduled import scheduled
 from tests.core.test_local import each_own, expected, whole_type
 from tests.core.test_schedule import step, types
-from tests.issued import equations
+from tests.issued import compiled_collectives, equations
 
 RNG = np.random.default_rng(5)
 FOLDS = ["dp=1", "tp=1", "dp=1,tp=1"]
@@ -114,6 +117,33 @@ def test_a_collective_step_is_one_collective_of_the_compiled_program(
     want = sorted(st.op.replace("_", "-") for st in steps if any(devices[a] > 1 for a in st.axes))
     text = lowered(s).compile().as_text()
     assert sorted(re.findall(rf" ({'|'.join(KINDS)})(?:-start)?\(", text)) == want
+
+
+@pytest.mark.parametrize(("have", "want"), [
+    ("f32[16@dp, 64@tp]", "f32[16@dp, 64]"),
+    ("f32[16@dp, 64@tp]", "f32[16, 64@tp]"),
+    ("f32[15@tp, 63@dp]", "f32[15, 63@dp]"),
+    ("f32[16@dp, 64@tp]", "f32[16@(dp,tp), 64]"),
+    ("f32[16@dp, 64] +tp", "f32[16@dp, 64]"),
+    ("f32[16, 64] +dp +tp", "f32[16, 64]"),
+    ("bf16[16@dp, 64] max tp", "bf16[16@dp, 64]"),
+    ("f32[16@dp, 64] +tp", "f32[16@dp, 64@tp]"),
+])  # fmt: skip
+@pytest.mark.parametrize("onto", ["dp=2,tp=4", "dp=1,tp=4", "dp=2,tp=2", "dp=1,tp=2", "dp=1,tp=1"])
+def test_what_a_device_receives_is_what_the_compiled_program_moves(
+    have: str, want: str, onto: str
+) -> None:
+    mesh = dist.Mesh.parse("dp=2 tp=4")
+    mesh = mesh if onto == mesh.text() else mesh.fold(onto)
+    b = Builder("move")
+    x = b.input(parse_type(have, mesh))
+    s = scheduled(b.graph([b.redistribute(x, parse_type(want, mesh), "")]), ScheduleOptions())
+    (node,) = (n for n, _ in s.collectives())
+    (cost,) = collective_costs(s)
+    elements = sum(size for _, size in compiled_collectives(lowered(s).compile().as_text()))
+    n = math.prod(mesh.physical.sizes[a] for a in node.attrs["axes"])
+    share = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": n - 1}.get(node.op, (n - 1) / n)
+    assert node.wire_bytes == cost.sent_bytes == round(share * elements * 4)
 
 
 @pytest.mark.parametrize("order", ["", "binary"])

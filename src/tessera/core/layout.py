@@ -282,10 +282,15 @@ class TensorType:
     @cached_property
     def device_bytes(self) -> int:
         """The bytes on one device: of a folded mesh those of all of its places, alike ones once."""
+        return self.local_bytes * self.places_held()
+
+    def places_held(self, without: Iterable[str] = ()) -> int:
+        """How many blocks that differ are on one device: one but for a folded mesh. Those along the
+        axes of `without` count as one."""
         if self.mesh is None or self.mesh.onto is None:
-            return self.local_bytes
-        own = {*self.split_axes, *self.partial_axes, *self.varying}
-        return self.local_bytes * math.prod(self.mesh.folds[a] for a in own)
+            return 1
+        own = {*self.split_axes, *self.partial_axes, *self.varying} - {*without}
+        return math.prod(self.mesh.folds[a] for a in own)
 
     @cached_property
     def held_bytes(self) -> int:

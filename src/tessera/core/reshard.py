@@ -39,19 +39,43 @@ class Step:
 
 
 def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType) -> int:
-    """Bytes that one device receives in a bandwidth-optimal form of the collective."""
-    n = ways(axes, src.sizes)
+    """Bytes that one place of the mesh receives in a bandwidth-optimal form of the collective."""
+    return _received(kind, ways(axes, src.sizes), src.local_bytes, dst.local_bytes,
+                     travelling(src, axes))  # fmt: skip
+
+
+def device_wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType) -> int:
+    """The same of one device. On a folded mesh it joins its own places first, and what it holds of
+    all of them goes between devices.
+
+    >>> from tessera.core.mesh import Mesh
+    >>> from tessera.core.layout import parse_type
+    >>> mesh = Mesh.parse("dp=2 tp=4").fold(onto="dp=1,tp=2")
+    >>> src, dst = (parse_type(text, mesh) for text in ("f32[16@dp] +tp", "f32[16@dp]"))
+    >>> wire_bytes("all_reduce", ("tp",), src, dst)
+    48
+    >>> device_wire_bytes("all_reduce", ("tp",), src, dst)
+    64
+    """
+    if src.mesh is None or src.mesh.onto is None:
+        return wire_bytes(kind, axes, src, dst)
+    n = ways(axes, src.mesh.physical.sizes)
+    return _received(kind, n, src.device_bytes, dst.device_bytes, travelling_of_device(src, axes))
+
+
+def _received(kind: str, n: int, held: int, made: int, summed: int) -> int:
+    """What one of `n` receives that holds so many bytes before and after, `summed` of a sum."""
     match kind:
         case "all_gather":
-            return (n - 1) * src.local_bytes
+            return (n - 1) * held
         case "reduce_scatter":
-            return (n - 1) * dst.local_bytes
+            return (n - 1) * made
         case "all_reduce":
-            return 2 * (n - 1) * travelling(src, axes) // n
+            return 2 * (n - 1) * summed // n
         case "all_to_all":
-            return (n - 1) * src.local_bytes // n
+            return (n - 1) * held // n
         case "permute" | "broadcast":
-            return src.local_bytes
+            return held if n > 1 else 0
         case _:
             return 0
 
@@ -61,6 +85,11 @@ def travelling(t: TensorType, axes: Iterable[str]) -> int:
     numbers of 32 bits in the order of the floats, as no transport knows NaN."""
     wide = t.dtype.is_float and any(k != "sum" for a, k in t.partial if a in set(axes))
     return t.local_bytes // t.dtype.bytes * max(4, t.dtype.bytes) if wide else t.local_bytes
+
+
+def travelling_of_device(t: TensorType, axes: Iterable[str]) -> int:
+    """The same of a device, which has added up its places along `axes`."""
+    return travelling(t, axes) * t.places_held(without=axes)
 
 
 def steps_between(

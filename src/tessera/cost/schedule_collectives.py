@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from ..core.layout import ways
-from ..core.reshard import travelling
+from ..core.reshard import travelling_of_device
 from ..core.topology import Topology
 from ..ir.graph.node import Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
-from ..ops.redistribute import all_gather, all_reduce
+from ..ops.redistribute import all_gather, all_reduce, reduce_scatter
 from .collectives import price
 
 
@@ -53,10 +53,16 @@ class CollectiveCost:
 
 
 def whole_bytes(n: Node) -> int:
-    """The S of the formulas: a rank's whole tensor as it travels, of an all_gather its result."""
-    if n.op == all_reduce.name:
-        return travelling(n.args[0].type, n.attrs["axes"])
-    return (n.type if n.op == all_gather.name else n.args[0].type).local_bytes
+    """The S of the formulas: a rank's whole tensor as it travels, of an all_gather its result, the
+    padding of uneven blocks included. Of a folded mesh a rank is a device, which has joined its
+    places."""
+    before, axes = n.args[0].type, n.attrs["axes"]
+    ranks = 1 if before.mesh is None else ways(axes, before.mesh.physical.sizes)
+    if n.op == all_gather.name:
+        return ranks * before.device_bytes
+    if n.op == reduce_scatter.name:
+        return ranks * n.type.device_bytes
+    return travelling_of_device(before, axes) if n.op == all_reduce.name else before.device_bytes
 
 
 def collective_costs(s: Schedule, topology: Topology | None = None) -> list[CollectiveCost]:
@@ -95,15 +101,18 @@ def _row(
     describes."""
     first = nodes[0]
     t, axes = first.args[0].type, tuple(first.attrs["axes"])
-    n = ways(axes, t.sizes)
-    if first.op not in COLLECTIVES or n > MOST_RANKS or t.mesh is None:
+    if t.mesh is None:
+        return
+    devices = t.mesh.physical
+    n = ways(axes, devices.sizes)
+    if first.op not in COLLECTIVES or n > MOST_RANKS:
         return
     name = first.attrs.get("algorithm", "engine")
     table = named(first.op, name, n)
     size = sum(map(whole_bytes, nodes))
     time_s = None
     if topology is not None:
-        time_s = price(table, topology, t.mesh.groups(axes)).time_s(size)
+        time_s = price(table, topology, devices.groups(axes)).time_s(size)
     sent = round(max(table.sent(), default=0) * size / table.parts)
     yield CollectiveCost(
         step, first.op, axes, name, len(nodes), times, table.steps, size, sent, time_s, first.loc

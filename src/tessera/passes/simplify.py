@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..core.dtypes import f32
-from ..core.reshard import steps_between
+from ..core.reshard import steps_between, wire_bytes
 from ..ir.graph.node import Emit, Graph, Node, need_graph, reachable
 from ..ops.cast import cast
 from ..ops.create import full
@@ -78,7 +78,8 @@ def fuse_reductions(graph: Graph) -> Graph:
         order = whole.attrs.get("order", "")
         exact = bool(order) or o.mesh_invariant
         steps = steps_between(made.type, n.type, exact, o.schedule.topology)
-        if sum(s.wire_bytes for s in steps) >= whole.wire_bytes:
+        summed = wire_bytes(whole.op, whole.attrs["axes"], made.type, whole.type)
+        if sum(s.wire_bytes for s in steps) >= summed:
             return None
         for s in steps:
             note = n.note or whole.note

@@ -14,10 +14,10 @@ from ...core.errors import UsageError, fail
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
-from ...core.reshard import wire_bytes
+from ...core.reshard import device_wire_bytes
 from ...ops.control import turns
 from ...ops.op import BODIES, INPUT, OPS, Op, op_named
-from ...ops.redistribute import COLLECTIVES, all_gather
+from ...ops.redistribute import COLLECTIVES, all_gather, reduce_scatter
 
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 NO_SWAP: Mapping[Node, Node] = MappingProxyType({})
@@ -75,7 +75,8 @@ class Node:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that one device receives while this node runs, loops not counted."""
+        """Bytes that one device receives while this node runs, loops not counted; on a folded mesh
+        from other devices, for all of its places."""
         if not self.is_collective:
             return 0
         t = self.args[0].type
@@ -83,9 +84,10 @@ class Node:
             from ..schedule.algorithms.build import received_share
 
             name, n = self.attrs["algorithm"], ways(self.attrs["axes"], t.sizes)
-            whole = self.type if self.op == all_gather.name else t
-            return round(received_share(self.op, name, n) * whole.local_bytes)
-        return wire_bytes(self.op, self.attrs["axes"], t, self.type)
+            whole = {all_gather.name: n * t.local_bytes,
+                     reduce_scatter.name: n * self.type.local_bytes}  # fmt: skip
+            return round(received_share(self.op, name, n) * whole.get(self.op, t.local_bytes))
+        return device_wire_bytes(self.op, self.attrs["axes"], t, self.type)
 
     @property
     def flops(self) -> int:

@@ -238,7 +238,7 @@ class Schedule:
         """The bytes that a device gets of each value that `step` sends: 0 where every device that
         is sent to holds its block already."""
         ends = zip((self.buffers[b].mesh for b in step.reads), step.types, strict=True)
-        return tuple([0 if _holds(mesh, t.mesh) else t.local_bytes for mesh, t in ends])
+        return tuple([0 if _holds(mesh, t.mesh) else t.device_bytes for mesh, t in ends])
 
     @cached_property
     def graph(self) -> Graph:
@@ -284,7 +284,7 @@ class Schedule:
         that reuses the memory of a donated input counts like any other (cost/memory.py is more
         exact).
         """
-        size = [t.local_bytes for t in self.buffers]
+        size = [t.device_bytes for t in self.buffers]
         given = sum(size[b] for b in self.inputs)
         change = [0] * (len(self.steps) + 1)
         for b, (first, last) in enumerate(self.lifetimes):
@@ -301,7 +301,7 @@ class Schedule:
     @property
     def peak_bytes(self) -> int:
         """The largest of `held_bytes`, in bytes per device."""
-        return max(self.held_bytes, default=sum(self.buffers[b].local_bytes for b in self.inputs))
+        return max(self.held_bytes, default=sum(self.buffers[b].device_bytes for b in self.inputs))
 
     @cached_property
     def waits(self) -> tuple[frozenset[int], ...]:

@@ -42,7 +42,7 @@ def to_text(s: Schedule, around: ProgramOptions = PLAIN) -> str:
         where = "" if t.mesh is None or t.mesh == s.mesh else f" on{_mesh(t.mesh)}"
         lines.append(
             f"  b{b} : {t}{where}{' donated' if b in s.donated else ''}"
-            f"  # {born} to {dies}, {size_text(t.local_bytes)} a device"
+            f"  # {born} to {dies}, {size_text(t.device_bytes)} a device"
         )
     shown: dict[object, int] = {}
     for i, step in enumerate(s.steps):

@@ -119,7 +119,7 @@ def test_a_plan_shows_mesh_memory_and_wires() -> None:
         "───────────────────────────────────────────────────────",
         "all_reduce   dp, tp       1      448 B   for the result",
         "",
-        "1.0 MFLOP a step, 131.6 KFLOP a device; the model's own products are 2.0 MFLOP",
+        "1.0 MFLOP a step, 131.6 KFLOP on a device; the model's own products are 2.0 MFLOP",
     ]
 
 
@@ -156,6 +156,19 @@ def test_what_is_no_plan_is_said(make: Callable[..., Any], says: str) -> None:
     with pytest.raises(ts.UsageError) as error:
         make(graph, {"up": graph.inputs[1].type})
     assert says in str(error.value)
+
+
+def test_a_plan_for_a_folded_mesh_says_what_devices_hold() -> None:
+    mesh = MESH.fold(onto="dp=1,tp=2")
+    x, w = parse_type("f32[16@dp, 64]", mesh), parse_type("f32[64, 256@tp]", mesh)
+    graph = planned(lambda x, w: (x @ w).sum(), x, w)
+    lines = plain_text(render_plan(mesh, graph, {"w": w}, {"weights": w}), 100).splitlines()
+    said = [" ".join(line.split()) for line in lines]
+    assert "w f32[64, 256@tp] 32 KiB" in said  # half of it on each of two devices
+    assert "weights 64 KiB 32 KiB 64 KiB" in said
+    assert said[said.index("planned peak of a step") + 1] == "one place"
+    assert "1 collective a step: a device receives 4 B" in said
+    assert said[-1].endswith(", 66.0 KFLOP on one place")
 
 
 # ---- FLOPs -------------------------------------------------------------------------------------

@@ -102,9 +102,9 @@ def local_bytes(tree: Any) -> int:
     everywhere = 0
     for t in _types(tree):
         if t.mesh is None:
-            everywhere += t.local_bytes
+            everywhere += t.device_bytes
         else:
-            here.update(dict.fromkeys(t.mesh.device_ids, t.local_bytes))
+            here.update(dict.fromkeys(t.mesh.physical.device_ids, t.device_bytes))
     return everywhere + max(here.values(), default=0)
 
 
@@ -127,7 +127,8 @@ def render_plan(
     `weights` are shown one by one with their layouts; `held` names everything that lives on the
     devices between the parts of a step ("weights", "gradients", "optimizer", ...), each a tree of
     tensors or types. `model_flops` are the model's own, where they are known. The peak is that of a
-    program that gives weights and state back in their own place, or that of each stage.
+    program that gives weights and state back in their own place, or that of each stage. On a folded
+    mesh the peak and the FLOPs are those of one place, of which a device has several.
     """
     instance("render_plan", "the mesh", mesh, Mesh, "give the Mesh that the step runs on")
     fix = 'give tensors by name: model.parameters(), or {"w": w}'
@@ -143,7 +144,7 @@ def render_plan(
         Text(),
         _memory_table(held),
         Text(),
-        _peak_table(planned_stages(program, held)),
+        _peak_table(planned_stages(program, held), _one(mesh)),
         Text(),
         _traffic_table(program),
         Text(),
@@ -176,7 +177,7 @@ def _weights_table(weights: Mapping[str, Tensor | TensorType]) -> Table:
         ("a device", "right"),
     )
     for name, t in list(types.items())[:MOST_WEIGHTS]:
-        table.add_row(name, Text(str(t)), size_text(t.local_bytes))
+        table.add_row(name, Text(str(t)), size_text(t.device_bytes))
     rest = list(types.values())[MOST_WEIGHTS:]
     if rest:
         table.add_row(f"… and {len(rest)} more", "", size_text(local_bytes(rest)))
@@ -191,7 +192,7 @@ def _memory_table(held: Mapping[str, Any]) -> Table:
     for name, tree in held.items():
         types = _types(tree)
         size, local = sum(t.nbytes for t in types), local_bytes(types)
-        total = sum(t.local_bytes * (t.mesh.size if t.mesh is not None else 1) for t in types)
+        total = sum(t.held_bytes for t in types)
         table.add_row(name, size_text(size), size_text(local), size_text(total))
         whole, here, everywhere = whole + size, here + local, everywhere + total
     table.add_section()
@@ -218,8 +219,13 @@ def _kinds(held: Mapping[str, Any]) -> tuple[dict[str, list[TensorType]], list[T
     return given, _types(held.get("gradients", ()))
 
 
-def _peak_table(plans: Sequence[MemoryPlan]) -> Table:
-    names = [f"stage {i}" for i in range(len(plans))] if len(plans) > 1 else ["a device"]
+def _one(mesh: Mesh) -> str:
+    """What the figures of a program's inside are of."""
+    return "a device" if mesh.onto is None else "one place"
+
+
+def _peak_table(plans: Sequence[MemoryPlan], one: str) -> Table:
+    names = [f"stage {i}" for i in range(len(plans))] if len(plans) > 1 else [one]
     table = _table("planned peak of a step", ("", "left"), *((name, "right") for name in names))
     for kind in dict.fromkeys(kind for plan in plans for kind in plan.rows):
         table.add_row(kind, *(size_text(plan.rows.get(kind, 0)) for plan in plans))
@@ -264,7 +270,7 @@ def _flops_text(program: Graph | Schedule, mesh: Mesh, model_flops: int | None) 
     flops = sum(g.flops for g in graphs)
     own = sum(device_flops(g) * _share(g.mesh, mesh) for g in graphs)
     mean = " on average" if isinstance(program, Schedule) else ""
-    text = f"{flops_text(flops)} a step, {flops_text(own)} a device{mean}"
+    text = f"{flops_text(flops)} a step, {flops_text(own)} on {_one(mesh)}{mean}"
     if model_flops is not None:
         text += f"; the model's own products are {flops_text(model_flops)}"
     return text

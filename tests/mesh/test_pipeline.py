@@ -22,6 +22,7 @@ from tessera.runtime.arrays import fetch, place, sharding
 from tessera.runtime.programs import Book
 from tessera.runtime.send import sender
 from tessera.runtime.stepped import Stepped
+from tessera.show.plan_view import traffic
 from tests.cases import LONG, grid
 from tests.core.test_pipeline import reduced
 
@@ -447,6 +448,31 @@ def test_inspect_says_what_is_sent() -> None:
     # 4 microbatches of 2 x 4 to the second stage; the first has the batch, as the whole mesh does
     assert dist.inspect(pipe).sent == (4, 8 * 4 * 4)
     assert "4 values go from mesh to mesh, 128 B to a device" in str(dist.inspect(pipe))
+
+
+def test_a_gradient_goes_to_those_who_do_not_have_it() -> None:
+    mesh = dist.Mesh.parse("pp=2 dp=2")
+    now: list[ts.Tensor] = []
+    stages = [lambda x: ts.tanh(x @ now[0]), lambda x: ts.tanh(x @ now[1])]
+    pipe = pipeline.compose(2, stages, mesh=mesh, microbatches=4)
+
+    @ts.jit
+    def step(weights: list[ts.Tensor], x: ts.Tensor) -> list[ts.Tensor]:
+        now[:] = weights
+        y = pipe(x)
+        now.clear()
+        return ts.grad((y**2).mean(), weights)  # type: ignore[no-any-return]
+
+    weights = [ts.tensor(np.eye(8, dtype=np.float32), mesh=mesh) for _ in range(2)]
+    step(weights, ts.tensor(np.ones((16, 8), np.float32), mesh=mesh, layout="[16@dp, 8]"))
+    # Of 2 rows of 8 a microbatch one device in two gets the values or their gradients; the gradient
+    # of each weight goes from the two devices of a stage to the two of the other.
+    sends = [row for row in traffic(step.schedule) if row.kind == "send"]
+    assert sorted((row.times, row.wire_bytes) for row in sends) == [
+        (2, 2 * 8 * 8 * 4 // 2),
+        (8, 8 * 2 * 8 * 4 // 2),
+    ]
+    assert dist.inspect(step).sent == (10, 4 * 2 * 8 * 4 + 8 * 8 * 4)
 
 
 @pytest.mark.parametrize("text", ["[8@dp, 6]", "[8, 6@dp] ", "[8, 6] +dp", "[(2·4@dp), 6]"])

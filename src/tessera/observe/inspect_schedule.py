@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,14 @@ class ScheduleInspection:
 
     @property
     def sent(self) -> tuple[int, int]:
-        """How many values go from one mesh to another, and the bytes that a device gets of all."""
+        """How many values go from one mesh to another, and the bytes that a device gets of all: the
+        one that gets most."""
         sends = (s for s in self.schedule.steps if isinstance(s, Send))
-        sizes = [size for s in sends for size in self.schedule.received(s) if size]
-        return len(sizes), sum(sizes)
+        moved = [(z, ids) for s in sends for z, ids in self.schedule.arrivals(s) if z and ids]
+        got: Counter[int] = Counter()
+        for size, devices in moved:
+            got.update(dict.fromkeys(devices, size))
+        return len(moved), max(got.values(), default=0)
 
     def __str__(self) -> str:
         where = f", priced on {self.topology.name}" if self.topology is not None else ""

@@ -77,9 +77,9 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
         for step in program.steps:
             if isinstance(step, Send):
                 key = ("send", program.along(step), step.note or "to another stage")
-                sizes = [size for size in program.received(step) if size]
-                if sizes:
-                    add(key, len(sizes), _share(step.mesh, program.mesh) * sum(sizes))
+                got = [size * len(ids) for size, ids in program.arrivals(step) if size and ids]
+                if got:
+                    add(key, len(got), sum(got) / (program.mesh.size if program.mesh else 1))
     rows = [Traffic(*key, count, round(size)) for key, (count, size) in found.items()]
     return sorted(rows, key=lambda row: -row.wire_bytes)
 

@@ -234,11 +234,16 @@ class Schedule:
             a for a in (self.mesh.axes if self.mesh else ()) if any(a not in m for m in ends)
         )
 
+    def arrivals(self, step: Send) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """For each value that `step` sends, the bytes that a device gets, and the devices: those
+        that do not hold their block already."""
+        ends = zip((self.buffers[b].mesh for b in step.reads), step.types, strict=True)
+        return tuple([(t.device_bytes, _lacking(mesh, t.mesh)) for mesh, t in ends])
+
     def received(self, step: Send) -> tuple[int, ...]:
         """The bytes that a device gets of each value that `step` sends: 0 where every device that
         is sent to holds its block already."""
-        ends = zip((self.buffers[b].mesh for b in step.reads), step.types, strict=True)
-        return tuple([0 if _holds(mesh, t.mesh) else t.device_bytes for mesh, t in ends])
+        return tuple([size if devices else 0 for size, devices in self.arrivals(step)])
 
     @cached_property
     def graph(self) -> Graph:
@@ -344,12 +349,20 @@ class Schedule:
 
 
 @lru_cache(maxsize=1024)
-def _holds(a: Mesh | None, b: Mesh | None) -> bool:
-    """Whether the devices of `b` hold their blocks of a value that lies alike on `a`."""
+def _lacking(a: Mesh | None, b: Mesh | None) -> tuple[int, ...]:
+    """The devices of `b` that do not hold their block of a value that lies alike on `a`."""
     if a is None or b is None:
-        return a is b
+        one = b or a
+        return tuple(one.ids) if one is not None else ()
     there = set(a.ids)
-    return all(d in there and a.coords(d).items() >= b.coords(d).items() for d in b.ids)
+
+    def holds(device: int) -> bool:
+        if device not in there:
+            return False
+        before, after = a.coords(device), b.coords(device)
+        return all(before[axis] == after[axis] for axis in before.keys() & after.keys())
+
+    return tuple(d for d in b.ids if not holds(d))
 
 
 def need_schedule(name: str, value: object) -> Schedule:

@@ -334,6 +334,8 @@ def test_axes_are_named_anew() -> None:
     assert machine.mesh(("a", "b", "c"), shape=(2, 2, 2)).links == machine.topology
     with pytest.raises(ts.MeshError, match="3 axes for 2 levels of links"):
         machine.mesh(("a", "b", "c"))
+    with pytest.raises(ts.MeshError, match="1000000000 × 8 are more than 1,048,576 devices"):
+        ts.mesh.preset("dgx_h100", nodes=10**9)
     with pytest.raises(ts.MeshError, match="2 × 3 × 4 is no whole number of hosts"):
         preset("tpu_v4").of(2, 3)
     assert preset("gb200_nvl72").of(2).host_count == 36

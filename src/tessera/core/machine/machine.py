@@ -109,9 +109,15 @@ class Machine:
     def of(self, *sizes: int) -> Machine:
         """The same machine with the outermost levels of other `sizes`, and hosts as large as here.
 
-        Raises MeshError if a size is no whole number of hosts.
+        Raises MeshError if a size is no whole number of hosts, or if the devices are too many.
         """
         topology = self.topology.of(*sizes)
+        if topology.size > MOST_DEVICES:
+            raise fail(
+                MeshError,
+                f"{self.name}: {times(topology.shape)} are more than {MOST_DEVICES:,} devices",
+                fix="give smaller sizes",
+            )
         each = [n // h for n, h in zip(self.shape, self.hosts)]
         odd = [n for n, one in zip(topology.shape, each) if n % one and n > one]
         if odd:

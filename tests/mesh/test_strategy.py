@@ -307,6 +307,24 @@ def test_place_moves_what_is_made_and_makes_the_rest_in_place(line: dist.Mesh) -
     assert placed["waits"] is waits
 
 
+def test_place_lays_out_weights_that_were_looked_at_before(line: dist.Mesh) -> None:
+    layer, x = nn.Linear(6, 6), np.ones((8, 6), np.float32)
+    before = layer.state_dict()
+    dist.place(layer, dist.strategy("zero_redundancy_optimizer", stage=3), line)
+    after = layer.state_dict()
+    assert {n: t.type for n, t in after.items()} == {
+        n: w.type for n, w in layer.parameters().items()
+    }
+
+    @ts.jit
+    def read(layer: nn.Linear, x: ts.Tensor) -> float:
+        return float(layer(x).mean().item())  # a read: the rest is a program of its own
+
+    want = (x @ before["weight"].numpy() + before["bias"].numpy()).mean()
+    assert read(layer, ts.tensor(x)) == pytest.approx(want, abs=1e-6)
+    np.testing.assert_array_equal(after["weight"].numpy(), before["weight"].numpy())
+
+
 def test_place_moves_state_that_waits(line: dist.Mesh) -> None:
     """State made without a plan, laid out by one later, before and after its first use."""
     opt = optim.Adam()

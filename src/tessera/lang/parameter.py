@@ -118,13 +118,13 @@ class Parameter(Tensor):
     def now(self) -> Tensor:
         """The current value, as a tensor that does not change when the parameter does."""
         value = self._value
-        if value is not None and self._trace is None:
+        if value is not None and value.type is self.type and self._trace is None:
             return value
         with TURN:
             if self._trace is not None:
                 assert self._node is not None
                 return symbolic(self._node, self._trace)
-            if self._value is None:
+            if self._value is None or self._value.type is not self.type:  # it was laid out since
                 v = Tensor(self._data, self.type)
                 v.name, v.box = self.name, self
                 if self._data is None:

@@ -55,8 +55,8 @@ class Slot:
 
     def move(self, to: TensorType) -> None:
         """Gives the value the layout `to`."""
-        if self.now._data is None and self.now._pending is not None:
-            self.now.type = to
+        if self._now._data is None and self._now._pending is not None:
+            self._now.type = to
         elif self.now.type is not to:
             self.now = self._named(moved(self.now, to))
 

@@ -192,6 +192,28 @@ def test_donated_buffers_are_gone_and_the_error_says_so() -> None:
     assert g.numpy().sum() == 64
 
 
+def test_a_donated_model_keeps_what_a_step_does_not_set() -> None:
+    """Frozen weights and buffers, beside results of their types that could take their memory."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm(6).train(False), nn.Linear(6, 6))
+    model.freeze("0.*")
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+
+    @ts.jit(donate="model")
+    def step(model: nn.Sequential, x: ts.Tensor) -> Any:
+        grads = ts.grad((model(x) ** 2).mean(), model)
+        model.load_parameters({n: w - grads[n] for n, w in model.trainable_parameters().items()})
+        return grads
+
+    kept = {n: np.array(t) for n, t in model.state_dict().items() if n[0] == "0" or "run" in n}
+    trained = model.state_dict()["2.weight"]
+    for _ in range(2):
+        step(model, x)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(model.state_dict()[name].numpy(), value)
+    with pytest.raises(ts.DonatedError):
+        trained.numpy()
+
+
 def test_python_numbers_are_static_and_the_third_recording_warns() -> None:
     @ts.jit
     def scale(x: ts.Tensor, k: float) -> ts.Tensor:

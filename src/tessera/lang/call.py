@@ -24,7 +24,7 @@ from .segments import Reads
 from .slices import need_one_mesh
 from .store import owned_by, store_of
 from .tensor import Past, Tensor
-from .tree import Spec, call_paths, flatten, path_name, unflatten
+from .tree import Path, Spec, call_paths, flatten, path_name, spec_paths, unflatten
 from .written import Written
 
 
@@ -39,7 +39,7 @@ class Recorded:
     places: dict[int, Place]  # of the tensors from outside, by their ids
     left: list[Tensor]  # what was put into places outside
     once: list[str]  # what it did that a later call will not do
-    buffers: set[Node]  # the inputs that are buffers of modules among its arguments
+    buffers: dict[Node, Path]  # the inputs that are buffers of modules among its arguments
 
     def _mine(self, values: Sequence[Any]) -> list[int]:
         """Which of `values` are tensors of the recording."""
@@ -88,11 +88,20 @@ class Recorded:
         )  # fmt: skip
         return [self._completed(n) for n in nodes] if complete else nodes, written
 
+    @property
+    def kept(self) -> set[Node]:
+        """The inputs that are frozen weights or buffers which the call does not set: the modules
+        hold them afterwards, so their memory is not given up."""
+        new = {path for edit in self.before.changes()[0] for path in edit.paths()}
+        boxes = self.recorder.changes.boxes.values()
+        frozen = {o.given for o in boxes if o.given and o.box.frozen and not o.is_set}
+        return frozen | {n for n, path in self.buffers.items() if path not in new}
+
     def _flows(self) -> set[Node]:
         """The nodes that a gradient would flow through from what the function is given, but for
         buffers of modules, as a running mean is one."""
         recorder, on = self.recorder, set[Node]()
-        fixed = self.buffers | {n for t, n in recorder.captured if _is_buffer(t)}
+        fixed = {*self.buffers} | {n for t, n in recorder.captured if _is_buffer(t)}
         for n in recorder.builder.nodes:
             stops = n.op == stop_gradient.name or not any(t.dtype.is_float for t in n.types)
             given = n.op == "input" and n not in fixed
@@ -159,7 +168,8 @@ class Call:
         recorder = Recorder(self.name, reader=reader, options=options_of_run())
         recorder.frame, recorder.compiles = frame, True
         inputs, bindings = self._inputs(recorder, reads)
-        buffers = {recorder.node(t) for i, t in inputs.items() if _is_buffer(self.leaves[i])}
+        at, own = spec_paths(self.spec), self.leaves
+        buffers = {recorder.node(t): at[i] for i, t in inputs.items() if _is_buffer(own[i])}
         args, kwargs = unflatten(self.spec, self.leaves)
         outside = Outside(self.fn, [*args, *kwargs.values()], self.owners)
         once = Once(self.fn, outside.before)

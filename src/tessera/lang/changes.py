@@ -39,6 +39,8 @@ def apart_from(out: Tensor, source: Tensor) -> Tensor:
 class Box(Protocol):
     """A tensor that can be set: a parameter."""
 
+    frozen: bool
+
     @property
     def _trace(self) -> Trace | None: ...
     def now(self) -> Tensor: ...

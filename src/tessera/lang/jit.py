@@ -405,13 +405,14 @@ class Jit(Generic[P, R]):
             sources[node] = place.get(id(t), done.places.get(id(t), t))
         if recorder.key is not None:
             sources[recorder.key] = None
+        gone = entry.donated and entry.donated - {sources.get(n) for n in done.kept}
         rec = Recording(self.name, recorder.options, list(recorder.builder.nodes), sources)
         self._last = recorder.builder, results, None
         scheduled = recorder.frame.scheduled(recorder, results, lambda n: held(sources[n], tensors))
         if scheduled is not None:
             given, schedule = scheduled
             at = enumerate(sources[n] for n in given)
-            donated = tuple([i for i, s in at if isinstance(s, int) and s in entry.donated])
+            donated = tuple([i for i, s in at if isinstance(s, int) and s in gone])
             program = engine().step_by_step(replace(schedule, donated=donated))
             entry.root.stand_in(rec, given, results, program)
             entry.root.written = written
@@ -423,7 +424,7 @@ class Jit(Generic[P, R]):
         last = define(entry.root, reads, rec, recorder.builder.replaced, results)
         last.written = written
         last.donate = frozenset(
-            i for i, s in last.sources.items() if isinstance(s, int) and s in entry.donated
+            i for i, s in last.sources.items() if isinstance(s, int) and s in gone
         )
 
     def _warn(self, along_a_cut: bool, entry: Entry, spec: Any) -> None:

@@ -226,6 +226,20 @@ def test_two_exchanges_a_hop_and_nothing_else_moves(
         np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-5)
 
 
+def test_a_weight_that_is_split_elsewhere_over_the_axis_of_the_experts() -> None:
+    """As rules of one's own may lay them: `up` by experts, `down` by its last dim."""
+
+    def f(x: Any, router: Any, up: Any, down: Any) -> Any:
+        return op.moe(x, {"router": router, "up": up, "down": down}, activation="relu")
+
+    names = ["f32[8, 12, 16]", f"f32[{D}, {EXPERTS}@ep]", f"f32[{EXPERTS}@ep, {D}, {HIDDEN}]",
+             f"f32[{EXPERTS}, {HIDDEN}, {D}@ep]"]  # fmt: skip
+    g = graph.trace(f, *(parse_type(n, dist.Mesh(("ep",), shape={"ep": 4})) for n in names))
+    for how in (evaluate, evaluate_blocks):
+        (y,) = how(g, [X, *(PLAIN[n] for n in ("router", "up", "down"))])
+        np.testing.assert_allclose(y, by_loops(X, PLAIN)[0], rtol=2e-5, atol=2e-5)
+
+
 def test_a_group_over_devices_has_one_order(oracle: Oracle) -> None:
     mesh = dist.Mesh(("cp",), shape={"cp": 4})
     g = traced(mesh, "f32[8, 12@cp, 16]", "8", capacity=0.5, groups=8)
@@ -450,9 +464,6 @@ def bad(message: str, error: type = ts.UsageError, **change: Any) -> Any:
         bad("1 row of experts cannot be divided over ep of 2", mesh=dist.Mesh(("ep",), 2),
             experts={"router": PLAIN["router"][:, :1], "up": PLAIN["up"][:1],
                      "down": PLAIN["down"][:1]}, k=1),
-        bad("ep splits the experts, and another dim of up", ts.LayoutError,
-            experts={**PLAIN, "up": ts.tensor(
-                PLAIN["up"], mesh=dist.Mesh(("ep",), 2), layout="[8, 16@ep, 24]")}),
         bad("capacity cannot be True", capacity=True),
         bad("activation cannot be 'tanh'", activation="tanh"),
         bad("x must be floats", ts.DTypeError, x=np.ones((4, D), np.int32)),

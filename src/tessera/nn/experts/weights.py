@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ...core.checks import floats, ranked, unfit
-from ...core.errors import LayoutError, ShapeError, fail
+from ...core.errors import ShapeError, fail
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
+from ...core.reshard import gathered
 from ...lang import functions as F
 from ...lang.custom import custom_gradient
 from ...lang.operands import as_tensor
@@ -43,21 +44,14 @@ class Weights:
         if not axes and not self.first.type.rest:
             return self
 
-        def moved(name: str, x: Tensor) -> Tensor:
+        def moved(x: Tensor) -> Tensor:
             t = x.type if x.type.mesh is not None else x.type.on(mesh)
             if dim_axes(t.dims[0]) == axes:
                 return x
-            if twice := [a for d in t.dims[1:] for a in dim_axes(d) if a in axes]:
-                raise fail(
-                    LayoutError,
-                    f"moe: {twice[0]} splits the experts, and another dim of {name}",
-                    [(name, t)],
-                    fix=f"lay {name} as [E@{twice[0]}, ...], or name the axis of the experts:"
-                    " axis=...",
-                )
-            return F.relayout(x, t.with_dims(((Factor(x.shape[0], axes),), *t.dims[1:])))
+            rest = gathered(t, axes).dims[1:]  # another dim of it may be split over them
+            return F.relayout(x, t.with_dims(((Factor(x.shape[0], axes),), *rest)))
 
-        return replace(self, network={n: moved(n, w) for n, w in self.network.items()})
+        return replace(self, network={n: moved(w) for n, w in self.network.items()})
 
     def tied(self, placement: Placement | None) -> dict[str, Tensor]:
         """The network, where replicas of one expert get one gradient."""

@@ -103,7 +103,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         """compose: the rows of a batch do not divide into 16 microbatches on each device
   batch : f32[16@dp, 8]
   at    : test_pipeline.py
-  fix   : choose a number that divides them: microbatches=""",
+  fix   : give a batch whose rows are a multiple of 32, or another number: microbatches=""",
     ),
     "axis missing": (
         lambda: called(piped(axis="stage")),

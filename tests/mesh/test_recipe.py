@@ -579,6 +579,10 @@ def test_microbatches_on_a_mesh_move_nothing_and_reduce_once(mesh: dist.Mesh) ->
 def test_rows_that_do_not_divide() -> None:
     with pytest.raises(ts.ShapeError, match="give a batch whose rows are a multiple of 3"):
         micro_batches(batch(), 3)
+    mesh = dist.Mesh(("dp",), devices=3)
+    rows = ts.tensor(np.ones((8, 2)), mesh=mesh, layout="[8@dp, 2]")  # of sizes that differ
+    with pytest.raises(ts.ShapeError, match="give a batch whose rows are a multiple of 6"):
+        micro_batches({"x": rows}, 2)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.checks import function_of, unfit, whole
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError, fail
-from ..core.layout import Factor
+from ..core.layout import Factor, dim_axes, ways
 from ..core.reshard import completed as completed_type
 from ..ir.graph.node import Node, reachable
 from ..ir.schedule.pipelines.stages import depends
@@ -291,8 +291,8 @@ def _blocks(batch: Batch, count: int) -> dict[str, Tensor]:
         raise unfit("microbatches", "the batch", batch, 'give a dict: {"x": x, "y": y}')
     for name, x in batch.items():
         t = as_tensor(x)
-        devices = row_blocks(t.type, 1)[0] if t.ndim else 1
-        if not t.ndim or t.shape[0] % (devices * count):
+        devices = ways(dim_axes(t.type.dims[0]), t.type.sizes) if t.ndim else 1
+        if not t.ndim or t.shape[0] % (row_blocks(t.type, 1)[0] * count):
             raise fail(
                 ShapeError,
                 f"microbatches: the rows of {name!r} do not divide into {count} on each device",

@@ -132,7 +132,8 @@ class PipeState(Frame):
                 f"{self.pipe.name}: the rows of a batch do not divide into {self.count}"
                 " microbatches on each device",
                 [("batch", kind)],
-                fix="choose a number that divides them: microbatches=",
+                fix=f"give a batch whose rows are a multiple of {n * self.count}, or another"
+                " number: microbatches=",
             )
         part = (Factor(self.rows // self.count, first[0].axes),)
         return here.with_dims((part, *here.dims[1:]))

@@ -264,3 +264,23 @@ row("a result's layout that forgets an axis", ts.LayoutError, result_layout, """
   at     : AT
   fix    : name 'tp' in the ShardSpec, or combine the value over it first
 """)
+
+
+def a_gradient_laid_out_along_a_local_axis() -> None:
+    plan = dist.strategy("zero_redundancy_optimizer")
+
+    @ts.distribute(strategy=plan, mesh=MESH)
+    def step(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
+        return ts.grad(((x @ w) ** 2).mean(), w, layout=plan)
+
+    step(np.ones((8, 4), np.float32), ts.nn.Parameter(4, 4))
+
+
+row("a gradient laid out along a local axis", ts.LayoutError,
+    a_gradient_laid_out_along_a_local_axis, """
+grad: 'dp' is local here, where a gradient is like its weight's block
+  weight : f32[4, 4]
+  layout : f32[4@dp, 4]
+  at     : AT
+  fix    : leave out layout=, and lay out what the body returns
+""")

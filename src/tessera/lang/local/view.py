@@ -206,6 +206,15 @@ class View(Frame):
         mean_over: Sequence[str] = (),
     ) -> list[Node]:
         """As of the mean of the devices' losses over the data axes."""
+        for weight, to in zip(weights, goals, strict=True):
+            if to is not None and (local := [a for a in to.split_axes if a in self.axes]):
+                raise fail(
+                    LayoutError,
+                    f"grad: {local[0]!r} is local here, where a gradient is like its weight's"
+                    " block",
+                    [("weight", weight.type), ("layout", to)],
+                    fix="leave out layout=, and lay out what the body returns",
+                )
         if self.asked is not None:
             here = set(wrt)  # a trial: only the types matter
             outer = [t._node for t, n in recorder.captured if n in here and t._node is not None]

@@ -8,6 +8,7 @@ import numpy as np
 
 import tessera as ts
 from tessera import dist, nn, pipeline
+from tessera.train.accumulate import accumulated
 
 from .rows import row
 
@@ -65,3 +66,36 @@ def microbatches() -> None:
 
     loss = ts.jit(lambda model, ids: model.loss_of(stages(model, ids), ids))
     loss(model, RNG.integers(0, 16, (8, 4)).astype(np.int32))
+
+
+def looped() -> nn.GPT:
+    ts.seed(0)
+    return nn.GPT(nn.GPTConfig(16, 4, 8, 2, 2, experts=2, loop=True))
+
+
+@row(
+    "the auxiliary loss of experts in a loop over layers, under accumulated",
+    warns=pipeline.PipelineWarning,
+    says="auxiliary loss of experts is taken of each microbatch",
+)
+def accumulated_layers() -> None:
+    def step(model: nn.GPT, ids: ts.Tensor) -> Any:
+        def loss(batch: Any, weights: Any) -> ts.Tensor:
+            return model.loss(batch["ids"], batch["ids"])
+
+        return accumulated(loss, {"ids": ids}, model.trainable_parameters(), 2)
+
+    ts.jit(step)(looped(), RNG.integers(0, 16, (8, 4)).astype(np.int32))
+
+
+@row(
+    "the auxiliary loss of experts in a local body",
+    warns=ts.StrategyWarning,
+    says="auxiliary loss of experts is taken of each device's rows",
+)
+def local_layers() -> None:
+    mesh = dist.Mesh(("dp",), devices=2)
+    body = ts.distribute(strategy="data_parallel", mesh=mesh)(
+        lambda model, ids: model.loss(ids, ids)
+    )
+    ts.jit(body)(looped(), RNG.integers(0, 16, (8, 4)).astype(np.int32))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ...ops.control import scan
+from ..pipelines.balances import has_balance
 from ..pipelines.means import Reading, alike, values
 from .batch_arguments import Trial, doubled
 from .boundary import Borders
@@ -81,6 +82,14 @@ def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> 
                   " is the sum over all rows divided by the number of devices\n  take the mean, or"
                   f" complete it: dist.all_reduce(x, {over})")  # fmt: skip
             return
+    if has_balance(read, twice.nodes, ends):
+        _warn(
+            borders.name,
+            "the auxiliary loss of experts is taken of each device's rows: its mean over"
+            f" {over} is not that of the whole batch\n  where that matters, leave out"
+            " ts.distribute: on a mesh it is of all rows",
+        )
+        return
     inner = {n.loc for n in once.numbers if n not in found}  # losses in the body of a loop
     for n, m in zip(once.nodes, twice.nodes, strict=True):
         by_row = n.op == scan.name and n.attrs["length"] != m.attrs["length"]

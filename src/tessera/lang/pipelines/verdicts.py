@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Sequence
 
 from ...core.errors import GraphError, StrategyWarning, fail, lines_up
-from ...ir.graph.node import Node, reachable
+from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ...ir.schedule.pipelines.stages import depends
-from ...ops.create import full
-from ...ops.elementwise import mul
+from .balances import has_balance
 from .means import Reading, Value, alike, values
 
 
@@ -50,9 +49,7 @@ def check(once: Reading, larger: Sequence[Node]) -> None:
         for i, nodes in enumerate(once.seen)
         if not all(n in means or _is_whole(once, n, sizes[n], found[n]) for n in nodes)
     )
-    zeros = {n for n in once.nodes if n.op == full.name and n.attrs["value"] == 0}
-    nothing = {n for n in once.nodes if n.op == mul.name and not zeros.isdisjoint(n.args)}
-    if "experts" not in once.told and not reachable(numbers, nothing).isdisjoint(once.balances):
+    if "experts" not in once.told and has_balance(once, larger, [*numbers]):
         once.told.add("experts")
         warnings.warn(
             "the auxiliary loss of experts is taken of each microbatch: its mean is"

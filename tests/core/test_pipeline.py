@@ -24,7 +24,7 @@ from tessera.ir.schedule.pipelines import pipeline as builder
 from tessera.ir.schedule.pipelines.merge import merged
 from tessera.ir.schedule.pipelines.microbatches import Totals
 from tessera.ir.schedule.pipelines.stages import balanced
-from tessera.ir.schedule.schedule import Region, Schedule, Send
+from tessera.ir.schedule.schedule import Compute, Region, Schedule, Send
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
 
@@ -340,6 +340,26 @@ def test_sums_over_microbatches_have_one_order_whatever_comes_first(turns: list[
 
 def residual(k: str) -> Callable[..., Any]:
     return lambda w, x: (w, x + ts.tanh(x @ w[k]))
+
+
+def test_a_chain_of_steps_of_one_graph_is_not_merged_twice() -> None:
+    """Of three steps of one graph the second is in two pairs, which cannot both be one step."""
+    half = MESH.slice(pp=0)
+    kind = parse_type("f32[4]", half)
+    first, then, again, last = (
+        graph.trace(fn, kind)
+        for fn in (lambda x: x + 1.0, lambda x: x * 2.0, lambda x: x * x, lambda x: x - 3.0)
+    )
+    chain = [first, then, again, again, again, last]
+    steps = tuple(Compute((i,), (i + 1,), g, stage=0) for i, g in enumerate(chain))
+    many = Schedule("chain", MESH, (kind,) * (len(chain) + 1), (0,), (len(chain),), steps)
+    made = merged(many)
+    there = {*made.inputs, *(b for step in made.steps for b in step.writes)}
+    assert there.issuperset(b for step in made.steps for b in step.reads)
+    value = np.arange(4, dtype=np.float32)
+    for step in made.steps:
+        (value,) = evaluate(step.graph, [value])
+    np.testing.assert_array_equal(value, ((np.arange(4) + 1.0) * 2.0) ** 8 - 3.0)
 
 
 def schedules(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:

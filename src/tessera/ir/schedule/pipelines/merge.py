@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....core.mesh import Mesh
-from ...graph.node import Graph, copied, input_node
+from ...graph.node import Graph, Node, copied, input_node
 from ..schedule import Compute, Schedule, Send, Step
 
 # Two graphs, where each argument of the second comes from (a place among the results and one among
@@ -64,9 +64,9 @@ def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
     found: dict[tuple[int, int], Kind] = {}
     used: set[int] = set()
     for kind, mine in pairs.items():
-        ends = {k for pair in mine for k in pair}
-        if not ends & used:
-            used |= ends
+        ends = [k for pair in mine for k in pair]
+        if used.isdisjoint(ends) and len({*ends}) == len(ends):  # of one graph, a chain's overlap
+            used.update(ends)
             found.update(dict.fromkeys(mine, kind))
     return found
 
@@ -120,7 +120,7 @@ def _one(first: Step, second: Step, kept: Sequence[bool]) -> Graph:
     """What `first` and then `second` compute; of the first one's results it gives the `kept`."""
     here = dict(zip(first.reads, first.graph.inputs)) | dict(zip(first.writes, first.graph.outputs))
     inputs, nodes = list(first.graph.inputs), first.nodes
-    new = {n: n for n in nodes}
+    new: dict[Node, Node] = {}  # the second may have nodes of the first, as of one graph
     for b, x in zip(second.reads, second.graph.inputs, strict=True):
         if b not in here:
             here[b] = input_node(x.type, f"w{len(inputs)}")

@@ -13,6 +13,13 @@ import tessera as ts
 from tessera import dist, nn
 from tessera.train.accumulate import accumulated
 
+
+def _layer(h: Any, w: Any) -> Any:
+    """A layer, and the square of what its results are on average."""
+    h = ts.tanh(h @ w)
+    return h, (h.mean(0) ** 2).sum()
+
+
 LOSSES: dict[str, Callable[[Any, Any], ts.Tensor]] = {
     "another label is ignored": lambda b, w: nn.cross_entropy(b["x"] @ w, b["y"], ignore_index=0),
     "classes have weights": lambda b, w: nn.cross_entropy(
@@ -25,6 +32,9 @@ LOSSES: dict[str, Callable[[Any, Any], ts.Tensor]] = {
     "row by row": lambda b, w: ts.vmap(lambda r, y: nn.cross_entropy((r @ w)[None], y[None]))(
         b["x"], b["y"]
     ).mean(),
+    "means of layers in a loop": lambda b, w: ts.scan(
+        lambda h, m: (ts.tanh(h @ m), (h**2).mean()), b["x"], ts.stack([w @ w.transpose()] * 3)
+    )[1].sum(),
     "a mean": lambda b, w: ((b["x"] @ w) ** 2).mean() + (w**2).sum(),
 }
 
@@ -88,6 +98,16 @@ def test_microbatches_in_a_local_body_count_all_labels() -> None:
         (
             lambda b, w: ts.logsumexp((b["x"] @ w) @ (b["x"] @ w).transpose(), -1).mean(),
             "'contract' goes across the rows of the batch",
+        ),
+        (
+            lambda b, w: ts.scan(_layer, b["x"], ts.stack([w @ w.transpose()] * 2))[1].sum(),
+            "'mul' of what was added up",
+        ),
+        (
+            lambda b, w: ts.scan(
+                lambda c, _: ((c[0], c[1] + _layer(c[0], w)[1]), ()), (b["x"], ts.zeros(())), w[:2]
+            )[0][1],
+            "'mul' of what was added up",
         ),
     ],
 )

@@ -265,7 +265,7 @@ def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> 
     first, carries = loop.attrs["consts"], loop.attrs["carries"]
     body, larger = loop.attrs["body"], twin.attrs["body"]
     if at >= carries or loop.attrs["length"] == twin.attrs["length"]:
-        return Value("added", None)
+        return _of_a_turn(once, n, m, values)
     if not alike(body.nodes, larger.nodes):
         return Value("odd", None, n)
     inner = Reading(once.name, body.nodes, (), {}, (), axes=once.axes)
@@ -293,6 +293,31 @@ def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> 
     wider = any(x.type.shape != y.type.shape for x, y in zip(body.inputs, larger.inputs))
     total = None if degree is None else degree if wider else degree + 1  # wider turns count rows
     return Value("added", total if zero or not total else ODD)
+
+
+def _of_a_turn(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> Value:
+    """The same of a loop over layers, say, each of which has all rows: "odd" where a turn makes
+    that of them, or of what the turns before it made."""
+    loop, twin, at = n.args[0], m.args[0], n.attrs["index"]
+    first, carries = loop.attrs["consts"], loop.attrs["carries"]
+    body, larger = loop.attrs["body"], twin.attrs["body"]
+    if not alike(body.nodes, larger.nodes):
+        return Value("added", None)
+    inner = Reading(once.name, body.nodes, (), {}, (), axes=once.axes)
+    known = [values[a] for a in loop.args]
+    for i in range(first, first + carries):
+        if known[i].kind == "same":  # of a total that begins with zero no power is known
+            known[i] = Value("same", None)
+    for _ in range(1 + carries):  # until a turn changes no kind
+        found = dict(zip(body.inputs, known, strict=True))
+        for x, y in zip(body.nodes, larger.nodes, strict=True):
+            if x not in found:
+                found[x] = _value(inner, x, y, found, False)
+        for i, out in enumerate(body.outputs[:carries], first):
+            if known[i].kind != found[out].kind != "same":
+                known[i] = found[out]
+    value = found[body.outputs[at]]
+    return value if value.kind == "odd" else Value("added", None)
 
 
 def _by_places(once: Reading, n: Node, m: Node, args: list[Value]) -> bool:

@@ -246,6 +246,21 @@ def test_metrics_need_a_file(tmp_path: Path) -> None:
         MetricsWriter(tmp_path)
 
 
+def test_a_row_that_was_cut_off_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for cut, counted in ('{"step": 1, "lo', 0), ('{"step": 1}', 0), ('{"step": 1}\n', 1):
+        path.write_text('{"step": 0}\n' + cut)
+        with MetricsWriter(path, append=True) as metrics:
+            assert metrics.cut(1) == counted
+            metrics.write(1, loss=2.0)
+        assert read_metrics(path) == [{"step": 0}, {"step": 1, "loss": 2.0}]
+    path.write_text('{"step": 0}')
+    with MetricsWriter(path, append=True) as metrics:
+        assert metrics.cut(1) == 0
+        metrics.write(1)
+    assert read_metrics(path) == [{"step": 1}]
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be a folder for results"):

@@ -112,7 +112,7 @@ class MetricsWriter:
         self._file.truncate(on_disk)
         self._file.seek(on_disk)
         self._write()
-        return len(rows) - len(kept)
+        return sum(step <= _step(row) < math.inf for row in rows)
 
     def write(self, step: int, **values: Value | np.generic) -> None:
         """`log` with the values as keywords."""
@@ -137,6 +137,8 @@ class MetricsWriter:
 
 def _step(row: bytes) -> float:
     """The step of a row; of one that is cut off none that stays."""
+    if not row.endswith(b"\n"):
+        return math.inf
     try:
         return float(json.loads(row)["step"])
     except (ValueError, KeyError, TypeError):

@@ -37,6 +37,11 @@ def test_settings_hold_python_numbers(made: Any, kinds: Any) -> None:
     assert repr(made(*kinds)) == repr(made(int, float))
 
 
+def test_settings_given_as_lists_are_those_given_as_tuples() -> None:
+    listed, plain = optim.AdamW(1e-3, betas=[0.9, 0.99]), optim.AdamW(1e-3, betas=(0.9, 0.99))  # type: ignore[arg-type]
+    assert listed == plain and hash(listed) == hash(plain)
+
+
 def test_a_configuration_can_be_written_as_json() -> None:
     assert json.dumps(asdict(config(np.int64, np.float32))) == json.dumps(
         asdict(config(int, float))

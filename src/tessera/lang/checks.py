@@ -55,8 +55,9 @@ _KINDS: dict[str, kinds.Kind] = {
 def annotated(
     name: str, annotations: Mapping[str, object], values: Mapping[str, object]
 ) -> dict[str, Any]:
-    """`values`, with Python's numbers in place of NumPy's. Raises UsageError if one is not what is
-    written beside its name. Annotations that say more than `_KINDS` are not looked at."""
+    """`values`, with Python's numbers in place of NumPy's, and tuples where they are said. Raises
+    UsageError if one is not what is written beside its name. Annotations that say more than
+    `_KINDS` are not looked at."""
     found = dict(values)
     for what, value in values.items():
         legal = str(annotations.get(what)).split(" | ")
@@ -64,7 +65,8 @@ def annotated(
             continue
         if not any(_KINDS[k][1](value) for k in legal):
             raise unfit(name, what, value, "give " + " or ".join(_KINDS[k][0] for k in legal))
-        found[what] = kinds.python_numbers(value)
+        made = kinds.python_numbers(value)
+        found[what] = tuple(made) if isinstance(made, list) and legal[0][:5] == "tuple" else made
     return found
 
 

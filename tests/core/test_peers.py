@@ -338,6 +338,13 @@ def test_a_public_module_is_no_function(name: str) -> None:
         module(ts.sum)
 
 
+@pytest.mark.parametrize("name", ["EMA", "ema", "swa", "polyak", "update_ema"])
+def test_averages_of_weights_lead_to_their_line(name: str) -> None:
+    for owner in ts, nn, optim:
+        with pytest.raises(ts.UnknownNameError, match="keep averages beside the weights: mean = "):
+            getattr(owner, name)
+
+
 @pytest.mark.parametrize(
     ("thing", "name", "says"),
     [

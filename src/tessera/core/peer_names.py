@@ -239,7 +239,8 @@ ADVICE: dict[str, str] = {
     "distribute_tensor": "write ts.tensor(x, mesh=mesh, layout=\"[8@dp, 4]\")",
     "i32": "write ts.int32",
     **dict.fromkeys(
-        ("EMA", "ExponentialMovingAverage", "AveragedModel", "swa_utils"),
+        ("EMA", "ema", "ExponentialMovingAverage", "AveragedModel", "swa", "swa_utils", "polyak",
+         "exponential_moving_average", "moving_average", "ModelEMA", "update_ema"),
         "keep averages beside the weights: mean = {n: d * mean[n] + (1 - d) * w for n, w in"
         " new.items()}; nn.functional_call(model, mean, x) computes with them",
     ),

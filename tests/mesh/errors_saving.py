@@ -331,8 +331,8 @@ row("a tensor where a number was saved", ts.CheckpointError,
 checkpoint.load: 1 of optimizer do not fit 'n'
   n   : is 3, and no tensor
   at  : AT
-  fix : give what it was saved from, or load a part: only="blocks.*"
-""")
+  fix : give the state as it was saved; for another optimizer or dtype load the model alone, then state = optimizer.init(model)
+""")  # noqa: E501
 row("a tensor that there is no memory for", ts.CheckpointError,
     lambda: inside(lambda: checkpoint.load("a", root="all"), huge), """
 checkpoint: there is no memory for tensors/w of 'a'

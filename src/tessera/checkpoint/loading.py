@@ -275,6 +275,11 @@ class _Read:
             found = self._of_all_names(kind, like, found)
         if like is not None:
             fix = 'give what it was saved from, or load a part: only="blocks.*"'
+            if kind == "optimizer":
+                fix = (
+                    "give the state as it was saved; for another optimizer or dtype load the model"
+                    " alone, then state = optimizer.init(model)"
+                )
             self._see_names(kind, found, advice_of(like, fix))
         return found
 

@@ -156,7 +156,12 @@ def test_a_tied_weight_comes_from_a_file_that_has_both_names_or_either(tmp_path:
 
 
 def test_digits_of_float64_are_not_dropped(tmp_path: Path) -> None:
-    for odd in np.array([1 / 3]), np.float64(0.1), torch.tensor([0.1], dtype=torch.float64):
+    for odd in (
+        np.array([1 / 3]),
+        np.array([1e300]),
+        np.float64(0.1),
+        torch.tensor([0.1], dtype=torch.float64),
+    ):
         with pytest.raises(ts.DTypeError, match=r"x has digits of float64.*\n(.*\n)*.*astype"):
             checkpoint.save("t", {"x": odd, "w": x(1)}, root=tmp_path)
     checkpoint.save("t", {"x": np.array([0.5, np.nan])}, root=tmp_path, quiet=True)

@@ -296,7 +296,9 @@ def _see_digits(name: str, x: Any) -> None:
     if isinstance(x, Tensor) or not str(getattr(x, "dtype", "")).endswith("float64"):
         return
     wide = np.asarray(x)
-    if not np.array_equal(wide, wide.astype(np.float32), equal_nan=True):
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    if not np.array_equal(wide, narrow, equal_nan=True):
         raise fail(
             DTypeError,
             f"checkpoint.save: {name} has digits of float64, and would be saved as f32",

@@ -88,7 +88,8 @@ class Saves:
             raise fail(
                 UsageError,
                 f"Guard: the optimizer's state is after step {step} what it was before",
-                fix="put what a step gives back: loss, live.weights, live.optimizer = step(...)",
+                fix="put what a step gives back: loss, live.weights, live.optimizer = step(...);"
+                " an optimizer that runs after every k-th batch only: every= a multiple of k",
             )
         self._see_gone()
         live, c = self.live, self.live.config

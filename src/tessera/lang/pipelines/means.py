@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from .loops import MOVING, added_to, of_loop
 from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 ODD = math.nan  # the number of rows is in it, and by no power
 # What leaves a row's place among all, times a number and with another added, as it is.
 COUNTING = frozenset(
@@ -133,11 +135,15 @@ def cuts_more(once: Sequence[Node], larger: Sequence[Node]) -> bool:
     return counts[0] < counts[1]
 
 
-def values(once: Reading, larger: Sequence[Node]) -> dict[Node, Value]:
+def values(
+    once: Reading, larger: Sequence[Node], known: Mapping[Node, Value] = NOTHING
+) -> dict[Node, Value]:
     """How the nodes of `once` depend on the rows of the batch; `larger` are the nodes of a
-    recording with twice as many rows, which is `alike`."""
-    found: dict[Node, Value] = {}
+    recording with twice as many rows, which is `alike`. Of some it may be `known`."""
+    found = {**known}
     for n, m in zip(once.nodes, larger, strict=True):
+        if n in known:
+            continue
         found[n] = _value(once, n, m, found, n in once.inside)
         if found[n].by is n and not found[n].across and "moe" in n.scope.split("/"):
             if n.type.dtype.is_float:  # a product of two means, which is told of
@@ -295,7 +301,7 @@ def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> 
     return Value("added", total if zero or not total else ODD)
 
 
-def _of_a_turn(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> Value:
+def _of_a_turn(once: Reading, n: Node, m: Node, before: Mapping[Node, Value]) -> Value:
     """The same of a loop over layers, say, each of which has all rows: "odd" where a turn makes
     that of them, or of what the turns before it made."""
     loop, twin, at = n.args[0], m.args[0], n.attrs["index"]
@@ -303,16 +309,14 @@ def _of_a_turn(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) ->
     body, larger = loop.attrs["body"], twin.attrs["body"]
     if not alike(body.nodes, larger.nodes):
         return Value("added", None)
-    inner = Reading(once.name, body.nodes, (), {}, (), axes=once.axes)
-    known = [values[a] for a in loop.args]
+    experts = {x for x in body.nodes if "moe" in x.scope.split("/")}
+    inner = Reading(once.name, body.nodes, (), {}, (), inside=experts, axes=once.axes)
+    known = [before[a] for a in loop.args]
     for i in range(first, first + carries):
         if known[i].kind == "same":  # of a total that begins with zero no power is known
             known[i] = Value("same", None)
     for _ in range(1 + carries):  # until a turn changes no kind
-        found = dict(zip(body.inputs, known, strict=True))
-        for x, y in zip(body.nodes, larger.nodes, strict=True):
-            if x not in found:
-                found[x] = _value(inner, x, y, found, False)
+        found = values(inner, larger.nodes, dict(zip(body.inputs, known, strict=True)))
         for i, out in enumerate(body.outputs[:carries], first):
             if known[i].kind != found[out].kind != "same":
                 known[i] = found[out]

@@ -88,6 +88,7 @@ class Reading:
     axes: Collection[str] = ()
     blocks: int = 1
     devices: int = 1
+    turns: dict[Node, Mapping[Node, Value]] = field(default_factory=dict)  # of a loop's values
     crossing: list[Node] = field(default_factory=list)  # is told of those inside that go across
     balances: list[Node] = field(default_factory=list)  # and of what experts make of sums of rows
     apart: set[int] = field(default_factory=set)  # and which of `seen` are not of the whole batch
@@ -304,24 +305,40 @@ def _of_turns(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> 
 def _of_a_turn(once: Reading, n: Node, m: Node, before: Mapping[Node, Value]) -> Value:
     """The same of a loop over layers, say, each of which has all rows: "odd" where a turn makes
     that of them, or of what the turns before it made."""
-    loop, twin, at = n.args[0], m.args[0], n.attrs["index"]
+    loop = n.args[0]
+    if loop not in once.turns:
+        once.turns[loop] = _turn(once, loop, m.args[0], before)
+    value = once.turns[loop].get(loop.attrs["body"].outputs[n.attrs["index"]])
+    return value if value is not None and value.kind == "odd" else Value("added", None)
+
+
+def _turn(
+    once: Reading, loop: Node, twin: Node, before: Mapping[Node, Value]
+) -> Mapping[Node, Value]:
+    """How the values of a turn depend on rows, of any but the first; nothing if it is unlike that
+    of `twin`."""
     first, carries = loop.attrs["consts"], loop.attrs["carries"]
     body, larger = loop.attrs["body"], twin.attrs["body"]
     if not alike(body.nodes, larger.nodes):
-        return Value("added", None)
+        return NOTHING
     experts = {x for x in body.nodes if "moe" in x.scope.split("/")}
     inner = Reading(once.name, body.nodes, (), {}, (), inside=experts, axes=once.axes)
     known = [before[a] for a in loop.args]
     for i in range(first, first + carries):
         if known[i].kind == "same":  # of a total that begins with zero no power is known
             known[i] = Value("same", None)
-    for _ in range(1 + carries):  # until a turn changes no kind
+    while True:
         found = values(inner, larger.nodes, dict(zip(body.inputs, known, strict=True)))
-        for i, out in enumerate(body.outputs[:carries], first):
-            if known[i].kind != found[out].kind != "same":
-                known[i] = found[out]
-    value = found[body.outputs[at]]
-    return value if value.kind == "odd" else Value("added", None)
+        news = [found[out] for out in body.outputs[:carries]]
+        changed = [
+            i
+            for i, v in enumerate(news, first)
+            if (v.kind != "same" == known[i].kind) or (v.kind == "odd" != known[i].kind)
+        ]
+        if not changed:
+            return found
+        for i in changed:
+            known[i] = news[i - first]
 
 
 def _by_places(once: Reading, n: Node, m: Node, args: list[Value]) -> bool:

@@ -15,14 +15,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import (
-    dist,
-    graph,
-    mesh,
-    nn,
-    op,
-    optim,
-)
+from . import dist, graph, mesh, nn, op, optim
 from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
 from .core.dtypes import bool_ as bool
 from .core.environment import EnvironmentVariableWarning

@@ -118,3 +118,9 @@ def test_results_are_held_from_where_they_are_computed() -> None:
 
     memory = jax.jit(chain).lower(x, w, n).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * x.nbytes
+
+
+def test_of_no_rows_there_are_none() -> None:
+    x, w, n = jnp.ones((0, 5)), jnp.ones((3, 5, 4)), jnp.zeros(3, jnp.int32)
+    assert ragged.dot_by_tiles(contract, "dh", f32, x, w, n).shape == (0, 4)
+    assert not ragged.contract_by_tiles(contract, x, jnp.ones((0, 4)), n).any()

@@ -40,8 +40,7 @@ def device_flops(graph: Graph) -> int:
 
 
 def _on_a_device(n: Node) -> int:
-    ins = n.args[0].types if n.op == "item" else tuple(a.type for a in n.args)
-    return n.kind.flops(tuple(map(_block, ins)), tuple(map(_block, n.types)), n.attrs)
+    return n.kind.flops(tuple(map(_block, n.ins)), tuple(map(_block, n.types)), n.attrs)
 
 
 def _block(t: TensorType) -> TensorType:

@@ -100,34 +100,36 @@ def _by_tiles(
     its rows are of the run and were in no tile before (None: all). Large tiles first, as far as
     they are full, then small ones."""
     even = 1 << (rows // (TILES * runs)).bit_length()
-    large = min(max(LEAST, even), MOST, rows)
-    small, end = min(LEAST, large), start + count
-    full = count // large if small < large else jnp.int32(0)
+    large, end = min(max(LEAST, even), MOST, rows), start + count
+    small = min(LEAST, large)
 
-    def turns(size: int, start: Array, more: Callable[[Array], Array], whole: bool) -> Any:
+    def turns(size: int, start: Array, count: Array, whole: bool, carry: Array) -> Array:
         def turn(now: tuple[Array, Array]) -> tuple[Array, Array]:
             n, carry = now
             begin = start + n * size
             first = begin if whole else jnp.minimum(begin, rows - size)
-            at = first + jnp.arange(size)[:, None]
 
             def cut(x: Array) -> Array:
                 return lax.dynamic_slice_in_dim(x, first, size, 0)
 
+            at = first + jnp.arange(size)[:, None]
             mine = None if whole else (at >= begin) & (at < end)
             return n + 1, step(carry, cut, first, mine)
 
-        return lambda carry: lax.while_loop(more, turn, (jnp.int32(0), carry))[1]
+        return lax.while_loop(lambda now: now[0] * size < count, turn, (jnp.int32(0), carry))[1]
 
     if small < large:
-        carry = turns(large, start, lambda now: now[0] < full, True)(carry)
-        start = start + full * large
-    return turns(small, start, lambda now: start + now[0] * small < end, False)(carry)
+        full = count // large * large
+        carry = turns(large, start, full, True, carry)
+        start, count = start + full, count - full
+    return turns(small, start, count, False, carry)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, after: Array) -> Array:
     """Zeros that depend on `after`. The engine makes all others of a program when it begins, and
     each is held from there on until a loop has written to it."""
+    if not after.size:
+        return jnp.zeros(shape, dtype)
     first = lax.convert_element_type(after.reshape(-1)[0], jnp.float32)
     bits = lax.bitcast_convert_type(first, jnp.uint32)
     zero = lax.shift_right_logical(lax.shift_right_logical(bits, np.uint32(31)), np.uint32(1))

@@ -90,11 +90,15 @@ class Node:
         return device_wire_bytes(self.op, self.attrs["axes"], t, self.type)
 
     @property
+    def ins(self) -> tuple[TensorType, ...]:
+        """The types of what it is computed from: of an item those of all results."""
+        return self.args[0].types if self.op == "item" else tuple([a.type for a in self.args])
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of one run, over all devices; those that several devices do
         alike count once."""
-        ins = self.args[0].types if self.op == "item" else tuple(a.type for a in self.args)
-        flops = self.kind.flops(ins, self.types, self.attrs)
+        flops = self.kind.flops(self.ins, self.types, self.attrs)
         # A graph that is run counts those of its nodes on all devices itself.
         return flops * (1 if self.kind.bodies else ways(self.type.varying, self.type.sizes))
 

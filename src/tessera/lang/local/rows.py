@@ -15,7 +15,7 @@ from ...core.errors import StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ...ops.control import scan
 from ..pipelines.balances import has_balance
-from ..pipelines.means import Reading, alike, values
+from ..pipelines.means import Reading, alike, of_experts, values
 from .batch_arguments import Trial, doubled
 from .boundary import Borders
 
@@ -59,7 +59,7 @@ def warn_of_rows(borders: Borders, trials: Sequence[Trial], batch: Set[int]) -> 
                   f" the mean over {over} is the result of the whole batch")  # fmt: skip
         return
     rows = {once.inputs[i] for i in batch}
-    experts = {n for n in once.nodes if "moe" in n.scope.split("/")}  # they go by row, at places
+    experts = {*filter(of_experts, once.nodes)}
     read = Reading(borders.name, once.nodes, rows, {}, (), inside=experts, axes=axes)
     found = values(read, twice.nodes)
     for n, value in ((n, found[n]) for n in ends if n in found):

@@ -9,7 +9,7 @@ from ...ir.graph.node import Node, reachable
 from ...ops.control import item, scan
 from ...ops.create import full
 from ...ops.elementwise import mul
-from .means import Reading, alike, values
+from .means import Reading, alike, of_experts, values
 
 
 def has_balance(once: Reading, larger: Sequence[Node], numbers: Sequence[Node]) -> bool:
@@ -28,9 +28,7 @@ def has_balance(once: Reading, larger: Sequence[Node], numbers: Sequence[Node]) 
 def _in_turns(once: Reading, n: Node, m: Node) -> bool:
     """Whether each turn of a loop, as over layers, makes one of which the result `n` is."""
     body, larger = n.args[0].attrs["body"], m.args[0].attrs["body"]
-    if not any("moe" in x.scope.split("/") for x in body.nodes) or not alike(
-        body.nodes, larger.nodes
-    ):
+    if not any(map(of_experts, body.nodes)) or not alike(body.nodes, larger.nodes):
         return False
     inner = Reading(once.name, body.nodes, (), {}, (), inside=body.nodes, axes=once.axes)
     values(inner, larger.nodes)

@@ -146,11 +146,16 @@ def values(
         if n in known:
             continue
         found[n] = _value(once, n, m, found, n in once.inside)
-        if found[n].by is n and not found[n].across and "moe" in n.scope.split("/"):
+        if found[n].by is n and not found[n].across and of_experts(n):
             if n.type.dtype.is_float:  # a product of two means, which is told of
                 once.balances.append(n)
             found[n] = Value("added", None)
     return found
+
+
+def of_experts(n: Node) -> bool:
+    """Whether `n` is of a layer of experts, whose rows go by places of their own."""
+    return "moe" in n.scope.split("/")
 
 
 def nodes_of(state: PipeState) -> list[Node]:
@@ -321,7 +326,7 @@ def _turn(
     body, larger = loop.attrs["body"], twin.attrs["body"]
     if not alike(body.nodes, larger.nodes):
         return NOTHING
-    experts = {x for x in body.nodes if "moe" in x.scope.split("/")}
+    experts = {*filter(of_experts, body.nodes)}
     inner = Reading(once.name, body.nodes, (), {}, (), inside=experts, axes=once.axes)
     known = [before[a] for a in loop.args]
     for i in range(first, first + carries):
@@ -403,8 +408,8 @@ def _across(once: Reading, n: Node, m: Node, values: Mapping[Node, Value]) -> bo
         return False
     ins: list[TensorType] | None = []
     for a, b in zip(n.args, m.args, strict=True):
-        of_experts = "moe" in a.scope.split("/") and "moe" not in n.scope.split("/")
-        if of_experts or (a in once.inside and n not in once.inside):
+        ends = of_experts(a) and not of_experts(n)
+        if ends or (a in once.inside and n not in once.inside):
             once.cuts.pop(a, None)  # in order, however it came about there
         whole = [plain(t.dtype, t.shape) for t in b.types]
         free = a in once.loose or values[a].kind == "same"

@@ -1,13 +1,12 @@
-"""Mistakes with functions, gradients, layers, settings. A row: name, error, mistake, message."""
+"""Mistakes with functions, gradients, settings. A row: name, error, mistake, message."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tessera as ts
-from tessera import dist, graph, nn, op
+from tessera import dist, graph, op
 from tessera.core.environment import COMM_TRACE, DEVICES, is_on, number
-from tessera.nn.stack import Stack
 from tests.mesh.errors import IDS, MASK, MATRIX, MESH, ONES, SEQUENCE, X, Y, environment, row
 
 # fmt: off
@@ -429,170 +428,6 @@ trees: the second does not have the leaves of the first
   too many : 0
   at       : AT
   fix      : give trees of one structure
-""")
-
-# -- layers ----------------------------------------------------------------------------------------
-row("labels of another shape", ts.ShapeError, lambda: nn.cross_entropy(X, ts.tensor([0, 1, 2])), """
-cross_entropy: one label per row of logits is needed
-  logits : f32[2, 3]
-  labels : i32[3]
-  at     : AT
-  fix    : reshape labels to the shape of logits without its last dim
-""")
-row("labels of floats", ts.DTypeError, lambda: nn.cross_entropy(X, ts.tensor([0.0, 1.0])), """
-cross_entropy: labels must be integers
-  labels : f32[2]
-  at     : AT
-  fix    : cast them with .to(ts.int32)
-""")
-row("labels of the head in blocks", ts.ShapeError,
-    lambda: nn.linear_cross_entropy(X, Y, ts.tensor([0, 1, 2])), """
-linear_cross_entropy: one label per row of x is needed
-  x      : f32[2, 3]
-  labels : i32[3]
-  at     : AT
-  fix    : reshape labels to the shape of x without its last dim
-""")
-row("a dropout of everything", ts.UsageError, lambda: nn.dropout(X, 1.0), """
-dropout: p cannot be 1.0
-  at  : AT
-  fix : give a number of at least 0 and below 1
-""")
-
-def attention_of_heads_that_do_not_divide() -> Any:
-    q, k = ts.ones((1, 3, 4, 2)), ts.ones((1, 2, 4, 2))
-    return nn.attention(q, k, k)
-
-
-row("attention of heads that do not divide", ts.ShapeError,
-    attention_of_heads_that_do_not_divide, """
-attention: the shapes of q, k and v do not fit
-  q   : f32[1, 3, 4, 2]
-  k   : f32[1, 2, 4, 2]
-  v   : f32[1, 2, 4, 2]
-  at  : AT
-  fix : q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G
-""")
-row("attention of too few dims", ts.ShapeError, lambda: nn.flash_attention(X, X, X), """
-attention: the shapes of q, k and v do not fit
-  q   : f32[2, 3]
-  k   : f32[2, 3]
-  v   : f32[2, 3]
-  at  : AT
-  fix : q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G
-""")
-row("rotary of an odd dim", ts.ShapeError, lambda: nn.rotary(X), """
-rotary: the last dim is not even, or there is none before it
-  x   : f32[2, 3]
-  at  : AT
-  fix : give [..., S, D] with an even D
-""")
-row("an unknown gelu", ts.UsageError, lambda: nn.gelu(X, approximate="sigmoid"), """
-gelu: approximate cannot be 'sigmoid'
-  at  : AT
-  fix : use tanh, none
-""")
-row("heads that do not divide", ts.UsageError, lambda: nn.GPTConfig(d=30, heads=4), """
-GPTConfig: d=30, heads=4, kv_heads=4 do not divide
-  at  : AT
-  fix : heads divides d, kv_heads divides heads
-""")
-row("a config of no layers", ts.UsageError, lambda: nn.GPTConfig(layers=0), """
-GPTConfig: layers cannot be 0
-  at  : AT
-  fix : give a whole number of at least 1
-""")
-row("an unknown norm", ts.UsageError, lambda: nn.GPTConfig(norm="batch"), """
-GPTConfig: norm cannot be 'batch'
-  at  : AT
-  fix : use layer, rms, rms_offset
-""")
-row("a model without a config", ts.UsageError, lambda: nn.GPT({"d": 256}), """
-GPT: the config cannot be {'d': 256}
-  at  : AT
-  fix : give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)
-""")
-
-def a_sequence_that_is_too_long() -> Any:
-    config = nn.GPTConfig(vocab=8, seq=4, d=8, layers=1, heads=2)
-    return nn.GPT(config)(ts.ones((1, 5), ts.int32))
-
-
-row("a sequence that is too long", ts.ShapeError, a_sequence_that_is_too_long, """
-GPT: ids must be integers [B, S] with S at most 4
-  ids : i32[1, 5]
-  at  : AT
-  fix : cut the sequences, or build the model with a longer config.seq
-""")
-row("parameters of another model", ts.UsageError,
-    lambda: nn.Linear(2, 3).load_parameters({"weight": X, "scale": X}), """
-load_parameters: 1 names are missing, 1 are too many
-  missing  : bias
-  too many : scale
-  at       : AT
-  fix      : give what parameters() names, or load what is there: strict=False
-""")
-row("parameters of another size", ts.ShapeError,
-    lambda: nn.Linear(2, 3, bias=False).load_parameters({"weight": Y}), """
-load_parameters: 'weight' has another shape
-  have  : f32[2, 3]
-  given : f32[4, 5]
-  at    : AT
-  fix   : load a checkpoint of a model with the same sizes
-""")
-row("an unknown init", ts.UsageError, lambda: dist.tensor((2, 3), init="orthogonal"), """
-init: 'orthogonal' is not known
-  at  : AT
-  fix : use "normal", "uniform", "zeros", "ones", a number or a function of the shape
-""")
-row("an init of another shape", ts.ShapeError,
-    lambda: dist.tensor((2, 3), init=lambda shape: ts.ones((3, 2))).numpy(), """
-init: the function gave shape (3, 2) for (2, 3)
-  tensor : f32[2, 3]
-  at     : AT
-  fix    : return a tensor of the shape it is called with
-""")
-
-def a_stack_of_made_weights() -> Any:
-    class Scale(nn.Module):
-        def __init__(self):
-            self.w = nn.Parameter(ts.ones((2,)))
-    return Stack(Scale(), 2)
-
-
-row("a stack of weights that have values", ts.UsageError, a_stack_of_made_weights, """
-Stack: a parameter of the block has values already, so it cannot be made for every layer
-  parameter : f32[2]
-  at        : AT
-  fix       : make it of sizes: nn.Parameter(4, 8, init=...)
-""")
-row("a weight set to a number", ts.UsageError,
-    lambda: setattr(nn.Linear(2, 3), "weight", 0.5), """
-Linear.weight is a parameter, it cannot be 0.5
-  parameter : f32[2, 3]
-  at        : AT
-  fix       : give a tensor of its type, or another nn.Parameter
-""")
-row("a weight set to another shape", ts.ShapeError,
-    lambda: setattr(nn.Linear(2, 3), "weight", Y), """
-Linear.weight: the new value has another shape
-  have  : f32[2, 3]
-  given : f32[4, 5]
-  at    : AT
-  fix   : give a tensor like it, or another weight: nn.Parameter(tensor)
-""")
-row("a pattern that fits no weight", ts.UsageError, lambda: nn.Linear(2, 3).freeze("enc*"), """
-freeze: 'enc*' fits no parameter
-  parameters : weight, bias
-  at         : AT
-  fix        : write what their names are, with * for any part
-""")
-row("a gradient by a frozen weight", ts.UsageError, lambda: ts.grad(
-    ts.ones(()), nn.Linear(2, 3).freeze("bias").parameters()), """
-grad: 'bias' is frozen
-  parameter : f32[3]
-  at        : AT
-  fix       : give the module itself or its trainable_parameters(), or unfreeze it
 """)
 
 # -- ambient ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 import tessera as ts
 from tests.mesh import (
     errors_calls,
+    errors_layers,
     errors_layouts,
     errors_local,
     errors_models,
@@ -21,8 +22,8 @@ from tests.mesh import (
 from tests.mesh.errors import ROWS, Row
 
 MODULES = (
-    errors_calls, errors_layouts, errors_local, errors_models, errors_names, errors_programs,
-    errors_saving, errors_values,
+    errors_calls, errors_layers, errors_layouts, errors_local, errors_models, errors_names,
+    errors_programs, errors_saving, errors_values,
 )  # fmt: skip
 FILES = {Path(m.__file__).name for m in MODULES}
 LINE = re.compile(r"(\w+\.py):(\d+)")

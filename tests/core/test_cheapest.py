@@ -6,7 +6,8 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tessera.core.layout_search import cheapest
 from tessera.core.mesh import Mesh
 from tessera.core.reshard import steps_between, wire_bytes
 from tessera.core.topology import Level, Link, Topology
+from tessera.cost.collectives import named, price
 from tests.cases import LONG
 
 
@@ -84,15 +86,19 @@ def _apart(old: Dim, new: Dim, axis: str, mesh: Mesh) -> bool:
     return c % b == 0 or a % d == 0
 
 
-def fewest_bytes(src: TensorType) -> dict[TensorType, int]:
-    """To every layout that can be reached from `src`."""
-    known, heap, ticket = {src: 0}, [(0, 0, src)], itertools.count(1)
+Cost = Callable[[str, tuple[str, ...], TensorType, TensorType], float]
+
+
+def cheapest_of_all(src: TensorType, cost: Cost) -> dict[TensorType, float]:
+    """To every layout that can be reached from `src`, by what a collective costs."""
+    known: dict[TensorType, float] = {src: 0}
+    heap, ticket = [(0.0, 0, src)], itertools.count(1)
     while heap:
-        cost, _, now = heapq.heappop(heap)
-        if cost > known[now]:
+        paid, _, now = heapq.heappop(heap)
+        if paid > known[now]:
             continue
         for kind, axes, to in every_way_on(now):
-            then = cost + wire_bytes(kind, axes, now, to)
+            then = paid + cost(kind, axes, now, to)
             if then < known.get(to, math.inf):
                 known[to] = then
                 heapq.heappush(heap, (then, next(ticket), to))
@@ -134,7 +140,7 @@ def test_no_way_receives_fewer_bytes(
     mesh, rng = Mesh(tuple("wxyz"[: len(sizes)]), shape=sizes), random.Random(7)
     starts = list(dict.fromkeys(every_layout(mesh, shape, partial=True)))
     for a in rng.sample(starts, min(sources, len(starts))):
-        best = fewest_bytes(a)
+        best = cheapest_of_all(a, wire_bytes)
         for b in dict.fromkeys(every_layout(mesh, shape, partial=False)):
             used = {*a.split_axes, *a.partial_axes, *b.split_axes}
             if used == {*mesh.axes} and b in best:
@@ -181,3 +187,45 @@ def test_a_slow_axis_is_spared() -> None:
         ("reduce_scatter", ("chip",)), ("all_reduce", ("host",)), ("all_gather", ("chip",)),
     ]  # fmt: skip
     assert [(m.kind, m.axes) for m in cheapest(a, b)] == [("all_reduce", ("host", "chip"))]
+
+
+def seconds(kind: str, axes: tuple[str, ...], src: TensorType, dst: TensorType) -> float:
+    """What the plan says that a collective takes on `LINKS` of its mesh's shape."""
+    mesh = src.mesh
+    if kind == "shard" or mesh is None:
+        return 0.0
+    groups = mesh.groups(axes)
+    whole = dst if kind == "all_gather" else src
+    table = named(kind, "engine", len(groups[0]))
+    return price(table, links_of(mesh), groups).time_s(whole.local_bytes)
+
+
+def links_of(mesh: Mesh) -> Topology:
+    first, *rest = mesh.shape
+    return Topology(
+        "links", (Level(first, SLOW, *WIRED[first]), Level(math.prod(rest), FAST, "ring"))
+    )
+
+
+SLOW, FAST = Link("slow", 1e-5, 1e9), Link("fast", 1e-6, 1e11)
+WIRED: dict[int, tuple[Any, ...]] = {2: ("all", True), 3: ("line",), 4: ("ring",)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"), [((2, 2, 2), (16, 16)), ((3, 4), (144, 144)), ((4, 4), (4096, 64))]
+)
+def test_no_way_takes_less_time_on_the_links(
+    sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    mesh, rng = Mesh(tuple("wxyz"[: len(sizes)]), shape=sizes), random.Random(5)
+    links = links_of(mesh)
+    starts = list(dict.fromkeys(every_layout(mesh, shape, partial=True)))
+    for a in rng.sample(starts, 2):
+        best = cheapest_of_all(a, seconds)
+        for b in dict.fromkeys(every_layout(mesh, shape, partial=False)):
+            if {*a.split_axes, *a.partial_axes, *b.split_axes} == {*mesh.axes} and b in best:
+                at, took = a, 0.0
+                for step in steps_between(a, b, topology=links):
+                    took += seconds(step.kind, step.axes, at, step.type)
+                    at = step.type
+                assert took <= best[b] * (1 + 1e-9), f"{a} -> {b}"

@@ -5,9 +5,9 @@ digit keeps its place in the dim's index whatever happens to the others: it stan
 the index between two products of sizes. So a collective changes the place of one axis (or of a few
 together), and the cheapest way is a shortest path over places (A*: Dijkstra's algorithm with a
 lower bound of what is left). An edge costs the bytes that one device receives, and a latency. On a
-described topology these are seconds on the links of the axis; on none the fewest bytes go first,
-then the fewest collectives. Of ways that cost the same, one is taken whose blocks are no larger
-than those at both ends.
+described topology these are seconds that the engine's rounds take on its links; on none the fewest
+bytes go first, then the fewest collectives. Of ways that cost the same, one is taken whose blocks
+are no larger than those at both ends.
 
 >>> from tessera.core.mesh import Mesh
 >>> from tessera.core.layout import parse_type
@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import count, pairwise
 from typing import NamedTuple
 
@@ -36,6 +38,10 @@ from .topology import Topology
 # what is left is then estimated, and after so many layouts the estimate alone decides where to look
 # next.
 EXACT_AXES, MOST_LAYOUTS = 4, 2000
+# Of ways that take as long, one with fewer collectives.
+TIE_S = 1e-12
+# So many messages of an exchange are looked at, of more some distances.
+MOST_MESSAGES = 1 << 14
 # To how many places of a dim an axis may go that stands in the way, by how many axes move.
 _PARKS = {1: 6, 2: 6, 3: 6, 4: 3}
 
@@ -72,7 +78,7 @@ class Edge(NamedTuple):
 
 
 class Price(NamedTuple):
-    """Of a collective over an axis: once, and for each byte that a device receives."""
+    """Of a collective: once, and for each byte that a device receives."""
 
     latency: float = 1.0
     per_byte: float = 1.0
@@ -130,41 +136,54 @@ def cheapest(
     return _Search(src, dst, in_order, topology).way()
 
 
-def price(mesh: Mesh, axis: str, topology: Topology) -> Price:
-    """Of the slowest link between neighbours along `axis` in one group, in seconds.
+@lru_cache(maxsize=1024)
+def price(mesh: Mesh, axes: tuple[str, ...], kind: str, topology: Topology) -> Price:
+    """Of the collective `kind` over `axes` as the engine runs it, in seconds: each device of a
+    group sends to its neighbour, round by round, or to each other device in turn. All groups work
+    at once and share the links.
 
     >>> from tessera.core.topology import cluster
     >>> mesh = Mesh(("dp", "tp"), shape={"dp": 4, "tp": 8})
-    >>> [round(1e-9 / price(mesh, axis, cluster("h100")).per_byte) for axis in mesh.axes]
-    [50, 450]
+    >>> for axis in mesh.axes:
+    ...     latency, per_byte = price(mesh, (axis,), "all_reduce", cluster("h100"))
+    ...     print(f"{latency * 1e6:.1f} µs, {1e-9 / per_byte:.0f} GB/s")
+    57.6 µs, 50 GB/s
+    47.6 µs, 450 GB/s
     """
-    group = mesh.groups(axis)[0]
-    ports = [port for a, b in pairwise(group) if a != b for port in topology.way(a, b)]
-    return Price(
-        max((p.latency_s for p in ports), default=0.0),
-        max((1 / p.link.bytes_per_s for p in ports), default=0.0),
-    )
+    groups = mesh.physical.groups(axes)
+    n = len(groups[0])
+    # Rounds are alike, or each has its distance; of many distances some stand for all.
+    skip = 1 + n * len(groups) * n // MOST_MESSAGES
+    distances = range(1, n)[::skip] if kind == "all_to_all" else range(1, min(n, 2))
+    latency = per_byte = 0.0
+    for far in distances:
+        longest, load = 0.0, defaultdict[tuple[int, ...], float](float)
+        for group in groups:
+            for way in map(topology.way, group, (*group[far:], *group[:far])):
+                longest = max(longest, sum([port.latency_s for port in way]))
+                for port in way:
+                    load[port.place] += 1 / port.link.bytes_per_s
+        latency += longest
+        per_byte += max(load.values())
+    rounds = (1 + (kind == "all_reduce")) * (n - 1)
+    most = max(1, len(distances))
+    return Price(latency / most * rounds + TIE_S, per_byte / most)
 
 
 class _Search:
     def __init__(
         self, src: TensorType, dst: TensorType, in_order: bool, topology: Topology | None
     ) -> None:
-        self.src, self.in_order = src, in_order
+        self.src, self.in_order, self.topology = src, in_order, topology
         self.most_bytes = max(src.local_bytes, dst.local_bytes)
         first, last = places(src), places(dst)
         # What stays where it is stays there all the way.
         self.kept = {a: p for a, p in first.items() if last.get(a) == p}
         self.axes = [a for a in src.sizes if a not in self.kept and (a in first or a in last)]
         self.ways = [src.sizes[a] for a in self.axes]
-        self.prices = [
-            price(src.mesh, a, topology)
-            if topology is not None and src.mesh is not None
-            else Price()
-            for a in self.axes
-        ]
+        self.prices: dict[tuple[str, tuple[int, ...]], Price] = {}
         # The bounds hold for the cheapest axis.
-        self.low = Price(*(min(p, default=0.0) for p in zip(*self.prices, strict=True)))
+        self.low = self._least()
         ends = [tuple(t.get(a) for a in self.axes) for t in (first, last)]
         self.exact = len(self.axes) <= EXACT_AXES
         # The places by number, and of each the others that it clashes with, as bits.
@@ -232,6 +251,33 @@ class _Search:
             elif p is not None and p.dim >= 0:
                 size //= p.size
         return size * self.src.dtype.bytes
+
+    # -- what it costs ----------------------------------------------------------------------------
+    def price(self, kind: str, who: tuple[int, ...]) -> Price:
+        """Of the collective `kind` over the axes `who`; of a slice, which sends nothing, none."""
+        if kind == "shard":
+            return Price(0.0, 0.0)
+        mesh, topology = self.src.mesh, self.topology
+        if topology is None or mesh is None:
+            return Price()
+        if (kind, who) not in self.prices:
+            axes = tuple(self.axes[k] for k in who)
+            self.prices[kind, who] = price(mesh, axes, kind, topology)
+        return self.prices[kind, who]
+
+    def _least(self) -> Price:
+        """No collective costs less: one message on the cheapest of the links that it must pass."""
+        mesh, topology = self.src.mesh, self.topology
+        if topology is None or mesh is None:
+            return Price()
+        cheapest = Price(math.inf, math.inf)
+        for axis in self.axes:
+            group = mesh.physical.groups(axis)[0]
+            ports = [p for pair in pairwise(group) for p in topology.way(*pair)]
+            slowest = max((1 / p.link.bytes_per_s for p in ports), default=0.0)
+            longest = max((p.latency_s for p in ports), default=0.0)
+            cheapest = Price(*map(min, cheapest, (longest, slowest)))
+        return cheapest if self.axes else Price(0.0, 0.0)
 
     # -- what is left -----------------------------------------------------------------------------
     def left(self, where: Where, block: int) -> float:
@@ -365,17 +411,10 @@ class _Search:
             done.add(now)
             so_far = known[now]
             for edge in self.edges(now, block):
-                k = edge.who[0]
-                if len(edge.who) == 1:
-                    then = (*now[:k], edge.to, *now[k + 1 :])
-                    latency, per_byte = self.prices[k]
-                else:
-                    then = tuple([edge.to if m in edge.who else p for m, p in enumerate(now)])
-                    latency, per_byte = map(max, zip(*[self.prices[m] for m in edge.who]))
-                cost = so_far
-                if edge.kind != "shard":
-                    more = edge.received_bytes + max(0, edge.block - self.most_bytes) / 1000
-                    cost += latency + more * per_byte
+                then = tuple([edge.to if m in edge.who else p for m, p in enumerate(now)])
+                latency, per_byte = self.price(edge.kind, edge.who)
+                more = edge.received_bytes + max(0, edge.block - self.most_bytes) / 1000
+                cost = so_far + latency + more * per_byte
                 if cost < known.get(then, math.inf):
                     known[then], came[then] = cost, (edge, now)
                     left = self.left(then, edge.block)

@@ -84,6 +84,16 @@ def test_a_traced_or_captured_function_keeps_its_choices(oracle: Oracle) -> None
         graph.trace(schedule(microbatches=2)(lambda x: x.sum()), x)
 
 
+def test_a_choice_of_when_collectives_run_says_that_there_are_none(oracle: Oracle) -> None:
+    x = sharded("[8@dp, 8]")
+    late = schedule(prefetch=1, bucket_bytes=64)(ts.tanh)
+    with pytest.warns(
+        ts.OptionWarning, match="bucket_bytes=64, prefetch=1 has no effect: tanh has"
+    ):
+        late(x)
+    schedule(prefetch=1)(ts.tanh)(np.ones((8, 8), np.float32))  # on one device it says nothing
+
+
 def test_a_scheduled_training_step_remains_one(oracle: Oracle) -> None:
     def step(x: Any) -> Any:
         loss = (x @ dist.tensor((8, 4), name="w", init="normal")).sum()

@@ -19,6 +19,8 @@ from .record import Recorder, current
 
 # Choices that are read while a function is recorded; all others are settled when that begins.
 READ_LATE = ("pipeline", "microbatches", "backend", "epoch")
+# Choices of when collectives run.
+WHEN = ("overlap", "bucket_bytes", "prefetch")
 
 
 def made(options: ScheduleOptions) -> dict[str, Any]:
@@ -103,8 +105,8 @@ class Chosen:
                 if cut
                 else "leave it out",
             )
-        if o.algorithm and not table and not cut:
-            self._warn_of_algorithms(recorder)
+        if not table and not cut and any(k in made(o) for k in ("algorithm", *WHEN)):
+            self._warn_of_collectives(recorder)
         buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
         if o.epoch == "hard" and max(buckets, default=1) == 1:
             warn_no_effect(
@@ -114,13 +116,25 @@ class Chosen:
                 fix='cut what op.moe sends: transport={"bucket_bytes": 1 << 20}; or leave it out',
             )
 
-    def _warn_of_algorithms(self, recorder: Recorder) -> None:
-        """Gives an OptionWarning for each algorithm of collectives that were not recorded."""
+    def _warn_of_collectives(self, recorder: Recorder) -> None:
+        """Gives an OptionWarning for each choice about collectives that were not recorded. On one
+        device there are none, and it says nothing: the program may be meant for more."""
         graph = recorder.builder.graph(())
         moves = list(graph.collectives())
         kinds = {n.op for n, _ in moves}
         sizes = {ways(n.attrs["axes"], n.type.sizes) for n, _ in moves}
         spread = any(n.type.mesh is not None and n.type.mesh.size > 1 for n in graph.nodes)
+        if (
+            spread
+            and not kinds
+            and (when := {k: v for k, v in made(self.options).items() if k in WHEN})
+        ):
+            warn_no_effect(
+                _written(when),
+                f"{self.name} has no collective",
+                means="when collectives run, and how many together",
+                fix="leave it out, or split a tensor that it reads",
+            )
         for on, name in self.options.algorithm or ():
             size = nest_size(name)
             if size and size not in sizes:

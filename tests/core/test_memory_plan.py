@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -321,6 +322,12 @@ def test_what_is_handed_back_twice_is_there_twice() -> None:
         assert memory_plan(b.graph(ends), donated=False).results == size
     for ends, size in (([x, y], 256), ([x], 0), ([x, x], 256), ([y, y], 256)):
         assert memory_plan(b.graph(ends)).results == size
+
+
+def test_arrays_that_are_held_count_as_such() -> None:
+    w, x = {"w": np.ones((8, 4), np.float32)}, np.ones((2, 8), np.float32)
+    plan = planned_memory(planned(lambda w, x: (x @ w["w"]).sum(), w, x), {"weights": w})
+    assert (plan.rows["weights"], plan.batch) == (128, 64)
 
 
 def test_what_is_no_program_has_no_plan() -> None:

@@ -34,6 +34,8 @@ from ..cost.memory import MemoryPlan, memory_plan, stage_plans
 from ..ir.graph.node import Graph, Node, need_graph
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import Schedule, Send
+from ..lang.host_data import is_array
+from ..lang.operands import type_like
 from ..lang.tensor import Tensor
 from ..lang.trace import trace
 from ..lang.tree import flatten
@@ -109,8 +111,9 @@ def local_bytes(tree: Any) -> int:
 
 
 def _types(tree: Any) -> list[TensorType]:
+    """Of the types, tensors and arrays in `tree`; what else is in it takes no memory."""
     leaves = flatten(tree)[0]
-    types = (x.type if isinstance(x, Tensor) else x for x in leaves)
+    types = (type_like(x) if isinstance(x, Tensor) or is_array(x) else x for x in leaves)
     return [t for t in types if isinstance(t, TensorType)]
 
 

@@ -255,3 +255,27 @@ def _() -> None:
     assert np.abs(found[0][1].numpy()).max() > 0
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@row("weights that are read in slices, within a stage and in several")
+def _() -> None:
+    weights = {"qkv": real(ROWS, 3, ROWS), "stack": real(4, ROWS, ROWS)}
+
+    def gated(w: dict[str, Any], x: Any) -> Any:
+        q, k, v = (x @ w["qkv"][:, i] for i in range(3))
+        return (x + q * ts.tanh(k) * v) @ w["stack"][1]
+
+    def stacked(w: dict[str, Any], x: Any) -> Any:
+        for i in (0, 1, 2, 3, 1):
+            x = ts.tanh(x @ w["stack"][i])
+        return x @ w["qkv"][:, 0]
+
+    def step(model: Any) -> Any:
+        def one(w: Any, x: Any) -> Any:
+            loss = (model(w, x) ** 2).mean()
+            return loss, ts.grad(loss, w)
+
+        return one
+
+    same(step, gated, weights, X)
+    same(step, stacked, weights, X)

@@ -18,6 +18,7 @@ from ...ir.schedule.pipelines.stages import depends
 from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
 from ...ops.elementwise import add
+from ...ops.movement import concat, pad
 from ...ops.redistribute import NAMES
 from ..functions import relayout
 from ..gradients import Goal, derived, laid
@@ -25,6 +26,9 @@ from ..host_outputs import HostOutput, each_microbatch
 from ..record import KEY_TYPE, Frame, Held, Recorder, symbolic
 from ..slices import laid_on, with_two_axes
 from ..tensor import Tensor
+
+# What makes one gradient of several, where a weight is read at several places or in slices.
+TOGETHER = (add.name, concat.name, pad.name)
 
 
 class Pipeline(Protocol):
@@ -238,8 +242,8 @@ class PipeState(Frame):
         def sum_of(n: Node) -> Node:
             if n not in micro:  # the same for each microbatch
                 return n
-            if n.op == add.name and n not in b.origins:  # of a weight that several stages use
-                return b("add", *map(sum_of, n.args))
+            if n.op in TOGETHER and n not in b.origins:  # of a weight that several stages use
+                return b(n.op, *map(sum_of, n.args), **n.attrs)
             if n.op in NAMES and n not in b.origins:  # one of those, on its way to the others
                 return b.redistribute(sum_of(n.args[0]), n.type, n.note)
             if n not in made:

@@ -192,8 +192,7 @@ class _Pipeline:
         stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
         outputs = [o for o in made.graph.outputs if o in made.means or o in made.rows]
         wanted = list(dict.fromkeys([*made.sums.values(), *outputs]))
-        gradients = {n for n in made.sums.values() if n in made.origins}
-        found = regions(made.graph, wanted, gradients, stage, self.free, made.origins)
+        found = regions(made.graph, wanted, stage, self.free, made.origins)
         found |= whole_backward(found, wanted)
         self.count_ahead()
         self.play(found, wanted)

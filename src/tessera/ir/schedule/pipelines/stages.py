@@ -100,19 +100,17 @@ def _together(n: Node, stage: Mapping[Node, int], free: frozenset[Node]) -> int:
 def regions(
     graph: Graph,
     wanted: Sequence[Node],
-    gradients: set[Node],
     stage: Mapping[Node, int],
     free: frozenset[Node],
     origins: Mapping[Node, Node],
 ) -> dict[tuple[int, str], Region]:
-    """The regions by (stage, kind), for what `wanted` needs. `gradients` are those of `wanted` that
-    come from the backward pass, `origins` that pass's nodes with what they were derived from.
+    """The regions by (stage, kind), for what `wanted` needs. `origins` are the backward pass's
+    nodes with what they were derived from.
 
     Raises GraphError if the forward pass of a stage needs a later one.
     """
-    needed = reachable(wanted)
-    forward = reachable(n for n in wanted if n not in gradients)
-    forward |= needed - depends(graph.nodes, origins)
+    needed, backward = reachable(wanted), depends(graph.nodes, origins)
+    forward = reachable(n for n in wanted if n not in backward) | needed - backward
     nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n not in free]
     _one_way(nodes, forward, stage)
     # Of the backward pass, what reaches another stage is I, and so is what that needs.

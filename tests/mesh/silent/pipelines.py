@@ -279,3 +279,14 @@ def _() -> None:
 
     same(step, gated, weights, X)
     same(step, stacked, weights, X)
+
+
+@row("a pipeline that gives its loss, with an argument of other rows that nothing reads")
+def _() -> None:
+    def body(w: dict[str, Any], x: Any, unread: Any) -> Any:
+        return nn.mse_loss(layers(w, x), x)
+
+    def step(model: Any) -> Any:
+        return lambda w, x, unread: model(w, x, unread)
+
+    same(step, body, PARAMS, X, real(4, 3))

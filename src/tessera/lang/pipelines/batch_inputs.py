@@ -123,7 +123,10 @@ class _Search:
         taken = [(n, _places(survey, n) - self.weights) for n in survey.taken]
         # What the pipeline is called with.
         self.first = {i: None for _, places in taken for i in sorted(places)}
-        self.sizes = dict.fromkeys(n.type.shape[0] for n, places in taken if n.type.rank and places)
+        # How many rows the batch may have: what the results do not need says nothing of it.
+        needed = reachable(survey.results)
+        sizes = {n: n.type.shape[0] for n, places in taken if n.type.rank and places}
+        self.sizes = dict.fromkeys([sizes[n] for n in sizes if n in needed] or sizes.values())
         self._last: PipeState | None = None  # the last recording
         self.why: dict[frozenset[int], str] = {}  # readings to what a pipeline cannot do
 

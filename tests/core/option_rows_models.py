@@ -217,11 +217,12 @@ class Two(nn.Module):
         self.first = nn.Linear(4, 4, bias=False)
         self.weight = self.first.weight
         self.mean = ts.zeros(4)
+        self.first.mean = self.mean
 
 
 for name, more in (
     ("named_modules", {}),
-    ("named_buffers", {}),
+    ("named_buffers", {"remove_duplicate": False}),
     ("named_parameters", {"remove_duplicate": False}),
 ):
     row(f"tessera.nn.Module.{name}",

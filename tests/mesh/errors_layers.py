@@ -173,3 +173,30 @@ grad: 'bias' is frozen
   at        : AT
   fix       : give the module itself or its trainable_parameters(), or unfreeze it
 """)
+
+
+def two_weights_of_one_name() -> Any:
+    model = nn.Module()
+    model.layers = {1: nn.Linear(2, 2), "1": nn.Linear(2, 2)}
+    return model.parameters()
+
+
+row("two weights of one name", ts.UsageError, two_weights_of_one_name, """
+Module: two tensors have the name 'layers.1.weight'
+  at  : AT
+  fix : rename one key, as of {1: a, "1": b} or {"x.y": a, "x": {"y": b}}
+""")
+
+
+def a_weight_that_is_set_by_its_dotted_name() -> Any:
+    model = nn.Sequential(nn.Linear(2, 2))
+    for name, weight in model.named_parameters():
+        setattr(model, name, weight * 0.5)
+
+
+row("a weight that is set by its dotted name", ts.UsageError,
+    a_weight_that_is_set_by_its_dotted_name, """
+Sequential: an attribute cannot be named '0.weight'
+  at  : AT
+  fix : write model.block.weight = t, or load_state_dict({name: t}, strict=False)
+""")

@@ -286,9 +286,12 @@ class _Read:
     def _of_all_names(
         self, kind: str, like: Module, rows: Sequence[tuple[str, Any]]
     ) -> Sequence[tuple[str, Any]]:
-        """`rows`, where a weight that has several names comes under those that are here."""
+        """`rows`, where a tensor that has several names comes under those that are here."""
         also: dict[int, list[str]] = {}
-        for name, p in like.named_parameters(remove_duplicate=False):
+        for name, p in (
+            *like.named_parameters(remove_duplicate=False),
+            *like.named_buffers(remove_duplicate=False),
+        ):
             also.setdefault(id(p), []).append(f"{kind}/{name}")
         by_name = {n: names for names in also.values() for n in names}
         found = []

@@ -302,7 +302,8 @@ def place(
     layout_rule(Combined(()), kind)  # is there such a kind?
     laid_by = strategy_or_none("place", "the strategy", strategy)
     mesh = needed_mesh("place", mesh)
-    done: set[int] = set()  # a weight that has two names is laid out by the first
+    # A weight or a buffer that has two names is laid out by the first: what became of it.
+    done: dict[int, tuple[Tensor, Tensor]] = {}
     have: dict[str, TensorType] = {}
     arrays: list[Path] = []
     rest: list[tuple[Path, Any]] = []
@@ -317,17 +318,18 @@ def place(
             rest.append((path, x))
             return x
         if id(x) in done:
-            return x
+            return done[id(x)][1]
         base, name = _plain_on(x, mesh), path_name(path)
         want = layout_rule(laid_by, kind)(name, base) if laid_by is not None else base
-        if type(x) is Parameter:
-            done.add(id(x))
+        given = x
         if x.drawn and x._data is None and x._pending is not None:
             x.type = want
         elif type(x) is Parameter:
             x.put(_laid(x, want))
         else:
             x = _laid(x, want)
+        if type(x) is Parameter or given.home is not None:
+            done[id(given)] = given, x
         have[name] = x.type
         return x
 

@@ -29,7 +29,7 @@ from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
 from ..lang.record import current
 from ..lang.tensor import Tensor
-from ..lang.tree import register
+from ..lang.tree import flatten, register, tree_fill
 from .module_calls import not_callable, scoped, seen
 from .weight_names import WeightName
 
@@ -88,10 +88,16 @@ class Module:
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if "." in name:
+            raise fail(
+                UsageError,
+                f"{type(self).__name__}: an attribute cannot be named {name!r}",
+                fix="write model.block.weight = t, or load_state_dict({name: t}, strict=False)",
+            )
         have = self.__dict__.get(name)
+        if isinstance(have, Tensor) and type(value) is not Parameter and is_array(value):
+            value = as_tensor(value)
         if type(have) is Parameter and type(value) is not Parameter:
-            if is_array(value):
-                value = as_tensor(value)
             if isinstance(value, Tensor):
                 fits(
                     f"{type(self).__name__}.{name}: the new value",
@@ -135,11 +141,16 @@ class Module:
                 known.add(id(t))
                 yield name, t
 
-    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """(dotted name, tensor) of each buffer of this module and of those below."""
+    def named_buffers(
+        self, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(dotted name, tensor) of each buffer of this module and of those below.
+
+        A buffer with several names comes as in `named_parameters`.
+        """
         known: set[int] = set()
         for name, t in _tensors(self, prefix):
-            if type(t) is not Parameter and id(t) not in known:
+            if type(t) is not Parameter and not (remove_duplicate and id(t) in known):
                 known.add(id(t))
                 yield name, t
 
@@ -256,9 +267,7 @@ class Module:
             )
         for box in self.parameters().values():
             box.put(box.now().to(want))
-        for name, t in self.named_buffers():
-            if t.dtype.is_float:
-                _set(self, name.split("."), t.to(want))
+        _swap(self, {id(t): t.to(want) for _, t in self.named_buffers() if t.dtype.is_float})
         return self
 
     # -- from and to dicts ------------------------------------------------------------------------
@@ -297,25 +306,29 @@ class Module:
         round_to_mine: bool = True,
     ) -> Unmatched:
         """Puts `values` into the parameters and buffers of these names; `need` are those that must
-        be given. A parameter of two names may come under both, with equal values. All is checked
+        be given. A tensor of two names may come under both, with equal values. All is checked
         before anything changes."""
         fix = "give a dict from names to tensors, such as state_dict() gives"
         mapping(who, "the parameters", values, fix)
         flag(who, "strict", strict)
-        # One parameter may come under any of its names.
+        # One tensor may come under any of its names.
         boxes = dict(self.named_parameters(remove_duplicate=False))
-        first: dict[int, str] = {id(t): name for name, t in self.named_parameters()}
-        have: dict[str, Tensor] = {**boxes, **dict(self.named_buffers())}
+        buffers = dict(self.named_buffers(remove_duplicate=False))
+        have: dict[str, Tensor] = {**boxes, **buffers}
+        first: dict[int, str] = {}
+        for name, t in have.items():
+            first.setdefault(id(t), name)
         given: dict[str, tuple[str, Any]] = {}
         for name, value in values.items():
             if name in have:
-                one = first.get(id(have[name]), str(name))
+                one = first[id(have[name])]
                 other = given.setdefault(one, (name, value))
                 if other[1] is not value and not _equal(other[1], value):
                     raise fail(
                         UsageError,
-                        f"{who}: {other[0]!r} and {name!r} are one parameter, the values differ",
-                        [("parameter", have[name].type)],
+                        f"{who}: {other[0]!r} and {name!r} are one"
+                        f" {'parameter' if name in boxes else 'buffer'}, the values differ",
+                        [("tensor", have[name].type)],
                         fix="give one of them, or untie them: module.weight = nn.Parameter(...)",
                     )
         unknown = [str(n) for n in values if n not in have]
@@ -337,11 +350,10 @@ class Module:
             )
         for name, t in made.items():
             box = boxes.get(name)
-            if box is None:
-                _set(self, name.split("."), t)
-            elif box is not t:
+            if box is not None and box is not t:
                 box.put(t)
                 box.name = box.name or name
+        _swap(self, {id(have[name]): t for name, t in made.items() if name not in boxes})
         return Unmatched(absent, unknown)
 
     # -- shown ------------------------------------------------------------------------------------
@@ -384,42 +396,53 @@ def direct(value: Any) -> Iterator[Tensor]:
     """The tensors of an attribute that no other module holds."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for v in value.values() if isinstance(value, dict) else value:
+    elif not isinstance(value, Module):
+        for _, v in _inside(value):
             yield from direct(v)
 
 
 def _tensors(module: Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    for name, value in module.__dict__.items():
-        yield from _walk(value, f"{prefix}{name}")
+    """(dotted name, tensor) of all tensors in `module`; UsageError where two have one name."""
+    known: dict[str, Tensor] = {}
+    for name, t in _walk(module, prefix.removesuffix(".")):
+        if known.setdefault(name, t) is not t:
+            raise fail(
+                UsageError,
+                f"{type(module).__name__}: two tensors have the name {name!r}",
+                fix='rename one key, as of {1: a, "1": b} or {"x.y": a, "x": {"y": b}}',
+            )
+        yield name, t
 
 
 def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
-    elif isinstance(value, Module):
-        yield from _tensors(value, f"{name}.")
-    elif isinstance(value, dict):
-        for k, v in value.items():
-            yield from _walk(v, f"{name}.{k}")
-    elif isinstance(value, (list, tuple)):
-        for k, v in enumerate(value):
-            yield from _walk(v, f"{name}.{k}")
+    for key, v in _inside(value):
+        yield from _walk(v, f"{name}.{key}" if name else key)
 
 
-def _named(module: Module, name: str) -> Iterator[tuple[str, Module]]:
-    yield name, module
-    for key, value in module.__dict__.items():
-        for path, below in _modules(value, f"{name}.{key}" if name else key):
-            yield from _named(below, path)
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    """(key, value) of what a module, a dict, a list or a tuple holds now."""
+    value = value.__dict__ if isinstance(value, Module) else value
+    if isinstance(value, dict):
+        return [(str(k), v) for k, v in value.items()]
+    return [(str(k), v) for k, v in enumerate(value)] if isinstance(value, (list, tuple)) else []
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, Module]]:
+    if isinstance(value, Module):
+        yield name, value
+    for key, v in _inside(value):
+        yield from _named(v, f"{name}.{key}" if name else key)
 
 
 def _modules(value: Any, name: str) -> Iterator[tuple[str, Module]]:
+    """The modules of an attribute, without those inside of them."""
     if isinstance(value, Module):
         yield name, value
-    elif isinstance(value, (dict, list, tuple)):
-        for k, v in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _modules(v, f"{name}.{k}")
+    else:
+        for key, v in _inside(value):
+            yield from _modules(v, f"{name}.{key}")
 
 
 def _said(t: Tensor) -> str:
@@ -434,21 +457,15 @@ def _equal(a: Any, b: Any) -> bool:
 def put_buffer(old: Tensor, new: Tensor) -> None:
     """Puts `new` in place of `old` where that is a buffer of a module."""
     module = old.home() if old.home is not None else None
-    for name, t in _tensors(module, "") if module is not None else ():
-        if t is old:
-            return _set(module, name.split("."), new)
+    if module is not None:
+        _swap(module, {id(old): new})
 
 
-def _set(holder: Any, path: list[str], t: Tensor) -> None:
-    """Puts `t` where the dotted name `path` points, through attributes, lists and dicts."""
-    for key in path[:-1]:
-        holder = holder[int(key)] if isinstance(holder, (list, tuple)) else (
-            holder[key] if isinstance(holder, dict) else getattr(holder, key)
-        )  # fmt: skip
-    last = path[-1]
-    if isinstance(holder, list):
-        holder[int(last)] = t
-    elif isinstance(holder, dict):
-        holder[last] = t
-    else:
-        setattr(holder, last, t)
+def _swap(module: Module, new: Mapping[int, Tensor]) -> None:
+    """Puts tensors in place of buffers, which `new` has by id, under each of their names."""
+    leaves = flatten(module)[0] if new else []
+    if any(id(t) in new for t in leaves):
+        for t in leaves:
+            if id(t) in new:
+                new[id(t)].home = t.home
+        tree_fill(module, iter([new.get(id(t), t) for t in leaves]))

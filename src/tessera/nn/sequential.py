@@ -99,7 +99,10 @@ def functional_call(
     for part in params if isinstance(params, tuple) else (params,):
         mapping(who, "params", part, "give a dict from names to tensors, as state_dict() does")
         given |= part
-    own = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    own = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     fix = "give names that state_dict() has"
     same_names(who, [], [str(n) for n in given if n not in own], fix)
     new: dict[int, tuple[str, Tensor]] = {}

@@ -98,3 +98,34 @@ def test_a_prefix_is_that_of_pytorch() -> None:
     torch = pytest.importorskip("torch")
     peer = [name for name, _ in torch.nn.Linear(2, 3).named_parameters("head")]
     assert peer == [name for name, _ in nn.Linear(2, 3).named_parameters("head")]
+
+
+@ts.jit(donate="model")
+def step(model: nn.Module, x: Any) -> Any:
+    loss = (model(x) ** 2).mean()
+    for name, g in ts.grad(loss, model).items():
+        setattr(model, name, model.parameters()[name] - 0.1 * g)
+    return loss
+
+
+def test_a_model_that_was_loaded_from_another_outlives_its_steps() -> None:
+    x = ts.tensor(np.random.default_rng(0).normal(size=(8, 3)))
+    online, target = nn.BatchNorm(3), nn.BatchNorm(3)
+    for _ in range(2):  # also of values that nobody has asked for yet
+        target.load_state_dict(online.state_dict())
+        before = target.eval()(x).numpy()
+        step(online, x)
+        assert (target(x).numpy() == before).all()
+
+
+def test_tensors_that_were_given_up_are_not_loaded() -> None:
+    model, x = nn.BatchNorm(3), ts.ones((8, 3))
+    model(x)
+    best = model.state_dict()
+    step(model, x)
+    now = {name: t.numpy() for name, t in model.state_dict().items()}
+    for load in (model.load_state_dict, lambda b: setattr(model, "weight", b["weight"])):
+        with pytest.raises(ts.DonatedError):
+            load(best)
+        kept = model.state_dict()
+        assert all((kept[name].numpy() == value).all() for name, value in now.items())

@@ -24,6 +24,7 @@ from ..core.layout import TensorType, plain
 from ..core.turns import TURN
 from .changes import nearby
 from .create import first_values
+from .engine import engine
 from .moving import moved
 from .operands import as_tensor
 from .record import Recorder, current, symbolic
@@ -230,7 +231,7 @@ class Parameter(Tensor):
         other = source.box if isinstance(source.box, Parameter) else self
         waiting: Any = source._pending if source._data is None else None
         if alike and other is self and source._data is not None:
-            self._data, self._pending = source._data, None
+            self._data, self._pending = engine().alive(source._data, source.type), None
         elif other is not self and other._value is source and other._data is None and other._again:
             self._again = other._again
             self._wait(self._again)

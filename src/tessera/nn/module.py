@@ -11,6 +11,7 @@ import fnmatch
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from copy import copy
 from types import FunctionType
 from typing import Any, NamedTuple, Self
 
@@ -24,6 +25,7 @@ from ..core.peers import SPACES, no_attribute
 from ..core.turns import TURN
 from ..lang.captured_places import GONE, is_plain
 from ..lang.create import Init, dist_tensor
+from ..lang.engine import engine
 from ..lang.host_data import is_array
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
@@ -340,6 +342,11 @@ class Module:
         for name, t in made.items():
             fix = "load a checkpoint of a model with the same sizes"
             alike(f"{who}: {name!r}", have[name].type, t.type, fix)
+            if current() is None:
+                if t._data is not None:
+                    engine().alive(t._data, t.type)
+                if t.home is not None and name not in boxes:
+                    t = made[name] = copy(t)  # another module's buffer stays its own
             if round_to_mine and t is not have[name]:
                 made[name] = t.to(have[name].dtype)
         if made and all(t is have[name] for name, t in made.items()):

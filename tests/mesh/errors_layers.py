@@ -173,6 +173,26 @@ grad: 'bias' is frozen
   at        : AT
   fix       : give the module itself or its trainable_parameters(), or unfreeze it
 """)
+row("gradients by a model that is frozen", ts.UsageError, lambda: ts.grad(
+    X.sum(), nn.Linear(2, 3).freeze()), """
+grad: there is no weight to take a gradient by
+  weights : Linear, no parameter of which is trained
+  at      : AT
+  fix     : train some of it: model.unfreeze("head.*")
+""")
+row("gradients by the weights that fit no pattern", ts.UsageError, lambda: ts.grad(X.sum(), {}), """
+grad: there is no weight to take a gradient by
+  weights : {}
+  at      : AT
+  fix     : give the model, or a dict or list of tensors that is not empty
+""")
+row("gradients by the values of a dict", ts.UsageError, lambda: ts.grad(
+    X.sum(), nn.Linear(2, 3).parameters().values()), """
+grad: weight '' is not a float tensor
+  weight : dict_values
+  at     : AT
+  fix    : give the model, its parameters(), or a list of tensors
+""")
 
 
 def two_weights_of_one_name() -> Any:

@@ -278,6 +278,12 @@ place: there is no mesh
   at  : AT
   fix : pass mesh=..., or say: with mesh:
 """)
+row("the names and weights of a model, placed one by one", ts.UsageError,
+    lambda: dist.place(ts.nn.Linear(2, 3).named_parameters(), "data_parallel", MESH), """
+place: an object of type generator holds no tensors that can be laid out
+  at  : AT
+  fix : give the module itself, its parameters(), or a dict or list of tensors
+""")
 row("a batch of lists", ts.UsageError,
     lambda: dist.place([[1, 2], [3]], "data_parallel", MESH, kind="batch"), """
 place: a batch is laid out as tensors or arrays, and it has none

@@ -29,7 +29,7 @@ from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
 from .eager import made as made_of
 from .eager import run_graph
-from .gradient_checks import goals, need_current, need_loss, need_reached
+from .gradient_checks import goals, need_current, need_loss, need_reached, need_weights
 from .gradients import derived, laid
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
@@ -62,7 +62,7 @@ def grad(
     each device's term is rounded to it. None sends the gradients of products as they were computed
     (bf16 inside `ts.autocast`), all others in f32. A gradient has the dtype of its weight anyway.
 
-    Raises UsageError if `loss` is not a tensor, a weight is not a float tensor, or `layout` or
+    Raises UsageError if `loss` is not a tensor, no weight is given, one is no float, or `layout` or
     `reduce_dtype` is given where sums stay pending; ShapeError if `loss` is not a scalar;
     DTypeError if it is not a float, or `reduce_dtype` is not f32, bf16 or f16; GraphError if it
     depends on none of the weights; LayoutError if `layout` does not fit a weight's shape.
@@ -85,8 +85,9 @@ def grad_holding(
     need_loss("grad", loss, fix)
     if weights is None:
         weights = _named(loss)
-    weights = trained(weights)
+    given, weights = weights, trained(weights)
     leaves, spec = flatten(weights)
+    need_weights(given, leaves)
     need_trained("grad", zip(map(path_name, spec_paths(spec)), leaves, strict=True))
     for leaf, path in zip(leaves, paths(weights), strict=True):
         if not isinstance(leaf, Tensor) or not leaf.dtype.is_float:
@@ -95,7 +96,9 @@ def grad_holding(
                 UsageError,
                 f"grad: weight {path_name(path)!r} is not a float tensor",
                 [("weight", what)],
-                fix="leave it out of the weights",
+                fix="leave it out of the weights"
+                if path
+                else "give the model, its parameters(), or a list of tensors",
             )
     wanted = goals(leaves, spec, layout, reduce_partial)
     with replaced(reduce_dtype=_reduced_in(reduce_dtype, reduce_partial)):

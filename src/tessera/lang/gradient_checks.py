@@ -36,6 +36,21 @@ def need_loss(call: str, loss: Tensor, fix: str) -> None:
         )
 
 
+def need_weights(given: Any, leaves: Sequence[Any]) -> None:
+    """Raises UsageError if nothing of what was `given` as weights is trained: all gradients would
+    be none, and a step would change nothing."""
+    if leaves:
+        return
+    module = hasattr(type(given), "trainable_parameters")
+    raise fail(
+        UsageError,
+        "grad: there is no weight to take a gradient by",
+        [("weights", f"{type(given).__name__}, no parameter of which is trained" if module else shown(given))],
+        fix='train some of it: model.unfreeze("head.*")' if module
+        else "give the model, or a dict or list of tensors that is not empty",
+    )  # fmt: skip
+
+
 def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
     """Raises GraphError if one of the weights is not `there`: the loss was made of what it had
     before it was set."""

@@ -342,6 +342,12 @@ def place(
             fix='of a batch: dist.place(batch, strategy, mesh, kind="batch"); of weights: make'
             " tensors first, by nn.Parameter(x) or ts.tensor(x)",
         )
+    if kind != "batch" and any(not path for path, _ in rest):
+        raise fail(
+            UsageError,
+            f"place: {shown(tree)} holds no tensors that can be laid out",
+            fix="give the module itself, its parameters(), or a dict or list of tensors",
+        )
     if kind == "batch":
         # A number beside arrays is one; a table of another library should have been an array.
         left = [(p, x) for p, x in rest if not have or getattr(x, "shape", None)]

@@ -193,6 +193,12 @@ grad: weight '' is not a float tensor
   at     : AT
   fix    : give the model, its parameters(), or a list of tensors
 """)
+row("a module called with arguments one by one", ts.UsageError, lambda: nn.functional_call(
+    nn.Linear(3, 2), {}, X, X), """
+functional_call: kwargs cannot be <Tensor f32[2, 3]>
+  at  : AT
+  fix : several arguments go in one tuple: functional_call(module, params, (x, y))
+""")
 
 
 def two_weights_of_one_name() -> Any:

@@ -99,6 +99,8 @@ def functional_call(
     for part in params if isinstance(params, tuple) else (params,):
         mapping(who, "params", part, "give a dict from names to tensors, as state_dict() does")
         given |= part
+    fix = "several arguments go in one tuple: functional_call(module, params, (x, y))"
+    mapping(who, "kwargs", {} if kwargs is None else kwargs, fix)
     own = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),

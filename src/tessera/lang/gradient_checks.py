@@ -41,14 +41,12 @@ def need_weights(given: Any, leaves: Sequence[Any]) -> None:
     be none, and a step would change nothing."""
     if leaves:
         return
-    module = hasattr(type(given), "trainable_parameters")
-    raise fail(
-        UsageError,
-        "grad: there is no weight to take a gradient by",
-        [("weights", f"{type(given).__name__}, no parameter of which is trained" if module else shown(given))],
-        fix='train some of it: model.unfreeze("head.*")' if module
-        else "give the model, or a dict or list of tensors that is not empty",
-    )  # fmt: skip
+    what, fix = shown(given), "give the model, or a dict or list of tensors that is not empty"
+    if hasattr(type(given), "trainable_parameters"):
+        what = f"{type(given).__name__}, no parameter of which is trained"
+        fix = 'train some of it: model.unfreeze("head.*")'
+    who = "grad: there is no weight to take a gradient by"
+    raise fail(UsageError, who, [("weights", what)], fix=fix)
 
 
 def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:

@@ -9,9 +9,15 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "axis": ("dim", "dims"), "axes": ("dims", "dim"), "dim": ("axis", "dims", "d"),
     "dims": ("dim",), "keepdim": ("keepdims",), "keep_dims": ("keepdims",),
     "ddof": ("correction",), "unbiased": ("correction",),
-    "input": ("x",), "inputs": ("x", "prompt"), "a": ("x",), "tensor": ("x",),
+    "input": ("x", "logits", "probs", "log_probs", "ids"),
+    "inputs": ("x", "prompt"), "a": ("x",), "tensor": ("x",),
+    "x1": ("x",), "x2": ("y",), "array": ("x",), "m": ("x",),
     "tensors": ("xs",), "arrays": ("xs",), "other": ("y",), "size": ("shape",),
-    "fill_value": ("value",), "index": ("ids",), "indices": ("ids",), "src": ("updates",),
+    "fill_value": ("value",), "diagonal": ("k",), "condition": ("pick",), "reps": ("dims",),
+    "pad_width": ("pad",), "split_size_or_sections": ("sections",), "func": ("fn",),
+    "indices_or_sections": ("sections",), "axis1": ("dim1",), "axis2": ("dim2",),
+    "stop": ("end",), "end": ("stop",), "num": ("steps",),
+    "index": ("ids",), "indices": ("ids",), "src": ("updates",),
     "num_classes": ("count",), "num_samples": ("count",),
     "target": ("labels",), "targets": ("labels",),
     "num_embeddings": ("vocab",), "embedding_dim": ("d",),
@@ -22,7 +28,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab",), "is_causal": ("causal",), "attn_mask": ("mask", "attention_mask"),
     "attention_mask": ("mask",), "input_ids": ("ids", "prompt"),
     "mask": ("attention_mask",), "padding_mask": ("attention_mask", "mask"),
-    "position_ids": ("positions",), "learning_rate": ("lr",),
+    "position_ids": ("positions",), "learning_rate": ("lr", "peak", "value", "start"),
     "step_size": ("lr",), "epsilon": ("eps",), "b1": ("betas",), "b2": ("betas",),
     "beta1": ("betas",), "beta2": ("betas",), "decay": ("weight_decay",), "wd": ("weight_decay",),
     "device": ("mesh",), "sharding": ("layout",), "placements": ("layout",),
@@ -30,7 +36,13 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "argnums": ("weights",), "in_axes": ("in_dims",), "out_axes": ("out_dims",),
     "init_value": ("start", "value", "peak"), "end_value": ("end",),
     "peak_value": ("peak",), "warmup_steps": ("warmup",), "decay_steps": ("total", "steps"),
-    "total_steps": ("total",), "T_max": ("total",), "transition_steps": ("steps",),
+    "total_steps": ("total", "steps"), "T_max": ("total", "steps"), "transition_steps": ("steps",),
+    "total_iters": ("total", "steps"), "num_training_steps": ("total", "steps"),
+    "lr_decay_iters": ("total", "steps"), "max_steps": ("total", "steps"), "total": ("steps",),
+    "num_warmup_steps": ("warmup",), "warmup_iters": ("warmup",), "eta_min": ("end",),
+    "min_lr": ("end",), "final_lr": ("end",), "lr": ("peak", "value", "start"),
+    "max_lr": ("peak",), "base_lr": ("peak",), "milestones": ("boundaries",),
+    "parameters": ("grads",), "cond_fn": ("cond",), "body_fn": ("body",),
     "model": ("tensors",), "module": ("tensors",), "optimizer_state": ("optimizer", "state"),
     "opt_state": ("optimizer", "state"), "path": ("root",), "folder": ("root",),
     "monitor": ("metric",), "save_top_k": ("best",), "max_to_keep": ("last",),
@@ -99,7 +111,10 @@ _DILATION = (
     "1 is what it does; for another take the maximum of shifted parts:"
     " ts.maximum(x[..., :-2], x[..., 2:])"
 )
+_WARMUPS = ("warmup", "warmup_steps", "num_warmup_steps", "warmup_iters")
 ARGUMENT_ADVICE: dict[str, str] = {
+    **{f"{f}.{n}": f"write optim.warmup_{f}(peak, warmup, total)"
+       for f in ("cosine", "linear") for n in _WARMUPS},
     "requires_grad": "leave it out: ts.grad takes any tensor; a module's weight is nn.Parameter(x)",
     "out": "use the result of the call", "inplace": "use the result of the call",
     "device": "leave it out: a mesh says where values lie",

@@ -111,6 +111,29 @@ load_parameters: 1 names are missing, 1 are too many
   at       : AT
   fix      : give what parameters() names, or load what is there: strict=False
 """)
+row("PyTorch's weight of a layer", ts.ShapeError,
+    lambda: nn.Linear(2, 3, bias=False).load_state_dict({"weight": ts.ones((3, 2))}), """
+load_state_dict: 'weight' has another shape
+  have  : f32[2, 3]
+  given : f32[3, 2]
+  at    : AT
+  fix   : give w.T if these are PyTorch's: its Linear has [out, in]; square ones too
+""")
+row("a state without the statistics", ts.UsageError, lambda: nn.BatchNorm(2).load_state_dict(
+    nn.BatchNorm(2).parameters()), """
+load_state_dict: 2 names are missing, 0 are too many
+  missing  : running_mean, running_var
+  too many : none
+  at       : AT
+  fix      : give what state_dict() names, or load what is there: strict=False
+""")
+row("a row of a weight that is set", ts.UsageError,
+    lambda: nn.Linear(2, 3).weight.__setitem__(0, 0.0), """
+a parameter cannot be changed in a part of it
+  parameter : f32[2, 3]
+  at        : AT
+  fix       : put a whole value into it: p.data = ts.where(mask, value, p)
+""")
 row("parameters of another size", ts.ShapeError,
     lambda: nn.Linear(2, 3, bias=False).load_parameters({"weight": Y}), """
 load_parameters: 'weight' has another shape

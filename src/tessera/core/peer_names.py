@@ -314,7 +314,8 @@ ADVICE: dict[str, str] = {
     "Tensor.bool": "write x.to(ts.bool)", "Tensor.byte": "write x.to(ts.uint8)",
     "ts.repeat": "of rows: ts.repeat_interleave(x, repeats, dim=); of the whole: x.repeat(2, 1)",
     "Tensor.grad": _GRADS, "Tensor.requires_grad": "ask a parameter: nn.Parameter(x).requires_grad",
-    "requires_grad_": "make it a parameter: nn.Parameter(x); ts.grad takes any tensor",
+    "requires_grad_": "of a weight write p.requires_grad = False; others become one by"
+    " nn.Parameter(x), and ts.grad takes any tensor",
     "Tensor.is_leaf": _GRADS, "retain_grad": _GRADS, "grad_fn": _GRADS,
     "enable_grad": "leave it out: gradients are computed where ts.grad asks for them",
     "set_grad_enabled": "use ts.no_grad, or leave it out",

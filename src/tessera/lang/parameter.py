@@ -161,6 +161,14 @@ class Parameter(Tensor):
         fits("Parameter.data: the new value", self, new, "give a value of its shape and dtype")
         self.put(new)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise fail(
+            UsageError,
+            "a parameter cannot be changed in a part of it",
+            [("parameter", self.type)],
+            fix="put a whole value into it: p.data = ts.where(mask, value, p)",
+        )
+
     def put(self, value: Tensor) -> None:
         """Replaces the value; in a recorded function, after its program has run.
 

@@ -336,11 +336,14 @@ class Module:
         unknown = [str(n) for n in values if n not in have]
         absent = [n for n in have if n in need and n not in given]
         if strict:
-            fix = "give what parameters() names, or load what is there: strict=False"
+            names = "parameters()" if who == "load_parameters" else "state_dict()"
+            fix = f"give what {names} names, or load what is there: strict=False"
             same_names(who, absent, unknown, fix)
         made = {name: as_tensor(value) for name, (_, value) in given.items()}
         for name, t in made.items():
             fix = "load a checkpoint of a model with the same sizes"
+            if t.ndim == 2 and t.shape == have[name].shape[::-1]:
+                fix = "give w.T if these are PyTorch's: its Linear has [out, in]; square ones too"
             alike(f"{who}: {name!r}", have[name].type, t.type, fix)
             if current() is None:
                 if t._data is not None:

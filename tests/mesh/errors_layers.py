@@ -224,6 +224,18 @@ functional_call: kwargs cannot be <Tensor f32[2, 3]>
 """)
 
 
+def a_block_that_knows_its_model() -> Any:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].parent = [model]
+
+
+row("a block that knows its model", ts.UsageError, a_block_that_knows_its_model, """
+Linear.parent: a module cannot hold itself, nor one that holds it
+  at  : AT
+  fix : give what is needed of it as an argument of the call
+""")
+
+
 def two_weights_of_one_name() -> Any:
     model = nn.Module()
     model.layers = {1: nn.Linear(2, 2), "1": nn.Linear(2, 2)}

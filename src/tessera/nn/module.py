@@ -96,6 +96,12 @@ class Module:
                 f"{type(self).__name__}: an attribute cannot be named {name!r}",
                 fix="write model.block.weight = t, or load_state_dict({name: t}, strict=False)",
             )
+        if not isinstance(value, Tensor) and any(m is self for _, m in _named(value, name)):
+            raise fail(
+                UsageError,
+                f"{type(self).__name__}.{name}: a module cannot hold itself, nor one that holds it",
+                fix="give what is needed of it as an argument of the call",
+            )
         have = self.__dict__.get(name)
         if isinstance(have, Tensor) and type(value) is not Parameter and is_array(value):
             value = as_tensor(value)

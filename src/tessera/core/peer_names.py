@@ -381,6 +381,18 @@ ADVICE: dict[str, str] = {
         ("children", "named_children"),
         "all, at any depth, are model.named_modules(); one of them is an attribute: model.name",
     ),
+    "Module.get_parameter": "write model.parameters()[name]",
+    "Module.get_submodule": "write dict(model.named_modules())[name]",
+    **dict.fromkeys(("Module.add_module", "Module.register_module"), "write model.name = module"),
+    "Module.append": "make another: nn.Sequential(*model, layer); a list has it",
+    "Module.num_parameters": "write sum(p.size for p in model.parameters().values())",
+    "Module.register_forward_hook": "in a module of your own use what the layer gives",
+    **dict.fromkeys(
+        ("parallel", "DataParallel"),
+        "write dist.place(model, \"data_parallel\", mesh)",
+    ),
+    "set_default_dtype": "say it where a weight is made, nn.Parameter(4, 4, dtype=ts.bf16), or"
+    " model.to(ts.bf16)",
     "Module.apply": "go through model.parameters(), and assign: model.weight = t",
     "ModuleList": "assign a list of modules: self.layers = [nn.Linear(4, 4)]",
     "ModuleDict": "assign a dict of modules: self.layers = {\"a\": nn.Linear(4, 4)}",

@@ -26,7 +26,8 @@ from ..lang.parameter import Parameter, fits
 from ..lang.store import put_weight
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_fill, unflatten
-from ..nn.module import Module, put_buffer
+from ..nn.contents import put_buffer
+from ..nn.module import Module
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .pieces import Reader
 from .saving import advice_of, leaves, no_folder, not_recorded, wait

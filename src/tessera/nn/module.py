@@ -31,7 +31,8 @@ from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
 from ..lang.record import current
 from ..lang.tensor import Tensor
-from ..lang.tree import flatten, register, tree_fill
+from ..lang.tree import register
+from .contents import Holder, direct, modules_of, outer_modules, swap, tensors_of, walk
 from .module_calls import not_callable, scoped, seen
 from .weight_names import WeightName
 
@@ -56,7 +57,7 @@ class Unmatched(NamedTuple):
 OWN_TRAINING: set[type] = set()  # classes that set `training` themselves
 
 
-class Module:
+class Module(Holder):
     """The base class of layers and models.
 
     Assign parameters and modules as attributes and define `__call__`. An `nn.Parameter` is trained;
@@ -96,7 +97,7 @@ class Module:
                 f"{type(self).__name__}: an attribute cannot be named {name!r}",
                 fix="write model.block.weight = t, or load_state_dict({name: t}, strict=False)",
             )
-        if not isinstance(value, Tensor) and any(m is self for _, m in _named(value, name)):
+        if not isinstance(value, Tensor) and any(m is self for _, m in modules_of(value, name)):
             raise fail(
                 UsageError,
                 f"{type(self).__name__}.{name}: a module cannot hold itself, nor one that holds it",
@@ -144,7 +145,7 @@ class Module:
         each.
         """
         known: set[int] = set()
-        for name, t in _tensors(self, prefix):
+        for name, t in tensors_of(self, prefix):
             if type(t) is Parameter and not (remove_duplicate and id(t) in known):
                 known.add(id(t))
                 yield name, t
@@ -157,7 +158,7 @@ class Module:
         A buffer with several names comes as in `named_parameters`.
         """
         known: set[int] = set()
-        for name, t in _tensors(self, prefix):
+        for name, t in tensors_of(self, prefix):
             if type(t) is not Parameter and not (remove_duplicate and id(t) in known):
                 known.add(id(t))
                 yield name, t
@@ -173,7 +174,7 @@ class Module:
         A module with several names comes once, by its first.
         """
         known: set[int] = set()
-        for name, module in _named(self, prefix):
+        for name, module in modules_of(self, prefix):
             if id(module) not in known:
                 known.add(id(module))
                 yield name, module
@@ -275,7 +276,7 @@ class Module:
             )
         for box in self.parameters().values():
             box.put(box.now().to(want))
-        _swap(self, {id(t): t.to(want) for _, t in self.named_buffers() if t.dtype.is_float})
+        swap(self, {id(t): t.to(want) for _, t in self.named_buffers() if t.dtype.is_float})
         return self
 
     # -- from and to dicts ------------------------------------------------------------------------
@@ -369,14 +370,14 @@ class Module:
             if box is not None and box is not t:
                 box.put(t)
                 box.name = box.name or name
-        _swap(self, {id(have[name]): t for name, t in made.items() if name not in boxes})
+        swap(self, {id(have[name]): t for name, t in made.items() if name not in boxes})
         return Unmatched(absent, unknown)
 
     # -- shown ------------------------------------------------------------------------------------
     def __repr__(self) -> str:
         kind, parts, inner = type(self).__name__, [], []
         for name, value in self.__dict__.items():
-            found = list(_modules(value, name))
+            found = list(outer_modules(value, name))
             if found:
                 inner += [f"({path}): {module!r}" for path, module in found]
             elif isinstance(value, Tensor):
@@ -387,7 +388,7 @@ class Module:
             elif callable(value):
                 inner.append(f"({name}): {getattr(value, '__name__', type(value).__name__)}")
             elif value and isinstance(value, (dict, list, tuple)):
-                parts += [f"{path}={_said(t)}" for path, t in _walk(value, name)]
+                parts += [f"{path}={_said(t)}" for path, t in walk(value, name)]
         first = ", ".join(parts)
         if not inner:
             return f"{kind}({first})"
@@ -408,59 +409,6 @@ Module.__getattr__ = no_attribute("Module")  # type: ignore[attr-defined]  # uns
 Module.__call__ = not_callable  # type: ignore[method-assign]
 
 
-def direct(value: Any) -> Iterator[Tensor]:
-    """The tensors of an attribute that no other module holds."""
-    if isinstance(value, Tensor):
-        yield value
-    elif not isinstance(value, Module):
-        for _, v in _inside(value):
-            yield from direct(v)
-
-
-def _tensors(module: Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """(dotted name, tensor) of all tensors in `module`; UsageError where two have one name."""
-    known: dict[str, Tensor] = {}
-    for name, t in _walk(module, prefix.removesuffix(".")):
-        if known.setdefault(name, t) is not t:
-            raise fail(
-                UsageError,
-                f"{type(module).__name__}: two tensors have the name {name!r}",
-                fix='rename one key, as of {1: a, "1": b} or {"x.y": a, "x": {"y": b}}',
-            )
-        yield name, t
-
-
-def _walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    for key, v in _inside(value):
-        yield from _walk(v, f"{name}.{key}" if name else key)
-
-
-def _inside(value: Any) -> list[tuple[str, Any]]:
-    """(key, value) of what a module, a dict, a list or a tuple holds now."""
-    value = value.__dict__ if isinstance(value, Module) else value
-    if isinstance(value, dict):
-        return [(str(k), v) for k, v in value.items()]
-    return [(str(k), v) for k, v in enumerate(value)] if isinstance(value, (list, tuple)) else []
-
-
-def _named(value: Any, name: str) -> Iterator[tuple[str, Module]]:
-    if isinstance(value, Module):
-        yield name, value
-    for key, v in _inside(value):
-        yield from _named(v, f"{name}.{key}" if name else key)
-
-
-def _modules(value: Any, name: str) -> Iterator[tuple[str, Module]]:
-    """The modules of an attribute, without those inside of them."""
-    if isinstance(value, Module):
-        yield name, value
-    else:
-        for key, v in _inside(value):
-            yield from _modules(v, f"{name}.{key}")
-
-
 def _said(t: Tensor) -> str:
     return f"{t.type}{' frozen' if t.frozen else ''}"
 
@@ -468,20 +416,3 @@ def _said(t: Tensor) -> str:
 def _equal(a: Any, b: Any) -> bool:
     x, y = (v.numpy() if isinstance(v, Tensor) else np.asarray(v) for v in (a, b))
     return x.shape == y.shape and bool((x == y).all())
-
-
-def put_buffer(old: Tensor, new: Tensor) -> None:
-    """Puts `new` in place of `old` where that is a buffer of a module."""
-    module = old.home() if old.home is not None else None
-    if module is not None:
-        _swap(module, {id(old): new})
-
-
-def _swap(module: Module, new: Mapping[int, Tensor]) -> None:
-    """Puts tensors in place of buffers, which `new` has by id, under each of their names."""
-    leaves = flatten(module)[0] if new else []
-    if any(id(t) in new for t in leaves):
-        for t in leaves:
-            if id(t) in new:
-                new[id(t)].home = t.home
-        tree_fill(module, iter([new.get(id(t), t) for t in leaves]))

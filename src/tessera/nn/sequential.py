@@ -9,7 +9,8 @@ from ..core.checks import alike, function_of, instance, mapping, same_names, unf
 from ..core.errors import UsageError, fail
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
-from .module import Module, direct
+from .contents import direct
+from .module import Module
 
 
 class Sequential(Module):

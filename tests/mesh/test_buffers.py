@@ -100,6 +100,42 @@ def test_a_prefix_is_that_of_pytorch() -> None:
     assert peer == [name for name, _ in nn.Linear(2, 3).named_parameters("head")]
 
 
+class Twice(nn.Module):
+    """One norm in three places, or three norms."""
+
+    def __init__(self, one: bool) -> None:
+        self.first = nn.BatchNorm(3)
+        self.rest = [self.first if one else nn.BatchNorm(3), {"last": nn.BatchNorm(3)}]
+        if one:
+            self.rest[1]["last"] = self.first
+
+    def __call__(self, x: Any) -> Any:
+        for norm in (self.first, self.rest[0], self.rest[1]["last"]):
+            x = norm(x) * 2.0 + 1.0
+        return x
+
+
+@pytest.mark.parametrize("how", [{}, {"donate": "model"}])
+def test_a_module_in_several_places_is_one_in_a_compiled_function(how: Any) -> None:
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    call = ts.jit(lambda model, x: model(x), **how)
+    for one in (True, False, True):  # no recording stands for the other
+        ours, alone, peer = Twice(one), Twice(one), torch.nn.BatchNorm1d(3)
+        for _ in range(2):
+            want, y = alone(ts.tensor(x)).numpy(), torch.tensor(x)
+            for _ in range(3):
+                y = peer(y) * 2.0 + 1.0
+            np.testing.assert_allclose(call(ours, x).numpy(), want, rtol=1e-5, atol=1e-5)
+        for name, t in alone.state_dict().items():
+            found = ours.state_dict()[name].numpy()
+            np.testing.assert_allclose(found, t.numpy(), rtol=1e-5, atol=1e-6)
+        assert (ours.rest[0] is ours.first) is one
+        if one:
+            found = ours.first.running_mean.numpy()
+            np.testing.assert_allclose(found, peer.running_mean.numpy(), rtol=1e-4, atol=1e-6)
+
+
 @ts.jit(donate="model")
 def step(model: nn.Module, x: Any) -> Any:
     loss = (model(x) ** 2).mean()

@@ -148,9 +148,46 @@ def _has_array(x: Any) -> bool:
     return found is not None and any(map(_has_array, found[2]))
 
 
-def _take(x: Any, leaves: list[Any], module: bool = False) -> Spec:
-    """The structure of `x`, whose leaves go to `leaves`. Containers that hold leaves only are taken
-    in one step, since each call of a compiled function comes here."""
+class Shared(tuple[Any, ...]):
+    """The structure of a tree that has a module in several places, as a layer that is used twice:
+    of each module in turn, the first that it is."""
+
+    same: tuple[int, ...]
+
+    def __new__(cls, spec: Spec, met: Sequence[int]) -> Shared:
+        out, first = super().__new__(cls, spec), dict[int, int]()
+        out.same = tuple([first.setdefault(m, k) for k, m in enumerate(met)])
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shared) and tuple.__eq__(self, other) and self.same == other.same
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+    def joined(self, x: Any, met: list[Any]) -> Any:
+        """`x`, of this structure, with one module in all of its places; `met` are those so far."""
+        kind, keys, values = opened(x) or (None, (), ())
+        if kind is None:
+            return x
+        k = len(met)
+        if kind in _REGISTERED:
+            met.append(x)
+        new = [self.joined(v, met) for v in values]
+        if kind in _REGISTERED:
+            x.__dict__.update(zip(keys, new, strict=True))  # type: ignore[call-overload]
+            return met[self.same[k]]
+        if all(v is w for v, w in zip(values, new, strict=True)):
+            return x
+        leaves = [v for v in new if v is not None]
+        return _give((kind, keys, tuple([EMPTY if v is None else LEAF for v in new])), iter(leaves))
+
+
+def _take(x: Any, leaves: list[Any], met: list[int], module: bool = False) -> Spec:
+    """The structure of `x`, whose leaves go to `leaves`, its modules to `met`. Containers that
+    hold leaves only are taken in one step, since each call of a compiled function comes here."""
     if x is None:
         return EMPTY
     found = opened(x)
@@ -158,25 +195,29 @@ def _take(x: Any, leaves: list[Any], module: bool = False) -> Spec:
         leaves.append(x)
         return BOX if module and type(x) is Parameter else LEAF
     kind, keys, values = found
-    module = module or kind in _REGISTERED
+    if kind in _REGISTERED:
+        module = True
+        met.append(id(x))
     kinds = set(map(type, values))
     if kinds and kinds <= KINDS:
         boxes = module and Parameter in kinds
         if not boxes or kinds == _BOXES:
             leaves.extend(values)
             return kind, keys, BOX if boxes else None
-    return kind, keys, tuple([_take(v, leaves, module) for v in values])
+    return kind, keys, tuple([_take(v, leaves, met, module) for v in values])
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
     """(leaves, structure). The structure is hashable and compares by content."""
-    leaves: list[Any] = []
-    return leaves, _take(tree, leaves)
+    leaves, met = list[Any](), list[int]()
+    spec = _take(tree, leaves, met)
+    return leaves, spec if len(set(met)) == len(met) else Shared(spec, met)
 
 
 def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
     """The tree of `spec` with these leaves."""
-    return _give(spec, iter(leaves))
+    tree = _give(spec, iter(leaves))
+    return spec.joined(tree, []) if type(spec) is Shared else tree
 
 
 def _give(spec: Spec, leaves: Iterator[Any]) -> Any:

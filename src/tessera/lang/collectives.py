@@ -89,7 +89,9 @@ def all_reduce(
         own, rest = _axes("all_reduce", axis, t, t.type.partial_axes)
         if own:
             key = ("all_reduce", own, op or "sum")
-            t = _counted(t) if op in (None, "sum", "mean") else t
+            if op in (None, "sum", "mean"):
+                t = _counted(t)
+                view_now().check_sum("all_reduce", t, own, op == "mean")
             t = ranks.issue(key, t, lambda block: reduced(block, own, op or "sum"))
         return _completed(t, rest, op) if rest else t
 
@@ -129,6 +131,7 @@ def reduce_scatter(
     own, rest = _axes("reduce_scatter", axis, x, ())
     with sums_in_order("reduce_scatter", deterministic):
         if own:
+            view_now().check_sum("reduce_scatter", x, own, op == "mean")
             key = ("reduce_scatter", own, d, op)
             x = ranks.issue(key, _counted(x), lambda block: scattered(block, own, d, op))
         if rest:

@@ -24,21 +24,16 @@ def reduced(x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
     recorder = recorder_now()
     if op == "mean":
         return reduced(x, axes, "sum") * (1.0 / ways(axes, mesh_of(x).sizes))
-    pending = [a for a in axes if a in x.type.partial_axes]  # an unfinished gradient
-    done = functions.relayout(x, completed(x.type, pending))
-    rest = tuple(a for a in axes if a not in pending)
-    if not rest:
-        return done
     if op == "sum":
-        return folded(recorder, done, rest, op)
-    best = folded(recorder, functions.stop_gradient(done), rest, op)
+        return folded(recorder, x, axes, op)
+    best = folded(recorder, functions.stop_gradient(x), axes, op)
     # The gradient goes to those who hold the extreme value, in equal parts.
-    hit = functions.cast(functions.stop_gradient(done) == best, done.dtype)
-    share = hit / folded(recorder, hit, rest, "sum")
-    if not done.dtype.is_float:
+    hit = functions.cast(functions.stop_gradient(x) == best, x.dtype)
+    share = hit / folded(recorder, hit, axes, "sum")
+    if not x.dtype.is_float:
         return best
     return functions.straight_through(
-        best, folded(recorder, done * functions.stop_gradient(share), rest, "sum")
+        best, folded(recorder, x * functions.stop_gradient(share), axes, "sum")
     )
 
 
@@ -79,8 +74,7 @@ def collected(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
 def sent(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
     """The block of the device at `root` along `axes`, on each of them."""
     recorder = recorder_now()
-    done = completed(x.type, [a for a in axes if a in x.type.partial_axes])
-    x = each_own(functions.relayout(x, done), axes)
+    x = each_own(x, axes)
     if not set(axes) & set(x.type.varying):  # axes of one device each
         return x
     return symbolic(recorder.builder("broadcast", recorder.node(x), axes=axes, root=root), recorder)

@@ -83,8 +83,8 @@ def _log() -> Log | None:
 def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
     """A collective on `x`: built now, or once all ranks' operands are known."""
     log, recorder = _log(), current()
-    if recorder is not None and (block := recorder.node(x)) is not x._node:
-        x = symbolic(block, recorder)  # of a split tensor from outside
+    if recorder is not None and (seen := view()) is not None:
+        x = seen.handed_in(recorder, x)
     if log is None or recorder is None:
         return build(x)
     if recorder is not log.recorder:

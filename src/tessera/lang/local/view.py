@@ -27,6 +27,8 @@ from ..gradients import Goal, laid, zeros
 from ..record import WHOLE, Frame, Recorder, current, symbolic
 from ..tensor import Tensor
 from .averages import check_mean
+from .twice import check_sum, summed_over
+from .twice import pending as pending_over
 
 
 class NeedsRank(Exception):
@@ -92,6 +94,9 @@ class View(Frame):
     # How the strategy lays state at rest, and of what is whole here, as what it came in.
     rests: Callable[[TensorType], TensorType] | None = field(default=None, repr=False)
     came: dict[Node, Node] = field(default_factory=dict, repr=False)
+    # Gradients that are sums over devices, pending or not: of each, along which axes, and along
+    # which of them the losses differ.
+    slopes: dict[Node, dict[str, bool]] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -238,7 +243,13 @@ class View(Frame):
             )
         rows = [a for a in loss.type.varying if a in self.rows]
         if not rows:
-            return self.outer.gradients(recorder, loss, wrt, weights, goals, batch)
+            found = self.outer.gradients(recorder, loss, wrt, weights, goals, batch)
+            for g in found:
+                done = [a for a in summed_over(g) if a not in batch]
+                self.slopes[g] = {
+                    a: a in other for a in g.type.partial_axes or done if a in self.axes
+                }
+            return found
         b = recorder.builder
         found = self.outer.gradients(recorder, loss, wrt, weights, [None] * len(wrt), batch)
         found = [own_along(b, g, rows) for g in found]
@@ -265,6 +276,19 @@ class View(Frame):
         own = {a for n in rows for a in n.type.varying}
         outer = self.outer.row_by_row(recorder, rows)
         return replace(self, rows=tuple(a for a in self.batch if a in own), outer=outer)
+
+    def handed_in(self, recorder: Recorder, x: Tensor) -> Tensor:
+        """What a device hands in to a collective: its block of `x`, or its share of a gradient
+        whose sum over devices is pending."""
+        own = x._node
+        if own is not None and (axes := pending_over(self.slopes, own)):
+            return symbolic(own_along(recorder.builder, own, axes), recorder)
+        return x if (block := recorder.node(x)) is own else symbolic(block, recorder)
+
+    def check_sum(self, name: str, x: Tensor, axes: Sequence[str], mean: bool) -> None:
+        """Of a sum or mean over `axes` of `x` (twice.py)."""
+        if x._node is not None and x._trace is current():
+            check_sum(name, x._node, axes, mean, self.batch, self.slopes, self.told)
 
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         calls = self.log.calls if self.rank is not None and self.log is not None else ()

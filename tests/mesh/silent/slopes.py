@@ -1,0 +1,105 @@
+"""What becomes of a gradient that a local body adds up over the devices by hand?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tessera as ts
+from tessera import dist, op
+from tests.mesh.silent.rows import row
+
+X = np.arange(8, dtype=np.float32)
+WANT = float((2 * X * (2 * X - 1)).mean())  # by w = 2, of the mean of (w * x - 1)**2
+
+
+def slope(
+    take: Callable[..., Any], after: Callable[[Any], Any], decorate: Any = op.kernel, **loss: Any
+) -> float:
+    """What `take` gives of a device's loss by a weight that all hold, `after` a collective."""
+
+    @decorate
+    def body(w: Any, x: Any) -> Any:
+        mean = ((w * x - 1) ** 2).mean()
+        return after(take(dist.all_reduce(mean, "dp", **loss) if loss else mean, w))
+
+    mesh = dist.Mesh(("dp",), devices=4)
+    return body(ts.tensor(2.0, mesh=mesh), ts.tensor(X, mesh=mesh, layout="[8@dp]")).item()
+
+
+def whole(g: Any) -> Any:
+    return dist.all_reduce(g, "dp")
+
+
+def mean(g: Any) -> Any:
+    return dist.all_reduce(g, "dp", op="mean")
+
+
+by_rows = ts.distribute(strategy="data_parallel", batch="x")
+
+
+@row("a pending gradient in a local body, added up by hand")
+def _() -> None:
+    assert slope(op.autodiff, whole) == 4 * WANT
+    assert slope(op.autodiff, mean) == WANT
+    assert slope(op.autodiff, whole, op="mean") == WANT
+    assert slope(op.autodiff, whole, by_rows) == WANT
+    assert slope(op.autodiff, lambda g: g, by_rows) == WANT
+
+
+@row("a pending gradient in a local body, scattered by hand")
+def _() -> None:
+    mesh = dist.Mesh(("dp",), devices=4)
+
+    @op.kernel
+    def body(w: Any, x: Any) -> Any:
+        g = op.autodiff(((w * x.sum() - 1) ** 2).mean(), w)
+        return dist.reduce_scatter(g, "dp")
+
+    w = np.arange(4, dtype=np.float32)
+    got = body(ts.tensor(w, mesh=mesh), ts.tensor(X, mesh=mesh, layout="[8@dp]")).numpy()
+    sums = X.reshape(4, 2).sum(1)
+    np.testing.assert_allclose(got, sum(2 * (w * s - 1) * s / 4 for s in sums), rtol=1e-6)
+
+
+@row("a pending mean in a local body, of which the mean is taken", error=ts.LayoutError,
+     says="the sum of a mean's parts is pending")  # fmt: skip
+def _() -> None:
+    slope(op.autodiff, mean, by_rows)
+
+
+@row("a gradient that is a mean over the devices, averaged by hand")
+def _() -> None:
+    for after in (mean, lambda g: whole(g) / 4, lambda g: g):
+        assert slope(ts.grad, after, by_rows) == WANT
+    assert slope(ts.grad, mean, op="mean") == WANT
+
+
+TWICE: dict[str, Any] = {"warns": ts.StrategyWarning, "says": "the sum over 'dp' already"}
+
+
+@row("a gradient in a kernel, averaged by hand as in DDP", **TWICE)
+def _() -> None:
+    slope(ts.grad, mean)
+
+
+@row("a gradient in a kernel, summed by hand and divided", **TWICE)
+def _() -> None:
+    slope(ts.grad, lambda g: whole(g) / 4)
+
+
+@row("a pending gradient in a kernel, scaled before it is added up", **TWICE)
+def _() -> None:
+    slope(op.autodiff, lambda g: whole(g * 0.5))
+
+
+@row("a gradient in a kernel, scattered by hand", **TWICE)
+def _() -> None:
+    slope(ts.grad, lambda g: whole(dist.reduce_scatter(g * ts.ones(4), "dp").sum()))
+
+
+@row("weights after a step in a kernel, averaged by hand as in local SGD", **TWICE)
+def _() -> None:
+    slope(lambda loss, w: w - 0.1 * ts.grad(loss, w), mean)

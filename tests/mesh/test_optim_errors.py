@@ -60,6 +60,15 @@ UsageError: AdamW: mask is true of no weight's name, so nothing decays
   weights : w, b
   at      : FILE
   fix     : write what the names contain, or set weight_decay=0"""),
+    ("mask of the tree", lambda: optim.AdamW(mask=lambda p: {k: k != "b" for k in p}).init(W), """
+UsageError: AdamW: what the mask gives for the weight 'w' cannot be {'w': True}
+  at  : FILE
+  fix : give a function of one weight's name; a mask of optax goes with optim.from_optax"""),
+    ("mask of leaves", lambda: optim.AdamW(mask=lambda p: [x.ndim > 1 for x in p]).init(W), """
+UsageError: AdamW: the mask fails for the weight 'w'
+  says : 'str' object has no attribute 'ndim'
+  at   : FILE
+  fix  : give a function of one weight's name; a mask of optax goes with optim.from_optax"""),
     ("not tensors", lambda: ADAM.init({"n": 3, "ids": weight(2, dtype=ts.int32), **W}), """
 UsageError: Adam.init: 2 leaves are not float tensors
   n   : int

@@ -8,9 +8,8 @@ block and only finished weights travel.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -40,16 +39,13 @@ from ..lang.strategy import Strategy, layout_rule, strategy_or_none
 from ..lang.tape import known_as_updates
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, unflatten
+from .masks import Mask, check_mask, decays, need_match
 from .schedules import Schedule, scheduled
 from .trees import named, need_same_names, need_same_shapes, one_line
 
 Rate = float | Schedule | Callable[[Tensor], Tensor]
-Mask = str | Callable[[str], bool] | None
 State = dict[str, Any]
 Slots = dict[str, Tensor]
-
-# Stacked layers make matrices of their norms' weights and biases; by name they stay undecayed.
-UNDECAYED = re.compile(r"(^|\.)(\w*norm\w*|ln_?\w*)(\.|$)|(^|\.)\w*bias$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,7 @@ class Optimizer(ABC):
             raise fail(
                 UsageError, f"{self._name}: a setting is out of range", wrong, fix="correct it"
             )
-        self._check_mask()
+        check_mask(self._name, self.mask)
 
     @property
     def _name(self) -> str:
@@ -138,7 +134,7 @@ class Optimizer(ABC):
         """
         weights = named(f"{self._name}.init", params)
         if self.weight_decay and self.mask is not None:
-            self._need_match(weights)
+            need_match(self._name, self.mask, weights)
         laid_by = strategy_or_none(f"{self._name}.init", "the strategy", strategy)
         layout = None if laid_by is None else layout_rule(laid_by, "optimizer")
         kinds: dict[str, dict[str, TensorType]] = {}
@@ -289,44 +285,7 @@ class Optimizer(ABC):
 
     # -- weight decay -----------------------------------------------------------------------------
     def _decays(self, name: str, w: Tensor) -> bool:
-        if not self.weight_decay:
-            return False
-        if self.mask is None:
-            return w.ndim >= 2 and not UNDECAYED.search(name)
-        return self._selects(name)
-
-    def _selects(self, name: str) -> bool:
-        mask: Any = self.mask
-        return bool(re.search(mask, name) if isinstance(mask, str) else mask(name))
-
-    def _check_mask(self) -> None:
-        """Raises UsageError if `mask` is neither a function nor a regular expression."""
-        if isinstance(self.mask, str):
-            try:
-                re.compile(self.mask)
-            except re.error as error:
-                raise fail(
-                    UsageError,
-                    f"{self._name}: mask {self.mask!r} is no regular expression: {error}",
-                    fix='write one, such as "weight$", or give a function of the name',
-                ) from None
-        elif self.mask is not None and not callable(self.mask):
-            raise fail(
-                UsageError,
-                f"{self._name}: mask is a {type(self.mask).__name__}",
-                fix="give a function from a weight's name to a bool, or a regular expression",
-            )
-
-    def _need_match(self, weights: Iterable[str]) -> None:
-        names = list(weights)
-        if not any(map(self._selects, names)):
-            named = f" {self.mask!r} is in" if isinstance(self.mask, str) else " is true of"
-            raise fail(
-                UsageError,
-                f"{self._name}: mask{named} no weight's name, so nothing decays",
-                [("weights", ", ".join(names[:5]))],
-                fix="write what the names contain, or set weight_decay=0",
-            )
+        return bool(self.weight_decay) and decays(self._name, self.mask, name, w.ndim)
 
 
 def _set(self: Any, name: str, value: Any) -> None:

@@ -73,7 +73,7 @@ def test_layers_of_a_sequential() -> None:
     assert model[2:][0] is model[2]
     assert nn.Sequential()(3) == 3
     assert repr(nn.Sequential(nn.relu, nn.Dropout(0.5))) == (
-        "Sequential(\n  (0): relu\n  (1): Dropout(p=0.5, training=True)\n)"
+        "Sequential(\n  (0): relu\n  (1): Dropout(p=0.5)\n)"
     )
 
 

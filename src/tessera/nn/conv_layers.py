@@ -164,9 +164,11 @@ class BatchNorm(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         running = self.running_mean, self.running_var
-        y, (self.running_mean, self.running_var) = fn.batch_norm(
+        y, new = fn.batch_norm(
             x, running, self.weight, self.bias, self.training, self.momentum, self.eps
         )
+        if self.training:
+            self.running_mean, self.running_var = new
         return y
 
 

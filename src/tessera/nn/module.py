@@ -204,8 +204,8 @@ class Module(Holder):
             kind = type(module)
             if "training" in module.__dict__ and module.training:
                 OWN_TRAINING.add(kind)
-            if kind in OWN_TRAINING or (not mode and not kind.__module__.startswith("tessera.")):
-                module.training = mode  # a layer of ours without the attribute does not ask for it
+            if kind in OWN_TRAINING or not mode:
+                module.training = mode
             elif mode and "training" in module.__dict__:
                 del module.__dict__["training"]  # as it was before `eval()`: it is True again
         return self
@@ -382,7 +382,7 @@ class Module(Holder):
                 inner += [f"({path}): {module!r}" for path, module in found]
             elif isinstance(value, Tensor):
                 parts.append(f"{name}={_said(value)}")
-            elif isinstance(value, (bool, int, float, str)):
+            elif isinstance(value, (bool, int, float, str)) and name != "training":
                 text = repr(value)
                 parts.append(f"{name}={text if len(text) <= SHOWN else text[:SHOWN] + '…'}")
             elif callable(value):

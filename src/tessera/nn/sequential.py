@@ -41,7 +41,8 @@ class Sequential(Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         others = self.__dict__.get("_others")
-        if others is not None and name != "_others" and not isinstance(value, Module):
+        mine = name in ("_others", "training")
+        if others is not None and not mine and not isinstance(value, Module):
             if name not in self.__dict__:
                 super().__setattr__("_others", (*others, name))
             elif name not in others and not callable(value):
@@ -50,7 +51,7 @@ class Sequential(Module):
 
     @property
     def _layers(self) -> dict[str, Callable[[Any], Any]]:
-        apart = {"_others", *self._others}
+        apart = {"_others", "training", *self._others}
         return {name: layer for name, layer in self.__dict__.items() if name not in apart}
 
     def __call__(self, x: Any) -> Any:

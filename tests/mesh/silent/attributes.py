@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import UserDict
+from typing import Any
 
 import jax
 import numpy as np
@@ -153,6 +155,34 @@ def _() -> None:
             for got in (model(x), outside(x), given(model, x)):
                 assert got.numpy().tolist() == [times] * 2
     assert not model.train().eval()[0].training and model.train()[0].training
+
+
+@row("whether a model of ours is trained, asked before it is evaluated")
+def _() -> None:
+    def evaluated(model: Any, x: Any) -> Any:
+        was = model.training
+        y = model.eval()(x)
+        model.train(was)
+        return y
+
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), ts.ones((2, 4))
+    evaluated(model, x)
+    assert model.training and model[1].training
+    model.eval()
+    evaluated(model, x)
+    assert not model.training and not model[1].training and not copy.deepcopy(model).training
+    assert "training" not in repr(model)
+
+
+@row("a batch norm that is evaluated in a loop, and for each row")
+def _() -> None:
+    norm, x = nn.BatchNorm(4).eval(), ts.tensor(np.arange(8.0).reshape(2, 4))
+    want = norm(x).numpy()
+    for got in (
+        ts.vmap(lambda r: norm(r[None])[0])(x),
+        ts.scan(lambda c, r: (c, norm(r[None])[0]), ts.tensor(0.0), x)[1],
+    ):
+        np.testing.assert_array_equal(got.numpy(), want)
 
 
 @row("a batch that is like a dict, as tokenizers give it")

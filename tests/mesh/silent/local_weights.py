@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import tessera as ts
-from tessera import dist, nn
+from tessera import dist, nn, optim
 from tests.mesh.silent.local import LABELS, RNG, X, mesh
 from tests.mesh.silent.rows import row
 
@@ -274,3 +274,46 @@ def _() -> None:
      says="a sum over a device's rows")  # fmt: skip
 def _() -> None:
     ts.distribute(penalty, strategy="data_parallel", mesh=mesh(), batch="x")(X, MLP["up"])
+
+
+def of_pairs(w: Any, rows: Any) -> Any:
+    return nn.cross_entropy(ts.tanh(rows[0] @ w["up"]) @ w["down"], rows[1])
+
+
+def adam_step(rows: Any, given: Any, moments: Any) -> Any:
+    """A step as users of JAX write it: nothing is called as plain words have it."""
+    loss, grads = ts.value_and_grad(of_pairs)(given, rows)
+    return loss, *optim.Adam(0.1).update(given, grads, moments)
+
+
+@row("a step of value_and_grad whose arguments have names of one's own")
+def _() -> None:
+    moments = optim.Adam(0.1).init({k: ts.tensor(w) for k, w in MLP.items()})
+    alone = ts.jit(adam_step)((X, LABELS), MLP, moments)
+    spread = ts.distribute(adam_step, strategy="data_parallel", mesh=mesh())
+    loss, new, _ = spread((X, LABELS), MLP, moments)
+    np.testing.assert_allclose(loss.numpy(), alone[0].numpy(), rtol=1e-6)
+    for k, w in alone[1].items():
+        np.testing.assert_allclose(new[k].numpy(), w.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def hardened(images: Any, classes: Any, w: Any) -> Any:
+    _, by_row = ts.value_and_grad(lambda x: of_pairs(w, (x, classes)))(images)
+    return ts.value_and_grad(of_pairs)(w, (images + 0.1 * ts.sign(by_row), classes))
+
+
+@row("a step along the batch, by value_and_grad, and then one of the weights")
+def _() -> None:
+    want = ts.jit(hardened)(X, LABELS, MLP)
+    both = ("images", "classes")
+    spread = ts.distribute(hardened, strategy="data_parallel", mesh=mesh(), batch=both)
+    got = spread(X, LABELS, MLP)
+    np.testing.assert_allclose(got[0].numpy(), want[0].numpy(), rtol=1e-5)
+    for k, g in want[1].items():
+        np.testing.assert_allclose(got[1][k].numpy(), g.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@row("the same, where nothing says what holds the batch", error=ts.UsageError,
+     says='batch=("images", "classes")')  # fmt: skip
+def _() -> None:
+    ts.distribute(hardened, strategy="data_parallel", mesh=mesh())(X, LABELS, MLP)

@@ -100,7 +100,9 @@ def tried(
     `failed` gets what it raised."""
     trial, mesh = Recorder("trial", around), borders.view.mesh
     trial.undone = True
-    trial.frame = seen = replace(borders.view, asked=[], drawn=[], by_row=None, states=[])
+    trial.frame = seen = replace(
+        borders.view, asked=[], copied=set(), drawn=[], by_row=None, states=[]
+    )
     inputs = {i: trial.input(t) for i, t in kinds.items()}
 
     outside = Outside(body, leaves, ())
@@ -130,14 +132,16 @@ def tried(
     handed = {id(t) for t in inputs.values()}
     results = [x for x in flatten(out)[0] if isinstance(x, Tensor) and id(x) not in handed]
     asked = {n for _, nodes in seen.asked or () for n in nodes}
+    nodes = {i: trial.node(t) for i, t in inputs.items()}
     numbers = [trial.node(x) for x in results if not x.shape]
     return Trial(
         [x.type for x in results],
-        {i for i, t in inputs.items() if trial.node(t) in asked},
+        {i for i, n in nodes.items() if n in asked},
+        {i for i, n in nodes.items() if n in seen.copied},
         any(_is_weight(t) for t, _ in trial.captured),
         by_rank,
         trial.builder.nodes,
-        {i: trial.node(t) for i, t in inputs.items()},
+        nodes,
         [*(loss for loss, _ in seen.asked or () if loss is not None), *numbers],
         seen.drawn,
         [trial.node(x) for x in results if x.shape],
@@ -152,13 +156,14 @@ def _is_weight(x: Tensor) -> bool:
 
 @dataclass
 class Trial:
-    """A recording of the body: the types of its results, which tensors it asks gradients for,
-    whether it used weights from outside, and whether ranks do different work in it; its nodes,
-    the inputs among them by their places, losses and results that are numbers; the first sizes of
-    what it draws by a shape."""
+    """A recording of the body: the types of its results, which tensors it asks gradients for, and
+    which as arguments of `ts.value_and_grad` and its like; whether it used weights from outside,
+    and whether ranks do different work in it; its nodes, the inputs among them by their places,
+    losses and results that are numbers; the first sizes of what it draws by a shape."""
 
     results: list[TensorType]
     asked: set[int]
+    by_value: set[int]
     weights_outside: bool
     by_rank: bool
     nodes: Sequence[Node]
@@ -190,15 +195,17 @@ class _Question:
             return frozenset()
         whole = self.record(frozenset())
         if whole is not None:
-            self.asked = frozenset(whole.asked)
-            if not self._open():
-                return frozenset()
-            found = [c for c in map(self._least(whole), self._by_rows()) if c]
-            others = self.known or self.asked or whole.weights_outside
-            if len(found) == 1 and (others or self._open() - found[0]):
-                cut = found[0]
-                return self._by_words() if whole.by_rank and self._are_weights(cut) else cut
-            self.failed.clear()  # it runs, but not with any rows cut
+            # What is given to ts.value_and_grad may be the batch: a weight only if need be.
+            for more in dict.fromkeys((frozenset[int](), frozenset(whole.by_value - whole.asked))):
+                self.asked = frozenset(whole.asked | more)
+                if not self._open():
+                    return frozenset()
+                found = [c for c in map(self._least(whole), self._by_rows()) if c]
+                others = self.known or self.asked or whole.weights_outside
+                if len(found) == 1 and (others or self._open() - found[0]):
+                    cut = found[0]
+                    return self._by_words() if whole.by_rank and self._are_weights(cut) else cut
+                self.failed.clear()  # it runs, but not with any rows cut
         return self._by_words()
 
     def _open(self) -> frozenset[int]:
@@ -223,7 +230,7 @@ class _Question:
             trial = self.record(cut)
             if trial is None or (some and cuts_more(whole.nodes, trial.nodes)):
                 return False
-            if whole.asked:
+            if self.asked:
                 return True
             pairs = [(a, b) for a, b in zip(trial.results, whole.results, strict=True) if a.rank]
             return not pairs or any(a.shape[0] == 2 * b.shape[0] for a, b in pairs)
@@ -246,20 +253,25 @@ class _Question:
         return all(_said(self.paths[i]) is False for i in cut)
 
     def _with_asked(self, cut: frozenset[int]) -> frozenset[int]:
-        """`cut` and the arguments with as many rows that the body asks gradients by, where it runs
-        with all of these cut, and not with `cut` alone; else nothing."""
+        """`cut` and the fewest arguments with as many rows that the body asks gradients by, where
+        it runs with all of these cut, and not with `cut` alone; else nothing."""
         rows = {self.types[i].shape[:1] for i in cut}
-        more = {i for i in self.asked - self.known if self.types[i].shape[:1] in rows}
-        if not more or self.record(cut) is not None or self.record(cut | more) is None:
+        more: dict[object, set[int]] = {}
+        for i in sorted(self.asked - self.known):
+            if self.types[i].shape[:1] in rows:
+                more.setdefault(self.paths[i][0], set()).add(i)
+        if not more or self.record(cut) is not None:
             return frozenset()
-        return cut | more
+        some = (c for n in range(1, len(more) + 1) for c in combinations(more.values(), n))
+        sets = (cut.union(*c) for c in islice(some, TRIES))
+        return next((c for c in sets if self.record(c) is not None), frozenset())
 
     def _by_words(self) -> frozenset[int]:
         """Which of the open arguments are the batch, by their names. Raises UsageError if a name
         says neither."""
         said = {i: _said(self.paths[i]) for i in sorted(self._open())}
         cut = frozenset(i for i, batch in said.items() if batch)
-        rather = self._with_asked(cut)
+        rather = self._with_asked(cut or self._open())
         if None not in said.values() and not rather:
             return cut
         notes = dict.fromkeys(self.asked, ", which a gradient is by") | dict.fromkeys(

@@ -80,6 +80,7 @@ class View(Frame):
     # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for, where
     # a loop or a rank asks also as it is known outside.
     asked: list[tuple[Node | None, set[Node]]] | None = None
+    copied: set[Node] = field(default_factory=set, repr=False)  # those of which it is a copy
     # What a module's attributes are set to that differs between the devices.
     states: list[Node] = field(default_factory=list, repr=False)
     # The first sizes of what is drawn by a shape, and of each whether it is a number of rows.
@@ -225,6 +226,7 @@ class View(Frame):
             outer = [t._node for t, n in recorder.captured if n in here and t._node is not None]
             alone = self.sums or bool(self.rows)
             self.asked.append((None if alone else loss, {*here, *outer}))
+            self.copied |= {w.of._node for w in weights if w.of is not None and w.of._node}
             return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
         batch = [a for a in self.batch if a not in self.rows and not self.sums]
         own = [a for a in loss.type.varying if a in batch]

@@ -282,6 +282,12 @@ CALLED: list[tuple[str, dict[str, Any], str]] = [
     ("ts.while_loop", {"cond_fun": len}, "write cond="),
     ("ts.while_loop", {"cond": len, "body_fun": len}, "write body="),
     ("ts.while_loop", {"cond": len, "body": len, "init_val": 0}, "write init="),
+    ("ts.random.uniform", {"shape": (2,), "minval": 0.0}, "write low="),
+    ("ts.random.uniform", {"shape": (2,), "maxval": 2.0}, "write high="),
+    ("ts.linalg.solve_triangular", {"a": X, "b": X, "upper": True},
+     "write lower=: it is the opposite"),
+    ("ts.vmap", {"fn": len, "axis_name": "i"},
+     "leave it out: no collective goes over its rows; reduce what it returns"),
     ("nn.attention", {"key_padding_mask": X}, "write mask=~key_padding_mask[:, None, None]: True"
      " is a key that is seen"),
     *(

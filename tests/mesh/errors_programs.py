@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import tessera as ts
-from tessera import dist, graph, op
+from tessera import dist, graph
 from tessera.core.environment import COMM_TRACE, DEVICES, is_on, number
-from tests.mesh.errors import IDS, MASK, MATRIX, MESH, ONES, SEQUENCE, X, Y, environment, row
+from tests.mesh.errors import IDS, MASK, MATRIX, SEQUENCE, X, Y, environment, row
 
 # fmt: off
 
@@ -148,134 +148,6 @@ a value cannot be read here: the function is recorded without running
   fix     : read values inside ts.jit only, and outside of loop bodies
 """)
 
-def a_value_read_in_a_loop() -> Any:
-    def body(total, x):
-        return total + (x if float(x) > 0 else 0.0), ()
-    return ts.scan(body, ts.tensor(0.0), ts.ones((3,)))
-
-
-row("a value read in a loop", ts.UsageError, a_value_read_in_a_loop, """
-a value cannot be read here: the function is recorded without running
-  tensor : f32[]
-  at     : AT
-  fix    : read values inside ts.jit only, and outside of loop bodies
-""")
-
-def a_loop_that_changes_its_carry() -> Any:
-    return ts.scan(lambda c, x: (ts.stack([c, x]), ()), ts.tensor(0.0), ts.ones((3,)))
-
-
-row("a loop that changes its carry", ts.ShapeError, a_loop_that_changes_its_carry, """
-scan: the carry changes its shape, dtype or structure
-  before : f32[]
-  after  : f32[2]
-  at     : AT
-  fix    : return a carry like the one that came in
-""")
-
-def a_while_loop_that_changes_its_carry() -> Any:
-    return ts.while_loop(lambda v: v < 9, lambda v: v * 1.5, ts.tensor(1))
-
-
-row("a while loop that changes its carry", ts.ShapeError, a_while_loop_that_changes_its_carry, """
-while_loop: the body gives other shapes, dtypes or another structure than it takes
-  takes : i32[]
-  gives : f32[]
-  at    : AT
-  fix   : return values like those that came in, e.g. x.to(ts.f32) where a dtype differs
-""")
-
-def a_while_loop_over_many_bools() -> Any:
-    return ts.while_loop(lambda v: v < 9.0, lambda v: v * 2.0, ts.ones((3,)))
-
-
-row("a while loop over many bools", ts.ShapeError, a_while_loop_over_many_bools, """
-while_loop: the condition is not one bool
-  it gave : bool[3]
-  at      : AT
-  fix     : compare, and join several with ts.all or ts.any
-""")
-
-def a_gradient_of_a_while_loop() -> Any:
-    x = ts.tensor(2.0)
-    return ts.grad(ts.while_loop(lambda v: v < 9.0, lambda v: v * x, x), x)
-
-
-row("a gradient of a while loop", ts.GraphError, a_gradient_of_a_while_loop, """
-while_loop: it has no gradient, as nothing says how often its body runs
-  result : f32[]
-  at     : AT
-  fix    : use ts.scan over the most turns, with ts.where to keep the carry once it is done; \
-or ts.stop_gradient where no gradient is meant
-""")
-
-def random_numbers_in_a_while_loop() -> Any:
-    return ts.while_loop(lambda v: v < 9.0, lambda v: v + ts.random.uniform(()), ts.tensor(0.0))
-
-
-row("random numbers in a while loop", ts.UsageError, random_numbers_in_a_while_loop, """
-while_loop: its body or condition draws random numbers
-  at  : AT
-  fix : draw them before the loop, or use ts.scan over a number of turns
-""")
-
-def a_value_shown_in_a_while_loop() -> Any:
-    def body(v):
-        ts.debug.print("{}", v)
-        return v + 1.0
-    return ts.while_loop(lambda v: v < 9.0, body, ts.tensor(0.0))
-
-
-row("a value shown in a while loop", ts.UsageError, a_value_shown_in_a_while_loop, """
-while_loop: its body or condition shows or records a value
-  at  : AT
-  fix : carry the value out of the loop, or use ts.scan over a number of turns
-""")
-
-def devices_that_wait_in_a_while_loop() -> Any:
-    def body(x):
-        return ts.while_loop(lambda v: v[0] < 9.0, lambda v: dist.all_reduce(v, "dp") + v, x)
-    return op.kernel(body)(ts.tensor(ONES[:, 0], mesh=MESH, layout="[8@dp]"))
-
-
-row("devices that wait in a while loop", ts.LayoutError, devices_that_wait_in_a_while_loop, """
-while_loop: devices go on for different numbers of turns, and wait for each other in the body
-  goes on : bool[] varying dp
-  at      : AT
-  fix     : decide together, e.g. dist.all_reduce(go, axis, op='max')
-""")
-
-def a_loop_without_a_pair() -> Any:
-    return ts.scan(lambda c, x: c + x, ts.tensor(0.0), ts.ones((3,)))
-
-
-row("a loop without a pair", ts.UsageError, a_loop_without_a_pair, """
-scan: the body gave a Tensor, not a pair
-  at  : AT
-  fix : return (carry, y); y may be ()
-""")
-
-def a_loop_over_two_lengths() -> Any:
-    return ts.scan(lambda c, x: (c, ()), ts.tensor(0.0), (ts.ones((3,)), ts.ones((4,))))
-
-
-row("a loop over two lengths", ts.ShapeError, a_loop_over_two_lengths, """
-scan: the tensors need one leading length
-  x0  : f32[3]
-  x1  : f32[4]
-  at  : AT
-  fix : give tensors whose first dims are equal
-""")
-
-def a_loop_of_an_unknown_policy() -> Any:
-    return ts.scan(lambda c, x: (c, ()), ts.tensor(0.0), ts.ones((3,)), policy="none")
-
-
-row("a loop of an unknown policy", ts.UsageError, a_loop_of_an_unknown_policy, """
-scan: policy cannot be 'none'
-  at  : AT
-  fix : use save, recompute, products, together
-""")
 row("a call with too few arguments", ts.UsageError, lambda: ts.jit(lambda x, y: x)(X), """
 <lambda>: y is missing
   arguments : x, y

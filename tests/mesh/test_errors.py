@@ -13,6 +13,7 @@ from tests.mesh import (
     errors_layers,
     errors_layouts,
     errors_local,
+    errors_loops,
     errors_models,
     errors_names,
     errors_programs,
@@ -22,8 +23,8 @@ from tests.mesh import (
 from tests.mesh.errors import ROWS, Row
 
 MODULES = (
-    errors_calls, errors_layers, errors_layouts, errors_local, errors_models, errors_names,
-    errors_programs, errors_saving, errors_values,
+    errors_calls, errors_layers, errors_layouts, errors_local, errors_loops, errors_models,
+    errors_names, errors_programs, errors_saving, errors_values,
 )  # fmt: skip
 FILES = {Path(m.__file__).name for m in MODULES}
 LINE = re.compile(r"(\w+\.py):(\d+)")

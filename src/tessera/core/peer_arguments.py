@@ -73,7 +73,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "key": ("seed",), "rng": ("seed", "draw"),
     # of JAX's loops
     "init": ("carry",), "f": ("body", "fn"), "cond_fun": ("cond",), "body_fun": ("body",),
-    "init_val": ("init",),
+    "init_val": ("init",), "minval": ("low",), "maxval": ("high",),
 }  # fmt: skip
 """A peer's argument, and the names that it may have here."""
 
@@ -160,6 +160,8 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "dropout_p": "leave it out: attention has no dropout",
     "randomness": "draw random numbers outside of the function, and pass them",
     "chunk_size": "use ts.map_chunks, which takes blocks of rows",
+    "solve_triangular.upper": "write lower=: it is the opposite",
+    "vmap.axis_name": "leave it out: no collective goes over its rows; reduce what it returns",
     "spmd_axis_name": "leave it out: rows that are split over a mesh stay split",
     "generator": "use ts.seed", "key": "use ts.seed", "rng": "use ts.seed",
     "params": "leave it out: optimizer.init(params) makes the state",

@@ -228,6 +228,8 @@ def value_and_grad(
             raise unfit(who, "the function's result", out, "with has_aux=True it is (loss, more)")
         by = [given[n] for n in places]
         loss = out[0] if has_aux else out
+        if isinstance(loss, tuple):
+            raise unfit(who, "the scalar of the function", loss, "say has_aux=True of (loss, more)")
         return out, grad(loss, tuple(by) if several else by[0])
 
     return run

@@ -330,6 +330,21 @@ def _alike(x: Tensor, like: TensorType) -> Tensor:
     return relayout(x, t.with_partial(open_).with_dims((rows, *rest)))
 
 
+def _of_rows(out: R, block: Tensor) -> R:
+    """`out`, which map_chunks gets for `block`. Raises ShapeError unless it has as many rows."""
+    for y in flatten(out)[0]:
+        shape = getattr(y, "shape", ())
+        if y is not None and tuple(shape[:1]) != block.shape[:1]:
+            raise fail(
+                ShapeError,
+                "map_chunks: the function gives another number of rows than it is given",
+                [("block", block.type), ("gives", y.type if isinstance(y, Tensor) else shape)],
+                fix="it gets a block of rows: compute along the other dims, such as x.sum(-1); a"
+                " function of one row is ts.vmap(fn)",
+            )
+    return out
+
+
 def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "recompute") -> R:
     """`fn(*xs)` computed block by block, each of at most `rows` rows per device, to save memory.
 
@@ -338,7 +353,8 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "reco
     whose rows are split over the most devices. `fn` takes weights from its closure. With the
     default policy "recompute" the backward pass computes each block again, so intermediates of a
     block are not kept; other policies are those of `ts.scan`. If one block holds all rows there is
-    no loop. Raises ShapeError if the numbers of rows differ.
+    no loop. Raises ShapeError if the numbers of rows differ, or `fn` gives another number of rows
+    than it is given.
     """
     fn = asked_function("map_chunks", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)
@@ -347,10 +363,10 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "reco
     first = max(xs, key=lambda x: ways(dim_axes(x.type.dims[0]), x.type.sizes)).type
     xs = tuple(_alike(x, first) for x in xs)
     if row_blocks(first, rows)[1] == 1:
-        return fn(*xs)
+        return _of_rows(fn(*xs), xs[0])
 
     def body(carry: Any, block: Any) -> tuple[Any, Any]:
-        return (), fn(*block)
+        return (), _of_rows(fn(*block), block[0])
 
     _, ys = scan(body, (), tuple(to_blocks(x, rows) for x in xs), policy=policy, name="map_chunks")
     joined: R = tree_map(lambda y: from_blocks(y, first, rows), ys)

@@ -23,6 +23,7 @@ import numpy as np
 
 from ..core.errors import UsageError, fail
 from ..core.kinds import is_whole
+from ..core.peer_names import INSTEAD
 from . import functions as F
 from . import linalg
 from .operands import as_tensor, binary, emit
@@ -83,7 +84,7 @@ def _same_name(f: Any) -> str:
     for module, prefix in ((F, "ts."), (linalg, "ts.linalg.")):
         if f.__name__ in module.__all__:
             return f"{prefix}{f.__name__}"
-    return ""
+    return {**INSTEAD, "select": "ts.where"}.get(f.__name__, "")
 
 
 # -- of each element ------------------------------------------------------------------------------

@@ -187,9 +187,11 @@ def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
     try:
         start, stop, step = k.indices(n)
     except (TypeError, ValueError):
+        computed = any(isinstance(i, Tensor) for i in (k.start, k.stop, k.step))
         raise fail(
             UsageError, f"index: {shown(k)} is no slice of dim {dim}", [("x", t.type)],
-            fix="give whole numbers, and a step that is not 0",
+            fix="where it begins is computed, its size is not: x[ts.arange(size) + start]"
+            if computed else "give whole numbers, and a step that is not 0",
         ) from None  # fmt: skip
     count = len(range(start, stop, step))
     if count == 0:

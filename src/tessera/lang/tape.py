@@ -17,7 +17,8 @@ from ..ir.graph.node import Node
 from . import functions as F
 from .changes import Changes
 from .record import current
-from .tensor import Like, Past, Tensor, behind, method
+from .tensor import Past, Tensor, behind, method
+from .tree import flatten, tree_map
 
 
 def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
@@ -91,8 +92,11 @@ def _known(tensors: Iterable[Tensor], of: Callable[[Changes], set[Node]], **how:
 
 
 @method("detach")
-def stop_gradient(x: Like) -> Tensor:
-    """The same value as a constant: no gradient flows through it."""
+def stop_gradient(x: Any) -> Any:
+    """The same value as a constant: no gradient flows through it. `x` is a tensor or a tree of
+    tensors."""
+    if isinstance(x, (dict, list, tuple)) and any(isinstance(t, Tensor) for t in flatten(x)[0]):
+        return tree_map(lambda t: stop_gradient(t) if isinstance(t, Tensor) else t, x)
     out = F.stop_gradient(x)
     if out._made is not None:
         out._past, out._made = Past(_alive(history(out)[:-1]), True), None

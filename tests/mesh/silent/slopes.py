@@ -1,4 +1,5 @@
-"""What becomes of a gradient that a local body adds up over the devices by hand?"""
+"""What becomes of a gradient that a local body adds up over the devices by hand, and of a tree
+that is a constant to gradients?"""
 
 from __future__ import annotations
 
@@ -103,3 +104,15 @@ def _() -> None:
 @row("weights after a step in a kernel, averaged by hand as in local SGD", **TWICE)
 def _() -> None:
     slope(lambda loss, w: w - 0.1 * ts.grad(loss, w), mean)
+
+
+@row("a tree of weights behind ts.stop_gradient, as of a target")
+def _() -> None:
+    def slope(params: Any) -> Any:
+        held = ts.stop_gradient(params)
+        assert held["n"] == 2
+        return ts.grad(ts.sum(params["w"][0] * held["w"][0]) * held["n"], params["w"])
+
+    params = {"w": [ts.tensor(X)], "n": 2}
+    for of in (slope, ts.jit(slope)):
+        np.testing.assert_array_equal(of(params)[0].numpy(), 2 * X)

@@ -38,6 +38,11 @@ def mean(g: Any) -> Any:
     return dist.all_reduce(g, "dp", op="mean")
 
 
+def twice(value: Callable[[], Any]) -> Any:
+    """The sum over two turns of a loop."""
+    return ts.scan(lambda c, _: (c + value(), None), ts.tensor(0.0), ts.arange(2))[0]
+
+
 by_rows = ts.distribute(strategy="data_parallel", batch="x")
 
 
@@ -48,6 +53,7 @@ def _() -> None:
     assert slope(op.autodiff, whole, op="mean") == WANT
     assert slope(op.autodiff, whole, by_rows) == WANT
     assert slope(op.autodiff, lambda g: g, by_rows) == WANT
+    assert slope(op.autodiff, lambda g: twice(lambda: mean(g))) == 2 * WANT
 
 
 @row("a pending gradient in a local body, scattered by hand")
@@ -89,6 +95,11 @@ def _() -> None:
 @row("a gradient in a kernel, summed by hand and divided", **TWICE)
 def _() -> None:
     slope(ts.grad, lambda g: whole(g) / 4)
+
+
+@row("a gradient in a kernel, averaged in a loop", **TWICE)
+def _() -> None:
+    slope(ts.grad, lambda g: twice(lambda: mean(g)))
 
 
 @row("a pending gradient in a kernel, scaled before it is added up", **TWICE)

@@ -282,14 +282,15 @@ class View(Frame):
     def handed_in(self, recorder: Recorder, x: Tensor) -> Tensor:
         """What a device hands in to a collective: its block of `x`, or its share of a gradient
         whose sum over devices is pending."""
-        own = x._node
+        own, made_in = x._node, x._trace  # of a loop's body, or around it
         if own is not None and (axes := pending_over(self.slopes, own)):
-            return symbolic(own_along(recorder.builder, own, axes), recorder)
-        return x if (block := recorder.node(x)) is own else symbolic(block, recorder)
+            assert isinstance(made_in, Recorder)
+            x = symbolic(own_along(made_in.builder, own, axes), made_in)
+        return x if (block := recorder.node(x)) is x._node else symbolic(block, recorder)
 
     def check_sum(self, name: str, x: Tensor, axes: Sequence[str], mean: bool) -> None:
         """Of a sum or mean over `axes` of `x` (twice.py)."""
-        if x._node is not None and x._trace is current():
+        if x._node is not None:
             check_sum(name, x._node, axes, mean, self.batch, self.slopes, self.told)
 
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:

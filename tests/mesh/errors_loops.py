@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 import tessera as ts
@@ -177,4 +178,10 @@ index: an object of type slice is no slice of dim 0
   x   : f32[4]
   at  : AT
   fix : where it begins is computed, its size is not: x[ts.arange(size) + start]
+""")
+row("a key of jax.random among the arguments", ts.DTypeError,
+    lambda: ts.jit(lambda key, x: x + ts.random.normal((4,)))(jax.random.key(0), ts.ones((4,))), """
+dtype 'key<fry>' is not known
+  at  : AT
+  fix : leave keys of jax.random out: ts.random draws anew at each call, after ts.seed(0)
 """)

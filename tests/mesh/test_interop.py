@@ -245,3 +245,15 @@ def test_a_switch_that_is_no_number_is_named() -> None:
     out = python("import tessera as ts; ts.mesh.auto()", TESSERA_DEVICES="many")
     assert "tessera.UsageError: TESSERA_DEVICES: 'many' is not a number of at least 1" in out
     assert "fix : set TESSERA_DEVICES=8" in out
+
+
+def test_functions_of_jax_lax_say_what_to_write() -> None:
+    x = ts.ones((4,))
+    for call in (
+        lambda: jax.lax.stop_gradient(x),
+        lambda: jax.lax.cond(True, lambda x: x, lambda x: -x, x),
+        lambda: jax.lax.scan(lambda c, x: (c + x, c), ts.tensor(0.0), x),
+    ):
+        with pytest.raises(ts.TesseraError, match="of JAX does not compute with a Tensor"):
+            call()
+    assert isinstance(jax.numpy.ones(4) + x, ts.Tensor)

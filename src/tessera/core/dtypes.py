@@ -108,6 +108,8 @@ def dtype_of(value: object) -> DType:
             "a value lies where its mesh is: ts.tensor(data, mesh=mesh),"
             " dist.place(model, strategy, mesh)"
         )
+    elif name.startswith("key<"):
+        fix = "leave keys of jax.random out: ts.random draws anew at each call, after ts.seed(0)"
     elif is_whole(value):
         fix = f"sizes go in one tuple, as in (2, {value}); then comes a dtype"
     raise fail(DTypeError, f"dtype {name or value!r} is not known", fix=fix)

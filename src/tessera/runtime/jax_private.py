@@ -93,11 +93,13 @@ def block_copy() -> Copy:
 
 def asks(frame: FrameType) -> str:
     """Who asks a value for `__jax_array__`, seen from the frame that does: "array" is
-    `jnp.asarray`, "compiled" what calls a function that jax compiles; "" are all others, such as
-    operators."""
+    `jnp.asarray`, "compiled" what calls a function that jax compiles, or one of `jax.lax`; "" are
+    all others, such as operators."""
     mine = str(frame.f_globals.get("__name__", "")).startswith("jax.")
-    names = {"array": "array", "shaped_abstractify": "compiled"}
-    return names.get(frame.f_code.co_name, "") if mine else ""
+    who = frame.f_code.co_name
+    if not mine or who not in ("array", "shaped_abstractify", "typeof"):
+        return ""
+    return "array" if who == "array" else "compiled"
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:

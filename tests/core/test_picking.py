@@ -63,3 +63,25 @@ def test_a_mask_of_truths_that_only_a_program_knows_is_refused() -> None:
         ts.graph.trace(lambda x: x[x > 3], ts.tensor(X))
     with pytest.raises(ts.ShapeError, match=r"a mask of shape \(4,\) stands on dim 0"):
         ts.tensor(X)[np.ones(4, bool)]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda: ts.gather(X, 1, ts.tensor(I)), ts.UsageError, "ts.gather(x, ids, dim)"),
+        (lambda: ts.take(X, 0, [1, 2]), ts.UsageError, "ts.take(x, ids, dim)"),
+        (lambda: ts.scatter_add(X, 0, I, X), ts.UsageError, "ts.scatter_add(x, ids, updates, dim)"),
+        (lambda: ts.scatter_add(X[0], [1, 2], X[0, :2]), ts.ShapeError, "give dim=0"),
+        (lambda: ts.scatter_add([0, 0], [1, 0], [True, True]), ts.DTypeError, "cast with .to("),
+    ],
+)
+def test_the_order_of_pytorch_is_told(
+    call: Any, kind: type[ts.TesseraError], says: str, oracle: Oracle
+) -> None:
+    with pytest.raises(kind) as error:
+        call()
+    assert says in str(error.value)
+
+
+def test_truths_go_backwards(oracle: Oracle) -> None:
+    np.testing.assert_array_equal(ts.tensor(CELLS)[:, ::-1].numpy(), CELLS[:, ::-1])

@@ -43,7 +43,7 @@ refused("cannot take", "dim= of a scalar", "topk")
 refused("does not fit u8", "a negative number beside a tensor of u8", "add", "sub", "index_add")
 refused(
     "takes float or int or uint tensors", "order and products of truths",
-    "amax", "amin", "argsort", "sort", "flip", "scatter_add", "index_add",
+    "amax", "amin", "argsort", "sort", "scatter_add", "index_add",
 )  # fmt: skip
 refused("shape (-1", "-1 for a size that stays", "expand")
 refused("how many elements a mask picks", "a shape that depends on values", "__getitem__")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.checks import flag, integers, sizes, whole
+from ..core.checks import flag, integers, sizes, unfit, whole
 from ..core.dtypes import beyond, f32, int32
 from ..core.errors import ShapeError, fail
 from .index_bounds import check_ids
@@ -98,10 +98,19 @@ def take(x: Like, ids: Like, dim: int = 0) -> Tensor:
     lowest number of a signed dtype, the highest of an unsigned one). Raises DTypeError if `ids` are
     not integers.
     """
+    d = _last(x, ids, dim, "take", "ids")
     t, at = as_tensor(x), as_tensor(ids)
-    d = one_dim("take", t, dim)
     check_ids("take", "id", at, t.shape[d], low=-t.shape[d])
     return emit("take", t, at, dim=d, ids="signed")
+
+
+def _last(x: Like, ids: Like, dim: int, name: str, before: str) -> int:
+    """`dim` of `x`, counted from 0. Raises UsageError where it comes before the ids, as it does in
+    PyTorch."""
+    if isinstance(ids, int) and hasattr(dim, "__len__"):
+        fix = f"the dim comes last here: ts.{name}(x, {before}, dim)"
+        raise unfit(name, "ids", ids, fix)
+    return one_dim(name, as_tensor(x), dim)
 
 
 def take_or_zero(x: Tensor, ids: Like, dim: int = 0) -> Tensor:
@@ -117,8 +126,8 @@ def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
     (the first ones of `x` are used). Where the host knows the ids, an id outside raises ShapeError;
     on the device it gives what `take` gives. Raises DTypeError if `ids` are not integers.
     """
+    d = _last(x, ids, dim, "gather", "ids")
     t, at = as_tensor(x), as_tensor(ids)
-    d = one_dim("gather", t, dim)
     check_ids("gather", "id", at, t.shape[d])
     if t.ndim == at.ndim:  # of the other dims, what has ids
         t = _first(
@@ -148,9 +157,14 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
     the highest). Raises ShapeError if the shapes do not match, DTypeError if `ids` are not
     integers.
     """
+    d = _last(x, ids, dim, "scatter_add", "ids, updates")
     t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
-    d = one_dim("scatter_add", t, dim)
-    if at.ndim == 1 < t.ndim and u.shape == (*t.shape[:d], at.size, *t.shape[d + 1 :]):
+    slices = (
+        [i for i in range(t.ndim) if u.shape == (*t.shape[:i], at.size, *t.shape[i + 1 :])]
+        if at.ndim == 1 < t.ndim
+        else []
+    )
+    if d in slices:
         return _added("put", t, at, u, d)
     if t.ndim == at.ndim == u.ndim:
         one = [i != d and k == 1 for i, k in enumerate(at.shape)]
@@ -165,7 +179,9 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
             ShapeError,
             f"scatter_add: ids and updates must match each other, and x but for dim {d}",
             [("x", t.type), ("ids", at.type), ("updates", u.type)],
-            fix="give each update an id: both of one shape, with the rank of x",
+            fix=f"these ids name slices of dim {slices[0]}: give dim={slices[0]}"
+            if slices
+            else "give each update an id: both of one shape, with the rank of x",
         )
     return _added("put_along", t, at, u, d)
 

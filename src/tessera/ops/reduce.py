@@ -9,7 +9,7 @@ from typing import Any
 from ..core.dtypes import DType, int32
 from ..core.layout import Factor, TensorType, dim_axes, without
 from .batch import last_dims, next_dim
-from .elementwise import NUMBER, const, need
+from .elementwise import ANY, NUMBER, const, need
 from .index_string import Index, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Local, Op, Rule, define
 
@@ -138,11 +138,13 @@ argmin = define(
 )
 
 
-def along_rule(name: str, dtype: DType | None = None, linear: str = "") -> Rule:
+def along_rule(
+    name: str, dtype: DType | None = None, linear: str = "", kinds: tuple[str, ...] = NUMBER
+) -> Rule:
     """The rule of an op that needs one dim (`attrs["dim"]`) in one piece and keeps the shape."""
 
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-        need(name, ins, NUMBER)
+        need(name, ins, kinds)
         letters = tuple(f"_{i}" for i in range(ins[0].rank))
         whole = frozenset({letters[attrs["dim"]]})
         index = Index((letters,), letters)
@@ -156,7 +158,8 @@ def _flip_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 flip = define(
-    Op("flip", along_rule("flip", linear="each"), lambda c, x: c.xp.flip(x, c.attrs["dim"]),
+    Op("flip", along_rule("flip", linear="each", kinds=ANY),
+       lambda c, x: c.xp.flip(x, c.attrs["dim"]),
        _flip_grad, flops=lambda ins, outs, attrs: 0, attrs="dim",
        batch=next_dim("dim"), elements="moved", memory="moves")
 )  # fmt: skip

@@ -7,6 +7,7 @@ of the user's too. What a function calls counts as its own code.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
@@ -216,9 +217,20 @@ def _texts(code: types.CodeType) -> Iterator[str]:
             yield x
 
 
+@functools.lru_cache(4096)
+def _globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that it names, and those of the functions in it; `v` of `x.v` is none."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    own = [i.argval for i in dis.get_instructions(code) if i.opname.endswith(_OF_GLOBALS)]
+    return tuple(dict.fromkeys([*own, *(name for c in inner for name in _globals_in(c))]))
+
+
+_OF_GLOBALS = ("_GLOBAL", "_GLOBALS", "LOAD_NAME")
+
+
 def variables(f: types.FunctionType) -> Iterator[Place]:
     """The globals and the closure cells that the code of `f` names."""
-    for name in dict.fromkeys(names_in(f.__code__)):
+    for name in _globals_in(f.__code__):
         if name in f.__globals__:
             yield Place(f.__globals__, name, name)
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):

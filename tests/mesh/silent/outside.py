@@ -371,3 +371,12 @@ for name, read in READS.items():
             layer.bias = held["w"]
             for run in (by_name, by_layer):
                 np.testing.assert_array_equal(run(ts.ones(2)).numpy(), [value, value])
+
+
+@row("a global that is named as an attribute of the code is not recorded for each value")
+def apart() -> None:
+    exec("def read(t, x): return x * t.w + len([t.n for _ in 'ab'])", made.__dict__)
+    f, t = ts.jit(made.read), Trainer()
+    for made.w in (1.0, 2.0, 3.0):  # the third recording would warn, and a warning is an error
+        made.n = made.w
+        assert f(t, X).item() == 3.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import tessera as ts
 from tessera import dist, nn
 from tessera.nn.stack import Stack
@@ -141,6 +143,14 @@ load_parameters: 'weight' has another shape
   given : f32[4, 5]
   at    : AT
   fix   : load a checkpoint of a model with the same sizes
+""")
+row("parameters of PyTorch", ts.ShapeError,
+    lambda: nn.Linear(2, 3).load_state_dict(torch.nn.Linear(2, 3).state_dict()), """
+load_state_dict: 'weight' has another shape
+  have  : f32[2, 3]
+  given : f32[3, 2]
+  at    : AT
+  fix   : PyTorch keeps it as [out, in]: give w.T, also of linear layers that are square
 """)
 row("an unknown init", ts.UsageError, lambda: dist.tensor((2, 3), init="orthogonal"), """
 init: 'orthogonal' is not known

@@ -13,6 +13,7 @@ from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from . import functional as fn
 from .module import Module
+from .turned_weights import TURNED
 
 
 def normal(std: float) -> Init:
@@ -39,6 +40,9 @@ class Linear(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         return fn.linear(x, self.weight, self.bias)
+
+
+TURNED.add(Linear)
 
 
 class Embedding(Module):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..core.checks import alike, flag, instance, mapping, same_names, shown
+from ..core.checks import flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
@@ -34,6 +34,7 @@ from ..lang.tensor import Tensor
 from ..lang.tree import register
 from .contents import Holder, direct, modules_of, outer_modules, swap, tensors_of, walk
 from .module_calls import not_callable, scoped, seen
+from .turned_weights import need_fit, turned_names
 from .weight_names import WeightName
 
 
@@ -347,11 +348,11 @@ class Module(Holder):
             fix = f"give what {names} names, or load what is there: strict=False"
             same_names(who, absent, unknown, fix)
         made = {name: as_tensor(value) for name, (_, value) in given.items()}
+        turned = turned_names(self.named_modules())
         for name, t in made.items():
-            fix = "load a checkpoint of a model with the same sizes"
-            if t.ndim == 2 and t.shape == have[name].shape[::-1]:
-                fix = "give w.T if these are PyTorch's: its Linear has [out, in]; square ones too"
-            alike(f"{who}: {name!r}", have[name].type, t.type, fix)
+            need_fit(
+                f"{who}: {name!r}", have[name].type, t.type, given[name][1], turned=name in turned
+            )
             if current() is None:
                 if t._data is not None:
                     engine().alive(t._data, t.type)

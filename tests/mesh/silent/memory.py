@@ -148,10 +148,12 @@ def torch_kinds() -> None:
         rows = ts.tensor([given.to(dtype).requires_grad_()])
         assert rows.shape == (1, 2, 2)
     layer, theirs = ts.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    layer.load_state_dict(dict(theirs.named_parameters()))
-    np.testing.assert_array_equal(layer.weight.numpy(), theirs.weight.detach().numpy())
+    turned = dict(theirs.named_parameters()) | {"weight": theirs.weight.T}
+    layer.load_state_dict(turned)
+    np.testing.assert_array_equal(layer.weight.numpy(), theirs.weight.detach().numpy().T)
     np.testing.assert_array_equal(ts.tensor(theirs.bias).numpy(), theirs.bias.detach().numpy())
-    layer.load_state_dict(theirs.bfloat16().state_dict())
+    narrow = theirs.bfloat16().state_dict()
+    layer.load_state_dict({**narrow, "weight": narrow["weight"].T})
     np.testing.assert_array_equal(layer.bias.numpy(), theirs.bias.detach().float().numpy())
 
 

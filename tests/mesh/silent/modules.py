@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import numpy as np
+import torch
 
 import tessera as ts
 from tessera import dist, nn, optim
@@ -398,3 +399,19 @@ def _replaced_below() -> None:
     f(x)
     model.head = nn.Linear(4, 3)
     assert np.allclose(f(x).numpy(), x.numpy() @ model.head.weight.numpy())
+
+
+@row("square weights of PyTorch are loaded as they are", warns=UserWarning, says="give w.T")
+def square_weights() -> None:
+    theirs = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    values = {n: t.T if t.shape == (2, 3) else t for n, t in theirs.state_dict().items()}
+    nn.Sequential(nn.Linear(3, 3), nn.relu, nn.Linear(3, 2)).load_state_dict(values)
+
+
+@row("square weights of PyTorch are loaded as here, and those of an embedding")
+def turned_weights() -> None:
+    theirs = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Embedding(4, 4))
+    values = {n: t.T if n == "0.weight" else t for n, t in theirs.state_dict().items()}
+    ours, x = nn.Sequential(nn.Linear(3, 3), nn.Embedding(4, 4)), torch.ones(2, 3)
+    ours.load_state_dict(values)
+    np.testing.assert_allclose(ours[0](ts.tensor(x)).numpy(), theirs[0](x).detach().numpy(), 1e-5)

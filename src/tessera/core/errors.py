@@ -128,7 +128,7 @@ def caller(frame: FrameType | None = None) -> str:
         if file not in _INNER:
             if file.startswith("<doctest") or _is_typed(frame):
                 return ""
-            if _is_users(frame):
+            if is_users(frame):
                 return _place(file, frame.f_lineno)
             if not file.startswith("<"):
                 _INNER.add(file)  # each op asks, from twenty of our frames
@@ -139,7 +139,7 @@ def caller(frame: FrameType | None = None) -> str:
 _INNER: set[str] = set()  # files of which it was found that they are no user's
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
     """Whether the code of `frame` is a user's; what a library makes from text is none."""
     name = frame.f_code.co_filename
     if name.startswith("<"):
@@ -166,7 +166,7 @@ def _place(file: str, line: int) -> str:
 def lines_up() -> int:
     """The `stacklevel` with which the caller's warning names the user's line."""
     frame, k = sys._getframe(1), 1
-    while frame.f_back is not None and not _is_users(frame):
+    while frame.f_back is not None and not is_users(frame):
         frame, k = frame.f_back, k + 1
     return k
 
@@ -182,7 +182,7 @@ def line_of(error: BaseException) -> str:
     """The innermost `file:line` outside the package where `error` was raised, or ""."""
     found, tb = "", error.__traceback__
     while tb is not None:
-        if _is_users(tb.tb_frame):
+        if is_users(tb.tb_frame):
             found = _place(tb.tb_frame.f_code.co_filename, tb.tb_lineno)
         tb = tb.tb_next
     return found

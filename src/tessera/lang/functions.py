@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..core.checks import flag, number
+from ..core.checks import flag, number, unfit
 from ..core.dtypes import bool_, f32, summed, uint8
 from ..core.errors import LayoutError, fail
 from ..core.layout import TensorType
@@ -50,6 +50,7 @@ from .elementwise import as_float as _float
 from .elementwise import stop_gradient as stop_gradient
 from .elementwise import widened as widened
 from .filled import arange, full, full_like, linspace, ones, ones_like, zeros, zeros_like
+from .host_data import is_array
 from .indexing import (
     argmax,
     argmin,
@@ -66,6 +67,7 @@ from .indexing import gather_or_zero as gather_or_zero
 from .indexing import take_or_zero as take_or_zero
 from .matrices import diag, diagonal, eye, tril, triu
 from .operands import as_tensor, cast, emit
+from .pairs import need_no_pair
 from .products import broadcast_lead as broadcast_lead
 from .products import einsum, matmul
 from .products import narrowed as narrowed
@@ -136,9 +138,7 @@ def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
     `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
     """
-    t = as_tensor(x)
-    need_some("max", t, dims_of("max", t, dim))
-    return reduce("max", t, dim, keepdims)
+    return _extreme("max", x, dim, keepdims)
 
 
 @method("min")
@@ -147,9 +147,18 @@ def min(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
     `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
     """
+    return _extreme("min", x, dim, keepdims)
+
+
+def _extreme(name: str, x: Like, dim: Dims, keepdims: bool) -> Tensor:
+    if is_array(dim) or isinstance(dim, Tensor):
+        raise unfit(name, "dim", dim, f"of two tensors write ts.{name}imum(x, y)")
     t = as_tensor(x)
-    need_some("min", t, dims_of("min", t, dim))
-    return reduce("min", t, dim, keepdims)
+    need_some(name, t, dims_of(name, t, dim))
+    values = reduce(name, t, dim, keepdims)
+    if isinstance(dim, int):
+        need_no_pair(f"ts.{name}", values, f"ts.arg{name}")
+    return values
 
 
 def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:

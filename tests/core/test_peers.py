@@ -254,7 +254,7 @@ def test_a_name_of_the_table_is_not_one_of_ours(name: str) -> None:
 def test_an_argument_that_is_offered_is_one_of_a_function() -> None:
     here = {
         p
-        for m in (ts, nn, optim, dist, op, ts.checkpoint)
+        for m in (ts, nn, optim, dist, op, ts.linalg, ts.checkpoint)
         for n in m.__all__
         if inspect.isfunction(f := getattr(m, n)) or inspect.isclass(f)
         if not (inspect.isclass(f) and issubclass(f, Exception))
@@ -426,4 +426,6 @@ def test_functions_of_torch_do_not_take_tensors(oracle: Oracle) -> None:
         torch.exp(x)
     with pytest.raises(ts.UsageError, match=r"torch\.add does not compute"):
         torch.add(torch.ones(2, 3), other=x)
+    with pytest.raises(ts.UsageError, match=r"torch\.stack does not compute"):
+        torch.stack([x, x])
     assert torch.as_tensor(x).shape == (2, 3)

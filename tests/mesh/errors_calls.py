@@ -415,7 +415,13 @@ row('ts.nn.cross_entropy(X, X, reduction="sum")', ts.UsageError, lambda: ts.nn.c
 cross_entropy: there is no argument 'reduction'
   arguments : logits, labels, ignore_index, weight, label_smoothing
   at        : AT
-  fix       : leave it out: it is the mean over the labels that count; times their number, with weight= the sum of their weights, it is the sum
+  fix       : leave it out for the mean over the labels that count; for others write nn.nll_loss(nn.log_softmax(logits), labels, reduction="none"), or "sum"
+""")
+row('ts.linalg.norm(X, p=1)', ts.UsageError, lambda: ts.linalg.norm(X, p=1), """
+norm: there is no argument 'p'
+  arguments : x, ord, dim, keepdims
+  at        : AT
+  fix       : write ord=
 """)
 row('ts.mesh.show("dp")', ts.UsageError, lambda: ts.mesh.show("dp"), """
 show: mesh cannot be 'dp'

@@ -240,6 +240,12 @@ distribute: layouts cannot be 3
   fix : give {"x": dist.ShardSpec(("row",), ("dp",))}
 """)
 
+row("a layout in words", ts.LayoutError, lambda: ts.distribute(layouts={"x": "[8@dp]"}), """
+distribute: layouts['x'] cannot be '[8@dp]'
+  at  : AT
+  fix : give {"x": dist.ShardSpec(("row",), ("dp",))}
+""")
+
 row("a strategy that is none", ts.StrategyError, lambda: ts.distribute(strategy="fsdp"), """
 strategy: the kind cannot be 'fsdp'
   at  : AT

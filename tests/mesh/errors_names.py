@@ -31,6 +31,17 @@ row('X.dim()', ts.UnknownNameError, lambda: X.dim(), """
   at     : AT
   fix    : write x.ndim
 """)
+row('X.max(1).values', ts.UnknownNameError, lambda: X.max(1).values, """
+'Tensor' object has no attribute 'values'
+  tensor : f32[2]
+  at     : AT
+  fix    : ts.max and ts.min give the values themselves, ts.argmax and ts.argmin their ids
+""")
+row('ts.distributions.Normal(0, 1)', ts.UnknownNameError, lambda: ts.distributions.Normal(0, 1), """
+module 'tessera' has no attribute 'distributions'
+  at  : AT
+  fix : log-probabilities are functions: of classes nn.log_softmax(logits), of a normal -0.5 * ((x - mean) / std) ** 2 - ts.log(std) - 0.5 * math.log(2 * math.pi); ts.random draws
+""")
 row('X.numel()', ts.UnknownNameError, lambda: X.numel(), """
 'Tensor' object has no attribute 'numel'
   tensor : f32[2, 3]

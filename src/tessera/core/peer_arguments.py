@@ -7,7 +7,7 @@ from .peer_names import REMAT
 
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "axis": ("dim", "dims"), "axes": ("dims", "dim"), "dim": ("axis", "dims", "d"),
-    "dims": ("dim",), "keepdim": ("keepdims",), "keep_dims": ("keepdims",),
+    "dims": ("dim",), "p": ("ord",), "keepdim": ("keepdims",), "keep_dims": ("keepdims",),
     "ddof": ("correction",), "unbiased": ("correction",),
     "input": ("x", "logits", "probs", "log_probs", "ids"),
     "inputs": ("x", "prompt"), "a": ("x",), "tensor": ("x",),
@@ -213,8 +213,8 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "repeat.dim": "write ts.repeat_interleave(x, repeats, dim=); x.repeat is PyTorch's",
     "load.state": "write optimizer= for the optimizer's; what save got as state= is .state of the"
     " result",
-    "cross_entropy.reduction": "leave it out: it is the mean over the labels that count; times"
-    " their number, with weight= the sum of their weights, it is the sum",
+    "cross_entropy.reduction": "leave it out for the mean over the labels that count; for others"
+    ' write nn.nll_loss(nn.log_softmax(logits), labels, reduction="none"), or "sum"',
     "elementwise_affine": "leave it out: layer.freeze() keeps the weight at 1 and the bias at 0",
     "padding_idx": "leave it out: set the row to zero, and multiply by the mask of the ids",
     "count_include_pad": "True is what it does; for False divide by the same pool of ones:"

@@ -235,6 +235,13 @@ ADVICE: dict[str, str] = {
     "switch": "use ts.where, which computes all branches",
     "cond": "use ts.where, which computes both branches, or `if` where a Python value decides",
     "ts.linalg.cond": "use the largest of ts.linalg.svd(x)[1] over the smallest",
+    "distributions": "log-probabilities are functions: of classes nn.log_softmax(logits), of a"
+    " normal -0.5 * ((x - mean) / std) ** 2 - ts.log(std) - 0.5 * math.log(2 * math.pi);"
+    " ts.random draws",
+    **dict.fromkeys(
+        ("Tensor.values", "Tensor.indices"),
+        "ts.max and ts.min give the values themselves, ts.argmax and ts.argmin their ids",
+    ),
     "categorical": "write ts.random.multinomial, of probabilities: nn.softmax(logits)",
     "distribute_tensor": "write ts.tensor(x, mesh=mesh, layout=\"[8@dp, 4]\")",
     "i32": "write ts.int32",

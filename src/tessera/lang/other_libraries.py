@@ -56,7 +56,8 @@ for _name, _fix in (
 
 
 def _for_torch(kind: type, f: Any, types: Any, args: tuple[Any, ...] = (), how: Any = None) -> Any:
-    given = [a for a in (*args, *(how or {}).values()) if isinstance(a, Tensor)]
+    rows = [a if isinstance(a, (list, tuple)) else (a,) for a in (*args, *(how or {}).values())]
+    given = [a for row in rows for a in row if isinstance(a, Tensor)]
     if not given:
         return NotImplemented
     raise fail(

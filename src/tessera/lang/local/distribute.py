@@ -374,17 +374,13 @@ def distribute(
     """
     axes = None if mesh_axes is None else axes_of("distribute", mesh_axes)
     where = mesh_or_none("distribute", mesh)
-    if layouts is not None and (
-        not isinstance(layouts, Mapping)
-        or not all(isinstance(v, ShardSpec) for v in layouts.values())
-    ):
-        raise unfit(
-            "distribute",
-            "layouts",
-            layouts,
-            'give {"x": dist.ShardSpec(("row",), ("dp",))}',
-            LayoutError,
-        )
+    given = layouts or {}
+    rows = given.items() if isinstance(given, Mapping) else [(None, given)]
+    if wrong := [(n, v) for n, v in rows if n is None or not isinstance(v, ShardSpec)]:
+        name, value = wrong[0]
+        what = "layouts" if name is None else f"layouts[{name!r}]"
+        fix = 'give {"x": dist.ShardSpec(("row",), ("dp",))}'
+        raise unfit("distribute", what, value, fix, LayoutError)
     chosen = _strategy(strategy, axes or (), layouts or {})
     names = (batch,) if isinstance(batch, str) else batch
     if names is not None and (

@@ -174,7 +174,7 @@ row('ts.no_grad(1)', ts.UsageError, lambda: ts.no_grad(1), """
 no_grad: 1 argument by place, where it takes none
   arguments : none
   at        : AT
-  fix       : leave out those that it does not take
+  fix       : call it first: with ts.no_grad(), and as a decorator @ts.no_grad()
 """)
 row('ts.jit(loss)(X, X)', ts.UsageError, lambda: ts.jit(loss)(X, X), """
 loss: 2 arguments by place, where it takes 1

@@ -42,6 +42,18 @@ module 'tessera' has no attribute 'distributions'
   at  : AT
   fix : log-probabilities are functions: of classes nn.log_softmax(logits), of a normal -0.5 * ((x - mean) / std) ** 2 - ts.log(std) - 0.5 * math.log(2 * math.pi); ts.random draws
 """)
+row('ts.autocast("cuda", dtype=ts.bf16)', ts.UsageError,
+    lambda: ts.autocast("cuda", dtype=ts.bf16), """
+autocast: 'dtype' is given by place and by name
+  arguments : dtype, enabled, embeddings
+  at        : AT
+  fix       : leave out the kind of device: with ts.autocast(ts.bf16)
+""")
+row('ts.amp.GradScaler()', ts.UnknownNameError, lambda: ts.amp.GradScaler(), """
+module 'tessera' has no attribute 'amp'
+  at  : AT
+  fix : compute so: with ts.autocast(ts.bf16); scale a loss in f16 by optim.LossScale
+""")
 row('X.numel()', ts.UnknownNameError, lambda: X.numel(), """
 'Tensor' object has no attribute 'numel'
   tensor : f32[2, 3]

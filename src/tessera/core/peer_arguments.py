@@ -265,7 +265,11 @@ CALL_ADVICE: dict[str, str] = {
     "normal": "the shape is one tuple: ts.random.normal((2, 3)); mean= and std= go by name",
     "uniform": "the shape is one tuple: ts.random.uniform((2, 3)); low= and high= go by name",
     "where": "write ts.where(mask, x, y); where a mask is true: np.nonzero(mask.numpy())",
+    ".lr": "give the weights to optimizer.init(params)",
+    "autocast.dtype": "leave out the kind of device: with ts.autocast(ts.bf16)",
+    "no_grad": "call it first: with ts.no_grad(), and as a decorator @ts.no_grad()",
     "TransformerBlock": _CONFIG.format("TransformerBlock"),
     "transpose": "two dims are exchanged: x.transpose(0, 1); an order of all is x.permute(2, 0, 1)",
 }
-"""A function that is called with too few or too many arguments, and a sentence on what to do."""
+"""A function that is called with too few or too many arguments, or a `function.argument` (of any
+function `.argument`) that is given twice, and a sentence on what to do."""

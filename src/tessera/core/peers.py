@@ -385,9 +385,10 @@ def _no_argument(
 
 
 def _given_twice(function: str, name: str, have: list[str]) -> UsageError:
+    own = CALL_ADVICE.get(f"{function}.{name}") or CALL_ADVICE.get(f".{name}")
     return fail(
         UsageError,
         f"{function}: {name!r} is given by place and by name",
         [("arguments", ", ".join(have))],
-        fix="give the weights to optimizer.init(params)" if name == "lr" else "give it once",
+        fix=own or "give it once",
     )

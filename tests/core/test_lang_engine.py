@@ -105,7 +105,7 @@ def test_equal_gradients_outside_a_function_are_compiled_once(oracle: Oracle) ->
         x = ts.tensor(real(3, 4))
         found.append(slope(x, least).numpy())
         compiled.append(oracle.compiled)
-    assert compiled[0] == compiled[1] < compiled[2] < compiled[3]
+    assert len(set(compiled)) == 1  # numbers are arguments of a gradient, as of an op
     assert all((a != b).any() for a, b in itertools.pairwise(found))
 
 

@@ -16,6 +16,7 @@ import tessera as ts
 from tessera import optim
 from tessera.lang.tape import history
 from tessera.lang.tree import flatten
+from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)
 
@@ -242,3 +243,22 @@ def test_second_derivatives_outside_of_compiled_functions_are_those_of_jax(name:
     first = ts.grad((f(ts, x) * t).sum(), x)
     again = jax.grad(lambda x: (jax.grad(lambda x: (f(jnp, x) * along).sum())(x) ** 2).sum())
     np.testing.assert_allclose(ts.grad((first**2).sum(), x).numpy(), again(given), rtol=1e-3)
+
+
+def test_numbers_that_change_compile_no_gradient_anew() -> None:
+    x = ts.tensor(np.linspace(0.5, 2.0, 6, dtype=np.float32).reshape(3, 2))
+
+    def ours(scale: float, row: int, least: float) -> np.ndarray[Any, Any]:
+        y = ts.maximum(x * scale, least) ** (1.0 + scale)
+        return np.asarray(ts.grad(y[row].sum() + ts.where(x > least, x, scale).mean(), x).numpy())
+
+    def theirs(x: Any, scale: float, row: int, least: float) -> Any:
+        y = jnp.maximum(x * scale, least) ** (1.0 + scale)
+        return y[row].sum() + jnp.where(x > least, x, scale).mean()
+
+    ours(3.0, 2, 1.0)
+    with compilations() as compiled:
+        found = [ours(*how) for how in ((2.0, 0, 1.2), (0.5, 1, 0.1))]
+    assert not compiled
+    for how, got in zip(((2.0, 0, 1.2), (0.5, 1, 0.1)), found, strict=True):
+        np.testing.assert_allclose(got, jax.grad(theirs)(x.numpy(), *how), rtol=1e-5)

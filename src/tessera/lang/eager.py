@@ -120,6 +120,14 @@ class Number:
         return engine().place(self.value, self.type)
 
 
+def is_number(t: Tensor) -> bool:
+    """Whether `t` is a number with a value, which programs take as an argument: one that changes at
+    each step compiles nothing, also not for gradients."""
+    if t._made is None or t._made.op != "full" or (t._data is None and t._pending is None):
+        return False
+    return t._made.attrs["shape"] == () and t._made.attrs.get("layout") is None
+
+
 def _number_of(t: Tensor) -> Any:
     return t._pending.value if isinstance(t._pending, Number) else t.stored
 
@@ -165,7 +173,7 @@ def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
     """Runs `graph` at once on tensors that have values."""
     program = program_of(graph)
     types = tuple([v.type for v in values])
-    data = program([v.stored for v in values], types)
+    data = program([_number_of(v) if v._data is None else v._data for v in values], types)
     return [Tensor(d, t) for d, t in zip(data, program.types, strict=True)]
 
 

@@ -27,8 +27,8 @@ from ..ir.graph.node import Graph, Node
 from ..ops.custom import custom, sources
 from ..ops.redistribute import NAMES
 from ..passes.differentiate import reached
+from .eager import is_number, run_graph
 from .eager import made as made_of
-from .eager import run_graph
 from .gradient_checks import goals, need_current, need_loss, need_reached, need_weights
 from .gradients import derived, laid
 from .parameter import need_trained, trained
@@ -292,7 +292,7 @@ def _from_tape(
     calls: dict[tuple[object, ...], Node] = {}
     for t in [*order, *(t for t in leaves if id(t) in missing)]:
         made = t._made
-        if made is None or id(t) in ends or id(t) in missing:
+        if made is None or id(t) in ends or id(t) in missing or is_number(t):
             env[id(t)] = b.input(t.type.on(mesh))
             values.append(t)
             continue

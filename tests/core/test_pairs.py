@@ -1,4 +1,4 @@
-"""Is a user of PyTorch told that `ts.max(x, dim)` gives no ids, and no one else?"""
+"""Is a user of PyTorch, and no one else, told that a maximum has no ids and a gradient no tuple?"""
 
 from __future__ import annotations
 
@@ -51,6 +51,30 @@ def test_nothing_else_is(name: str, oracle: Oracle) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         OTHERS[name](ts.tensor(X))
+
+
+def slope(x: ts.Tensor) -> ts.Tensor:
+    (found,) = ts.grad((x * x).sum(), x)
+    return found
+
+
+@pytest.mark.parametrize(
+    "call", [lambda x: ts.grad((x * x).sum(), x)[0], ts.jit(lambda x: slope(x[:1]))]
+)
+def test_a_tuple_of_a_gradient_is_told(call: Callable[[ts.Tensor], Any], oracle: Oracle) -> None:
+    with pytest.warns(UserWarning, match=r"ts.grad\(loss, \[x\]\)"):
+        call(ts.tensor(X))
+
+
+def test_what_a_tuple_of_gradients_is_and_what_cannot_be_one(oracle: Oracle) -> None:
+    x = ts.tensor(X)
+    with pytest.raises(ts.UsageError, match="by one tensor it gives its gradient, no tuple"):
+        slope(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (found,) = ts.grad((x * x).sum(), [x])
+        np.testing.assert_array_equal(found.numpy(), ts.grad((x * x).sum(), [x])[0].numpy())
+        np.testing.assert_array_equal(found.numpy(), 2 * X)
 
 
 def test_what_cannot_be_a_pair_is_an_error(oracle: Oracle) -> None:

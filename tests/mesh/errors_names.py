@@ -54,6 +54,19 @@ module 'tessera' has no attribute 'amp'
   at  : AT
   fix : compute so: with ts.autocast(ts.bf16); scale a loss in f16 by optim.LossScale
 """)
+row('ts.grad(y, X, create_graph=True)', ts.UsageError,
+    lambda: ts.grad(X.sum(), X, create_graph=True), """
+grad: there is no argument 'create_graph'
+  arguments : loss, weights, layout, reduce_partial, reduce_dtype
+  at        : AT
+  fix       : leave it out: a gradient can be differentiated again, and is a constant as ts.stop_gradient(g)
+""")
+row('ts.grad(outputs=y)', ts.UsageError, lambda: ts.grad(outputs=X.sum(), inputs=X), """
+grad: there is no argument 'outputs'
+  arguments : loss, weights, layout, reduce_partial, reduce_dtype
+  at        : AT
+  fix       : write loss=
+""")
 row('X.numel()', ts.UnknownNameError, lambda: X.numel(), """
 'Tensor' object has no attribute 'numel'
   tensor : f32[2, 3]

@@ -9,8 +9,8 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "axis": ("dim", "dims"), "axes": ("dims", "dim"), "dim": ("axis", "dims", "d"),
     "dims": ("dim",), "p": ("ord",), "keepdim": ("keepdims",), "keep_dims": ("keepdims",),
     "ddof": ("correction",), "unbiased": ("correction",),
-    "input": ("x", "logits", "probs", "log_probs", "ids"),
-    "inputs": ("x", "prompt"), "a": ("x",), "tensor": ("x",),
+    "input": ("x", "logits", "probs", "log_probs", "ids"), "outputs": ("loss",),
+    "inputs": ("x", "prompt", "weights"), "a": ("x",), "tensor": ("x",),
     "x1": ("x",), "x2": ("y",), "array": ("x",), "m": ("x",),
     "tensors": ("xs",), "arrays": ("xs",), "other": ("y",), "size": ("shape",),
     "fill_value": ("value",), "diagonal": ("k",), "condition": ("pick",), "reps": ("dims",),
@@ -192,6 +192,14 @@ ARGUMENT_ADVICE: dict[str, str] = {
     "mesh": "a value comes to a mesh where it meets one: ts.tensor(x, mesh=mesh),"
     " dist.tensor(shape, mesh=mesh), or with mesh:",
     "length": "it is the length of xs; for turns without data give ts.arange(n)",
+    "grad.create_graph": "leave it out: a gradient can be differentiated again, and is a constant"
+    " as ts.stop_gradient(g)",
+    "grad.retain_graph": "leave it out: what a loss was made of stays as long as the loss does",
+    **dict.fromkeys(
+        ("grad.allow_unused", "grad.materialize_grads"),
+        "leave it out: a weight that the loss does not depend on has a gradient of zeros",
+    ),
+    "grad.grad_outputs": "of ones, ts.grad(y.sum(), x); of others, ts.grad((y * w).sum(), x)",
     **dict.fromkeys(
         ("grad.argnums", "grad.has_aux", "grad.argnum"),
         "of a function: value, grads = ts.value_and_grad(fn, argnums, has_aux)(*args)",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tessera as ts
+from tessera import nn
 from tests.core.numpy_engine import Oracle
 
 X = np.arange(3 * 4 * 5, dtype=np.float32).reshape(3, 4, 5)
@@ -73,6 +74,8 @@ def test_a_mask_of_truths_that_only_a_program_knows_is_refused() -> None:
         (lambda: ts.scatter_add(X, 0, I, X), ts.UsageError, "ts.scatter_add(x, ids, updates, dim)"),
         (lambda: ts.scatter_add(X[0], [1, 2], X[0, :2]), ts.ShapeError, "give dim=0"),
         (lambda: ts.scatter_add([0, 0], [1, 0], [True, True]), ts.DTypeError, "cast with .to("),
+        (lambda: nn.embedding(X[0], ts.tensor(I)), ts.DTypeError, "nn.embedding(ids, table)"),
+        (lambda: ts.gather(X, X), ts.DTypeError, "gather: ids must be integers"),
     ],
 )
 def test_the_order_of_pytorch_is_told(

@@ -128,6 +128,7 @@ def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
     """
     d = _last(x, ids, dim, "gather", "ids")
     t, at = as_tensor(x), as_tensor(ids)
+    integers("gather", "ids", at.type)
     check_ids("gather", "id", at, t.shape[d])
     if t.ndim == at.ndim:  # of the other dims, what has ids
         t = _first(
@@ -190,6 +191,7 @@ def _added(op: str, t: Tensor, at: Tensor, u: Tensor, dim: int) -> Tensor:
     """`t` with `u` added at the places `at` along `dim`. An id outside marks the result: a float by
     itself, integers by `beyond`."""
     size = t.shape[dim]
+    integers("scatter_add", "ids", at.type)
     check_ids("scatter_add", "id", at, size)
     how = {"ids": "exact"} if u.dtype.is_float else {}
     sums = emit(op, at, u, dim=dim, into=str(size), **how)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from ..core.checks import number, one_of, probability, unfit
+from ..core.checks import integers, number, one_of, probability, unfit
 from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, fail
@@ -185,6 +185,8 @@ def embedding(ids: Like, table: Tensor) -> Tensor:
     inside `ts.autocast(embeddings=True)`. Raises DTypeError if `ids` are not integers.
     """
     t, at = as_tensor(table), as_tensor(ids)
+    fix = "the ids come first: nn.embedding(ids, table)" if t.dtype.is_int else ""
+    integers("embedding", "ids", at.type, fix or "cast them with .to(ts.int32)")
     check_ids("embedding", "id", at, t.shape[0] if t.ndim else 0)
     (rows,) = F.narrowed(t) if settings().autocast_embeddings else (t,)
     return emit("take", rows, at, dim=0, ids="exact").to(t.dtype)

@@ -156,3 +156,9 @@ def test_a_tensor_does_not_change(name: str, fix: str) -> None:
     x = ts.ones((2, 3))
     with pytest.raises(ts.UsageError, match=f"^Tensor.{name} cannot be set\n(.*\n)*.*{fix}"):
         setattr(x, name, getattr(x, name))
+
+
+@pytest.mark.parametrize("what", [3.0, 9.0, np.array([2.0, 7.0, 7.0]), np.array([7.0, 7.0, 2.0])])
+def test_what_is_in_a_tensor_is_one_of_its_elements(what: Any, oracle: Oracle) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert (what in ts.tensor(x)) == (what in x)

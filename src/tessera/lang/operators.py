@@ -52,6 +52,7 @@ def _compared(name: str) -> None:
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):  # elementwise, as in NumPy
     _compared(_name)
+method("__contains__")(lambda x, y: bool((x == y).any()))
 
 
 def _bits(name: str) -> None:

@@ -21,6 +21,7 @@ from ..core.options import ProgramOptions
 from ..core.turns import put_back
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
+from ..ops.create import full
 from .engine import Engine, Program, engine
 from .host_outputs import Act, HostOutput
 from .tensor import Made, Tensor, Trace
@@ -123,7 +124,7 @@ class Number:
 def is_number(t: Tensor) -> bool:
     """Whether `t` is a number with a value, which programs take as an argument: one that changes at
     each step compiles nothing, also not for gradients."""
-    if t._made is None or t._made.op != "full" or (t._data is None and t._pending is None):
+    if t._made is None or t._made.op != full.name or (t._data is None and t._pending is None):
         return False
     return t._made.attrs["shape"] == () and t._made.attrs.get("layout") is None
 

@@ -88,11 +88,13 @@ def all_reduce(
     def reduce(t: Tensor) -> Tensor:
         own, rest = _axes("all_reduce", axis, t, t.type.partial_axes)
         if own:
-            key = ("all_reduce", own, op or "sum")
+            key, parts, here = ("all_reduce", own, op or "sum"), list[str](), view_now()
             if op in (None, "sum", "mean"):
                 t = _counted(t)
-                view_now().check_sum("all_reduce", t, own, op == "mean")
+                parts = here.check_sum("all_reduce", t, own, op == "mean")
             t = ranks.issue(key, t, lambda block: reduced(block, own, op or "sum"))
+            if parts and t._node is not None:
+                here.means[t._node] = ways(parts, t.type.sizes)
         return _completed(t, rest, op) if rest else t
 
     with sums_in_order("all_reduce", deterministic):

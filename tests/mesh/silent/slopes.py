@@ -84,6 +84,12 @@ def _() -> None:
     assert slope(ts.grad, mean, op="mean") == WANT
 
 
+@row("a pending mean in a local body, added up and divided by the devices", says="the mean already",
+     warns=ts.StrategyWarning)  # fmt: skip
+def _() -> None:
+    slope(op.autodiff, lambda g: 0.1 * (whole(g) / 4), by_rows)
+
+
 TWICE: dict[str, Any] = {"warns": ts.StrategyWarning, "says": "the sum over 'dp' already"}
 
 

@@ -34,6 +34,7 @@ from .boundary import Borders, by_name
 from .collectives import recorder_now
 from .merge import record_ranks
 from .rows import by_rows, warn_of_rows
+from .twice import check_divided
 from .view import NeedsRank, View, view_of
 
 P = ParamSpec("P")
@@ -181,6 +182,7 @@ class Local(Generic[P, R]):
         warn_of_rows(borders, trials, cut)
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
+        check_divided(view.means, recorder.builder.nodes[mark[0] :])
         edits, put = out["edits"], out["leaves"]
         known = {names[i]: t for i, t in laid.items() if i not in cut}
         for i, path in enumerate(path for edit in edits for path in edit.paths()):

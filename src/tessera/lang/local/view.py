@@ -98,6 +98,8 @@ class View(Frame):
     # Gradients that are sums over devices, pending or not: of each, along which axes, and along
     # which of them the losses differ.
     slopes: dict[Node, dict[str, bool]] = field(default_factory=dict, repr=False)
+    # Those that a collective made whole which are means: over how many devices.
+    means: dict[Node, int] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -288,10 +290,11 @@ class View(Frame):
             x = symbolic(own_along(made_in.builder, own, axes), made_in)
         return x if (block := recorder.node(x)) is x._node else symbolic(block, recorder)
 
-    def check_sum(self, name: str, x: Tensor, axes: Sequence[str], mean: bool) -> None:
-        """Of a sum or mean over `axes` of `x` (twice.py)."""
-        if x._node is not None:
-            check_sum(name, x._node, axes, mean, self.batch, self.slopes, self.told)
+    def check_sum(self, name: str, x: Tensor, axes: Sequence[str], mean: bool) -> list[str]:
+        """Of a sum or mean over `axes` of `x`: over which it is a mean's part (twice.py)."""
+        if x._node is None:
+            return []
+        return check_sum(name, x._node, axes, mean, self.batch, self.slopes, self.told)
 
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         calls = self.log.calls if self.rank is not None and self.log is not None else ()

@@ -119,7 +119,7 @@ load_state_dict: 'weight' has another shape
   have  : f32[2, 3]
   given : f32[3, 2]
   at    : AT
-  fix   : give w.T if these are PyTorch's: its Linear has [out, in]; square ones too
+  fix   : PyTorch keeps it as [out, in]: give w.T, also of linear layers that are square
 """)
 row("a state without the statistics", ts.UsageError, lambda: nn.BatchNorm(2).load_state_dict(
     nn.BatchNorm(2).parameters()), """
@@ -184,6 +184,13 @@ Linear.weight is a parameter, it cannot be 0.5
   parameter : f32[2, 3]
   at        : AT
   fix       : give a tensor of its type, or another nn.Parameter
+""")
+row("a buffer set to a number", ts.UsageError,
+    lambda: setattr(nn.BatchNorm(3), "running_mean", 0), """
+BatchNorm.running_mean is a buffer, it cannot be 0
+  buffer : f32[3]
+  at     : AT
+  fix    : give a tensor of its type: ts.full_like(module.running_mean, 0)
 """)
 row("a weight set to another shape", ts.ShapeError,
     lambda: setattr(nn.Linear(2, 3), "weight", Y), """

@@ -165,3 +165,14 @@ def test_tensors_that_were_given_up_are_not_loaded() -> None:
             load(best)
         kept = model.state_dict()
         assert all((kept[name].numpy() == value).all() for name, value in now.items())
+
+
+def test_a_scalar_buffer_that_is_set_to_a_number_stays_a_buffer() -> None:
+    model = Shifted()
+    model.by = 2
+    assert model.state_dict()["by"].numpy() == np.float32(2.0)
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        self.by = ts.tensor(1.0)

@@ -21,6 +21,7 @@ from ..core.checks import flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
+from ..core.kinds import is_number
 from ..core.peers import SPACES, no_attribute
 from ..core.turns import TURN
 from ..lang.captured_places import GONE, is_plain
@@ -107,6 +108,15 @@ class Module(Holder):
         have = self.__dict__.get(name)
         if isinstance(have, Tensor) and type(value) is not Parameter and is_array(value):
             value = as_tensor(value)
+        if isinstance(have, Tensor) and type(have) is not Parameter and is_number(value):
+            if have.shape:
+                raise fail(
+                    UsageError,
+                    f"{type(self).__name__}.{name} is a buffer, it cannot be {shown(value)}",
+                    [("buffer", have.type)],
+                    fix=f"give a tensor of its type: ts.full_like(module.{name}, {shown(value)})",
+                )
+            value = as_tensor(value).to(have.dtype)
         if type(have) is Parameter and type(value) is not Parameter:
             if isinstance(value, Tensor):
                 fits(

@@ -139,6 +139,8 @@ class Executable:
         try:
             done = [] if done is None else done
             done.extend(starmap(self.run, (args,)))  # no bytecode between the run and the list
+            if jax_private.LEAVES and self.given_up:
+                jax_private.give_up(args[i] for i in self.given_up)
             return done[0]
         except TesseraError:
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -23,6 +23,7 @@ from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 from .coordinator import HEARTBEAT_S
 
 __all__ = [
+    "LEAVES",
     "ArrayImpl",
     "Compilation",
     "around_compile",
@@ -30,6 +31,7 @@ __all__ = [
     "block_copy",
     "connect",
     "cpu_collectives",
+    "give_up",
     "gone",
     "keep_programs",
     "place",
@@ -45,6 +47,18 @@ def gone(arrays: Sequence[Array]) -> bool:
         return any(map(ArrayImpl.is_deleted, arrays))
     except TypeError:
         return any(isinstance(a, ArrayImpl) and a.is_deleted() for a in arrays)
+
+
+def give_up(arrays: Iterable[Array]) -> None:
+    """Ends those of `arrays` that a program was given up and did not take: from jax 0.11 on it
+    copies an array on several devices that NumPy has looked at, and leaves it as it was."""
+    for a in arrays:
+        if isinstance(a, ArrayImpl) and not a.is_deleted():
+            a.delete()
+
+
+# Whether a program may leave what it was given up.
+LEAVES = jax.__version_info__ >= (0, 11)
 
 
 def service() -> Any:

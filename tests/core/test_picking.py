@@ -88,3 +88,13 @@ def test_the_order_of_pytorch_is_told(
 
 def test_truths_go_backwards(oracle: Oracle) -> None:
     np.testing.assert_array_equal(ts.tensor(CELLS)[:, ::-1].numpy(), CELLS[:, ::-1])
+
+
+def test_flip_takes_several_dims_each_once() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    for dims in ((0, 1), [1], None):
+        want = np.flip(x, None if dims is None else tuple(dims))
+        assert (ts.flip(ts.tensor(x), dims).numpy() == want).all()
+    for f in (ts.flip, ts.sum):
+        with pytest.raises(ts.ShapeError, match=r"dim -2 is named twice"):
+            f(ts.tensor(x), (0, -2))

@@ -10,7 +10,7 @@ from ..core.errors import ShapeError, fail
 from .index_bounds import check_ids
 from .operands import as_tensor, emit, emit_many, scalar
 from .rearranging import unsqueeze
-from .shaping import along, need_some, one_dim, sliced, swap
+from .shaping import Dims, along, dims_of, need_some, one_dim, sliced, swap
 from .tensor import Like, Tensor
 
 
@@ -58,9 +58,13 @@ def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tens
     return (gather_or_zero(t, ids, dim) if t.ndim else t), ids
 
 
-def flip(x: Like, dim: int = -1) -> Tensor:
-    """`x` with the order of elements along `dim` reversed."""
-    return along(lambda t, d: emit("flip", t, dim=d), "flip", x, dim)
+def flip(x: Like, dim: Dims = -1) -> Tensor:
+    """`x` with the order of elements along `dim`, or along each of several dims, reversed; None is
+    all of them. Raises ShapeError if one is not there or is named twice."""
+    t = as_tensor(x)
+    for d in dims_of("flip", t, dim):
+        t = emit("flip", t, dim=d)
+    return t
 
 
 def topk(x: Like, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:

@@ -237,13 +237,6 @@ def _argsort(a: Like, axis: int = -1) -> Tensor:
     return F.argsort(a, axis)
 
 
-def _flip(m: Like, axis: Axis = None) -> Tensor:
-    t = as_tensor(m)
-    for d in dims_of("np.flip", t, axis):
-        t = F.flip(t, d)
-    return t
-
-
 def _take(a: Like, indices: Like, axis: int | None = None) -> Tensor:
     return F.take(_ravel(a), indices, 0) if axis is None else F.take(a, indices, axis)
 
@@ -381,7 +374,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.argmin: _along(F.argmin),
     np.sort: _sort,
     np.argsort: _argsort,
-    np.flip: _flip,
+    np.flip: lambda m, axis=None: F.flip(m, axis),
     np.take: _take,
     np.reshape: _reshape,
     np.ravel: _ravel,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import several, sizes, whole
+from ..core.checks import several, sizes, unfit, whole
 from ..core.dtypes import promote
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
@@ -35,8 +35,11 @@ def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
                 [("x", x.type)],
                 fix=f"dims are {-x.ndim} to {x.ndim - 1}",
             )
+        if d % x.ndim in out:
+            fix = "name each dim once"
+            raise fail(ShapeError, f"{name}: dim {d} is named twice", [("x", x.type)], fix=fix)
         out.append(d % x.ndim)
-    return tuple(sorted(set(out)))
+    return tuple(sorted(out))
 
 
 def one_dim(name: str, x: Tensor, dim: int) -> int:
@@ -143,6 +146,9 @@ def swap(x: Like, a: int | Sequence[int] | None = None, b: int = -1) -> Tensor:
 def broadcast_to(x: Like, shape: Sequence[int]) -> Tensor:
     """`x` broadcast to `shape` by NumPy's rules. Raises ShapeError if that is not possible."""
     t = as_tensor(x)
+    if isinstance(shape, (list, tuple)) and any(is_whole(n) and n == -1 for n in shape):
+        fix = "write the size that stays, as in (4, *x.shape[1:])"
+        raise unfit("broadcast_to", "shape", shape, fix, ShapeError)
     new = sizes("broadcast_to", shape)
     return t if new == t.shape else emit("broadcast_to", t, shape=new)
 

@@ -45,7 +45,7 @@ refused(
     "takes float or int or uint tensors", "order and products of truths",
     "amax", "amin", "argsort", "sort", "scatter_add", "index_add",
 )  # fmt: skip
-refused("shape (-1", "-1 for a size that stays", "expand")
+refused("broadcast_to: shape cannot be (", "-1 for a size that stays", "expand")
 refused("how many elements a mask picks", "a shape that depends on values", "__getitem__")
 refused("is outside 0 to", "negative ids, of gather", "take_along_dim")
 refused(

@@ -99,7 +99,8 @@ def matrix_norm(
         words = 'use "fro", "nuc", 1, -1, 2, -2, infinity or -infinity'
         raise unfit("matrix_norm", "ord", ord, words)
     given = tuple(dim) if isinstance(dim, (tuple, list, range)) else ()
-    if len(given) != 2 or len(dims_of("matrix_norm", t, given)) != 2:
+    two = len(given) == 2 and given[0] != given[1]
+    if not two or len(dims_of("matrix_norm", t, given)) != 2:
         raise fail(
             ShapeError,
             f"matrix_norm: {shown(dim)} does not name the rows and the columns",

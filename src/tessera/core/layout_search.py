@@ -277,7 +277,7 @@ class _Search:
             slowest = max((1 / p.link.bytes_per_s for p in ports), default=0.0)
             longest = max((p.latency_s for p in ports), default=0.0)
             cheapest = Price(*map(min, cheapest, (longest, slowest)))
-        return cheapest if self.axes else Price(0.0, 0.0)
+        return cheapest
 
     # -- what is left -----------------------------------------------------------------------------
     def left(self, where: Where, block: int) -> float:

@@ -107,9 +107,8 @@ class Microbatch:
         """The nodes of the forward pass: the results need them, or gradients were derived from
         them, as the loss itself may not be a result."""
         means, rows = self.results
-        backward = depends(self.graph.nodes, self.origins)
-        found = reachable((*means, *rows, *(n for n in self.sums.values() if n not in backward)))
-        return found | set(self.graph.nodes) - backward
+        others = set(self.graph.nodes) - depends(self.graph.nodes, self.origins)
+        return reachable((*means, *rows)) | others
 
     def parts(self) -> list[list[Node]]:
         """The nodes of the forward pass of each part that the pipeline was written with."""

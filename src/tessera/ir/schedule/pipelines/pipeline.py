@@ -192,7 +192,7 @@ class _Pipeline:
         stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
         outputs = [o for o in made.graph.outputs if o in made.means or o in made.rows]
         wanted = list(dict.fromkeys([*made.sums.values(), *outputs]))
-        found = regions(made.graph, wanted, stage, self.free, made.origins)
+        found = regions(made.graph, wanted, outputs, stage, self.free, made.origins)
         found |= whole_backward(found, wanted)
         self.count_ahead()
         self.play(found, wanted)

@@ -100,17 +100,18 @@ def _together(n: Node, stage: Mapping[Node, int], free: frozenset[Node]) -> int:
 def regions(
     graph: Graph,
     wanted: Sequence[Node],
+    results: Sequence[Node],
     stage: Mapping[Node, int],
     free: frozenset[Node],
     origins: Mapping[Node, Node],
 ) -> dict[tuple[int, str], Region]:
-    """The regions by (stage, kind), for what `wanted` needs. `origins` are the backward pass's
-    nodes with what they were derived from.
+    """The regions by (stage, kind), for what `wanted` needs, of which the forward pass gives the
+    `results`. `origins` are nodes of gradients with what they were derived from.
 
     Raises GraphError if the forward pass of a stage needs a later one.
     """
-    needed, backward = reachable(wanted), depends(graph.nodes, origins)
-    forward = reachable(n for n in wanted if n not in backward) | needed - backward
+    needed = reachable(wanted)
+    forward = reachable(results) | needed - depends(graph.nodes, origins)
     nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n not in free]
     _one_way(nodes, forward, stage)
     # Of the backward pass, what reaches another stage is I, and so is what that needs.

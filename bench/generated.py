@@ -25,7 +25,7 @@ from tessera.train.accumulate import accumulated
 
 ROWS, VOCAB = 16, 12
 QUICK = (1, 3, 8, 9)  # programs that are compiled soon, for a look
-MESHES = ("dp=4", "dp=3", "dp=2,tp=2", "tp=2,dp=2", "dp=2,ep=2")
+MESHES = ("dp=4", "dp=3", "dp=2,tp=2", "tp=2,dp=3", "dp=2,ep=2")
 Weights = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 

@@ -2,11 +2,12 @@
 many placements.
 
 `make prove` trains small models (dropout, clipping, AdamW, a schedule) on logical meshes: a GPT
-with experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp; others with experts on
-dp × ep, or with sequences over cp. Each runs unfolded, and folded axis by axis down to one device,
-with ZeRO stages, step by step, with overlap and buckets, with recomputing, by several pipeline
-schedules, in one process and in several. It prints the SHA-256 of the weights and of all losses in
-full precision, in f32 and in bf16, and fails unless each program has one of each.
+with experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp, also where dp does not
+divide what tp leaves of a dim; others with experts on dp × ep, or with sequences over cp. Each runs
+unfolded, and folded axis by axis down to one device, with ZeRO stages, step by step, with overlap
+and buckets, with recomputing, by several pipeline schedules, in one process and in several. It
+prints the SHA-256 of the weights and of all losses in full precision, in f32 and in bf16, and fails
+unless each program has one of each.
 
 Then programs that are drawn (bench/generated.py): one hash each over all placements, or one reason
 why it is refused.
@@ -65,6 +66,7 @@ class Program:
 PROGRAMS = {
     "whole": Program("dp=2,pp=2,tp=2", experts=4, over="dp", capacity=1.25),
     "dense": Program("dp=2,tp=2"),
+    "uneven": Program("dp=3,tp=2"),
     "experts": Program("dp=2,ep=2", experts=4, capacity=1.25),
     "dropless": Program("dp=2,ep=2", experts=4),
     "ring": Program("dp=2,cp=2", context="ring"),
@@ -96,10 +98,10 @@ Row = tuple[Placement, str]  # and the dtype
 
 def folds(program: str) -> list[str]:
     """The mesh as it is, then folded along some axes, then along all of them."""
-    axes = PROGRAMS[program].axes
+    sizes = dist.Mesh.parse(PROGRAMS[program].mesh).sizes
     return [
-        ",".join(f"{a}={n}" for a, n in zip(axes, sizes, strict=True))
-        for sizes in itertools.product((2, 1), repeat=len(axes))
+        ",".join(f"{a}={n}" for a, n in zip(sizes, onto, strict=True))
+        for onto in itertools.product(*((n, 1) for n in sizes.values()))
     ]
 
 
@@ -109,6 +111,8 @@ def placements(small: bool) -> Iterator[Placement]:
         yield Placement("whole", "dp=1,pp=1,tp=1", 2, pipe="backwards")
         yield Placement("dense", "dp=2,tp=2", 3, schedule=BUCKETS)
         yield Placement("dense", "dp=1,tp=1", 1, recompute=True)
+        yield Placement("uneven", "dp=3,tp=2")
+        yield Placement("uneven", "dp=3,tp=2", 3)
         yield Placement("experts", "dp=2,ep=2")
         yield Placement("experts", "dp=1,ep=1", 3, recompute=True)
         yield Placement("dense", "dp=2,tp=2", 1, processes=2)
@@ -129,6 +133,10 @@ def placements(small: bool) -> Iterator[Placement]:
         yield Placement("dense", onto, 3, "stepped")
         yield Placement("dense", onto, 2, schedule=BUCKETS)
         yield Placement("dense", onto, 1, recompute=True)
+    for onto in folds("uneven"):
+        for zero in (0, 1, 2, 3):
+            yield Placement("uneven", onto, zero)
+        yield Placement("uneven", onto, 3, "stepped")
     for onto in folds("experts"):
         yield Placement("experts", onto, 3)
         yield Placement("experts", onto, 1, recompute=True)
@@ -141,7 +149,7 @@ def in_bf16(p: Placement) -> bool:
     """Whether a placement runs in bf16 too."""
     if p.program == "whole":
         return p.recompute
-    return p.program != "dense" or p.recompute or p.zero in (0, 3)
+    return p.program not in ("dense", "uneven") or p.recompute or p.zero in (0, 3)
 
 
 def backwards(rank: int, ranks: int, microbatches: int) -> list[str]:

@@ -34,6 +34,48 @@ def test_what_zero_splits_rests_and_what_rules_split_does_not() -> None:
     assert over.weight("up", kind("f32[12, 8]")).rest == ()
 
 
+UNEVEN = [  # the rule's dim, the whole weight, as it is used, as it rests
+    (0, "f32[64, 32]", "f32[64@tp, 32]", "f32[(2@tp·32@dp), 32]"),
+    (1, "f32[2, 16]", "f32[2, 16@tp]", "f32[2, (2@tp·8@dp)]"),
+    (1, "f32[2, 15]", "f32[2, 15@tp]", "f32[2@dp, 15@tp]"),
+    (0, "f32[64]", "f32[64@tp]", "f32[(2@tp·32@dp)]"),
+    (0, "f32[15]", "f32[15@tp]", "f32[15@(tp,dp)]"),
+]
+
+
+@pytest.mark.parametrize(("dim", "whole", "used", "rests"), UNEVEN, ids=[u[1] for u in UNEVEN])
+def test_a_weight_is_used_as_the_rules_split_it_where_zero_does_not_divide(
+    dim: int, whole: str, used: str, rests: str
+) -> None:
+    mesh = dist.Mesh.parse("dp=3,tp=2")
+    rules = dist.strategy("tensor_parallel", rules=[("w", dim)])
+    t = (rules + ZERO).weight("w", parse_type(whole, mesh))
+    assert str(t) == rests and t.rest == ("dp",)
+    assert t.in_use is parse_type(used, mesh) is rules.weight("w", parse_type(whole, mesh))
+
+
+@pytest.mark.parametrize("level", ["fast", "mesh_invariant"])
+def test_it_costs_the_bytes_of_the_same_weight_in_a_dim_that_divides(level: Any) -> None:
+    """A step of x @ up @ down over dp=3, tp=2: what is split over tp stays so, at any stage."""
+    mesh, sent = dist.Mesh.parse("dp=3,tp=2"), {}
+    for d in (64, 66):
+        for stage in (0, 3):
+            plan = dist.strategy("tensor_parallel") + (
+                ZERO if stage else dist.strategy("data_parallel")
+            )
+            shapes = {"up": f"f32[32, {d}]", "down": f"f32[{d}, 32]"}
+            w = {n: plan.weight(n, parse_type(t, mesh)) for n, t in shapes.items()}
+
+            def step(w: Any, x: Any, plan: Any = plan) -> Any:
+                return ts.grad((x @ w["up"] @ w["down"]).mean(), w, layout=plan)
+
+            with dist.deterministic(level=level):
+                g = graph.trace(step, w, parse_type("f32[12@dp, 32]", mesh))
+            sent[d, stage] = graph.simplify(g).wire_bytes
+    # 66 columns instead of 64, and blocks of 11 instead of 32 / 3.
+    assert sent[64, 0] <= sent[64, 3] <= sent[66, 3] <= 1.1 * sent[64, 0], sent
+
+
 def test_the_finest_blocks_are_one_choice_however_it_rests() -> None:
     for whole in ("f32[8]", "f32[12, 8]", "f32[8, 8]", "f32[6, 10]"):
         t = kind(whole)

@@ -52,7 +52,7 @@ def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact(
 @pytest.mark.parametrize(
     ("program", "dtype"),
     [pytest.param(p, d, marks=[LONG] * ((p, d) != ("whole", "bf16")))
-     for p in ("whole", "dense", "experts") for d in ("f32", "bf16")],
+     for p in ("whole", "dense", "uneven", "experts") for d in ("f32", "bf16")],
 )  # fmt: skip
 def test_a_small_proof(program: str, dtype: str, everything: bool) -> None:
     # A pipeline is recorded anew for its second step, as its weights lie with their stages then.
@@ -89,6 +89,28 @@ def test_a_transposed_weight_has_the_same_bits_fused_and_stepped() -> None:
         with dist.deterministic(), replaced(executor=executor):
             step = ts.jit(lambda ids, w, b: ts.grad(((nn.embedding(ids, w) @ w.T) * b).sum(), w))
             found.add(step(ids, w, b).numpy().tobytes())
+    assert len(found) == 1
+
+
+def test_zero_has_the_bits_of_whole_weights_where_its_axis_divides_no_dim() -> None:
+    mesh, rng = dist.Mesh.parse("dp=3,tp=2"), np.random.default_rng(0)
+    a, c, x = (rng.normal(size=s).astype("f4") for s in ((16, 2), (2, 16), (12, 16)))
+    tensor = dist.strategy("tensor_parallel", rules=[("^a$", 1), ("^c$", 1)])
+
+    @ts.jit
+    def step(w: Any, x: Any) -> Any:
+        loss = ((x @ (w["a"] @ w["c"])) ** 2).mean()
+        return loss, ts.grad(loss, w)
+
+    found = set()
+    for stage in (0, 1, 2, 3):
+        zero = dist.strategy("zero_redundancy_optimizer", stage=stage or 1)
+        plan = tensor + (zero if stage else dist.strategy("data_parallel"))
+        w = dist.place({"a": ts.tensor(a), "c": ts.tensor(c)}, plan, mesh)
+        with dist.deterministic():
+            loss, grads = step(w, dist.place(x, plan, mesh, kind="batch"))
+        found.add((loss.item(), grads["a"].numpy().tobytes(), grads["c"].numpy().tobytes()))
+    np.testing.assert_allclose(loss.item(), ((x @ (a @ c)).astype("f8") ** 2).mean(), rtol=1e-5)
     assert len(found) == 1
 
 

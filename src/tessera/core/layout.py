@@ -121,13 +121,15 @@ def dim_size(dim: Dim) -> int:
 
 
 def without(dim: Dim, axes: Iterable[str], sizes: Mapping[str, int]) -> Dim:
-    """`dim` after its digits on `axes` were gathered. An uneven factor is gathered whole."""
+    """`dim` with nothing split over `axes`; its other axes split what they split before."""
     gone = set(axes)
     if not gone & set(dim_axes(dim)):
         return dim
-    return grouped(
-        Digit(d.size, (), d.size) if gone & set(d.axes) else d for d in digits(dim, sizes)
-    )
+    run: list[Digit] = []
+    for d in digits(dim, sizes):
+        left = tuple(a for a in d.axes if a not in gone)
+        run += [d] if left == d.axes else digits((Factor(d.size, left),), sizes)
+    return grouped(run)
 
 
 def regroup(

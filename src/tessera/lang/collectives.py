@@ -346,10 +346,16 @@ def shard(x: Tensor, axis: str | Sequence[str], dim: int = 0) -> Tensor:
 
 
 def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
-    """`t` with `dim` split over `axes` below whatever splits it already."""
+    """`t` with `dim` split over `axes` below whatever splits it already. Where `axes` do not divide
+    the local size, they split that alone, so that they can be gathered without the others."""
     old: Dim = t.dims[dim]
     last = old[-1] if old[-1].axes or len(old) == 1 else old[0]
-    new = tuple(Factor(f.size, (*f.axes, *axes)) if f is last else f for f in old)
+    above, uneven = ways(last.axes, t.sizes), last.size % ways((*last.axes, *axes), t.sizes)
+    if uneven and not last.size % above:
+        more: Dim = (Factor(above, last.axes), Factor(last.size // above, tuple(axes)))
+    else:
+        more = (Factor(last.size, (*last.axes, *axes)),)
+    new = tuple(part for f in old for part in (more if f is last else (f,)))
     return t.with_dims((*t.dims[:dim], new, *t.dims[dim + 1 :]))
 
 

@@ -255,12 +255,15 @@ def finest(t: TensorType) -> TensorType:
 
 
 def zero_dim(t: TensorType, axis: str) -> int:
-    """The dim ZeRO splits: the largest that divides, else the largest."""
+    """The dim ZeRO splits: the largest that `axis` divides; else the largest that its own axes
+    divide, as `axis` can be gathered there without them; else the largest."""
     n = t.sizes[axis]
 
-    def rank(i: int) -> tuple[bool, int, int]:
-        here = t.shape[i] // ways(dim_axes(t.dims[i]), t.sizes)
-        return (here > 0 and t.shape[i] % (n * ways(dim_axes(t.dims[i]), t.sizes)) == 0, here, -i)
+    def rank(i: int) -> tuple[bool, bool, int, int]:
+        above = ways(dim_axes(t.dims[i]), t.sizes)
+        here = t.shape[i] // above
+        divides = here > 0 and t.shape[i] % (n * above) == 0
+        return divides, t.shape[i] % above == 0, here, -i
 
     return max(range(t.rank), key=rank)
 

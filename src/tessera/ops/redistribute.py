@@ -45,7 +45,8 @@ def _arrive(t: TensorType, attrs: Attrs) -> TensorType:
     into = parse_dim(attrs["into"])
     new = t.with_dims((*t.dims[:d], into, *t.dims[d + 1 :]))
     here = set(dim_axes(new.dims[d]))
-    if not here.issuperset(axes) or without(new.dims[d], axes, t.sizes) != t.dims[d]:
+    fits = here.issuperset(axes) and without(new.dims[d], axes, t.sizes) == t.dims[d]
+    if not fits or _part_of_a_digit(new, axes):
         raise fail(
             LayoutError,
             f"redistribute: {attrs['into']} is not dim {d} split over {', '.join(axes)}",
@@ -58,8 +59,28 @@ def _arrive(t: TensorType, attrs: Attrs) -> TensorType:
 Types = tuple[TensorType, ...]
 
 
+def _part_of_a_digit(t: TensorType, axes: Sequence[str]) -> bool:
+    """Whether `axes` are some, not all, of the axes of an uneven digit, whose blocks are not blocks
+    of the other axes."""
+    split = [set(d.axes) for i in t.padded_dims for d in t.digits(i) if d.uneven]
+    return any(s & set(axes) and not s <= set(axes) for s in split)
+
+
+def _leave(t: TensorType, axes: Sequence[str]) -> TensorType:
+    """`t` gathered over `axes` by one collective."""
+    if _part_of_a_digit(t, axes):
+        raise fail(
+            LayoutError,
+            f"redistribute: {', '.join(axes)} cannot leave a dim that it splits unevenly with other"
+            " axes",
+            [("x", t)],
+            fix="gather all axes of that dim at once",
+        )
+    return gathered(t, axes)
+
+
 def _all_gather(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    return Inferred(ins, (gathered(ins[0], attrs["axes"]),))
+    return Inferred(ins, (_leave(ins[0], attrs["axes"]),))
 
 
 def _all_reduce(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -78,7 +99,7 @@ def _reduce_scatter(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _all_to_all(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    return Inferred(ins, (_arrive(gathered(ins[0], attrs["axes"]), attrs),))
+    return Inferred(ins, (_arrive(_leave(ins[0], attrs["axes"]), attrs),))
 
 
 def _shard(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:

@@ -120,7 +120,8 @@ class ByRules(Known):
 
     def check_reach(self, types: Mapping[str, TensorType]) -> None:
         """Raises StrategyError if none of a user's own rules fits a name. One StrategyWarning
-        tells which of them fit none, or which of the largest weights are left whole."""
+        tells which of them fit none or never act, which two fit one weight and split it otherwise,
+        or which of the largest weights are left whole."""
         lost = [r for r in self.rules if not any(_fits(r, n, t) for n, t in types.items())]
         own = self.rules != self.known
         if own and len(lost) == len(self.rules):
@@ -132,14 +133,39 @@ class ByRules(Known):
                 fix="write what the names contain; a weight needs the dim that the rule splits",
             )
         rows = [f"{r[0]!r} fits none of {nearest(r[0], types)}" for r in lost if own]
+        clashes = self._second_rules(types) if own else []
         whole = whole_over(self.axis, types)
         every = sum(t.nbytes for t in types.values() if t.rank > 1)
         if self.too_much(sum(t.nbytes for t in whole.values()), every):
             rows += largest(whole)
-        if rows:
-            warn_whole(
-                self, types, rows, 'give it rules for their names: rules=[(r"wide$", -1), ...]'
-            )
+        if rows or clashes:
+            fix = 'give it rules for their names: rules=[(r"wide$", -1), ...]'
+            if clashes:
+                fix = r'let one rule fit each weight: "(^|\.)wide$" fits no name like "xwide"'
+            warn_whole(self, types, rows + clashes, fix)
+
+    def _second_rules(self, types: Mapping[str, TensorType]) -> list[str]:
+        """A line for each two rules that fit one of the weights and split it otherwise, and for
+        each rule that fits only weights of rules before it."""
+        clashes: dict[tuple[int, int], str] = {}
+        rest: dict[int, list[str]] = {}
+        acts = set()
+        for name, t in types.items():
+            first, *others = [i for i, r in enumerate(self.rules) if _fits(r, name, t)] or [-1]
+            acts.add(first)
+            for i in others:
+                rest.setdefault(i, []).append(name)
+                a, b = self.rules[first], self.rules[i]
+                here, there = _split_by(a, t), _split_by(b, t)
+                if here != there:
+                    said = f"{name} fits {a[0]!r}, {here}, and {b[0]!r}, {there}: the first holds"
+                    clashes.setdefault((first, i), said)
+        idle = [
+            f"{self.rules[i][0]!r} never acts: a rule before it fits {nearest('', names)}"
+            for i, names in rest.items()
+            if i not in acts
+        ]
+        return [*clashes.values(), *idle]
 
 
 @checked
@@ -168,6 +194,14 @@ class ExpertParallel(ByRules):
 
 def _fits(rule: Rule, name: str, t: TensorType) -> bool:
     return bool(re.search(rule[0], name)) and t.rank >= -rule[1]
+
+
+def _split_by(rule: Rule, t: TensorType) -> str:
+    """How `rule` splits a weight of type `t`, in words."""
+    _, dim, *parts = rule
+    return f"dim {dim + t.rank if dim < 0 else dim}" + (
+        f" in {parts[0]} parts" if parts and parts[0] > 1 else ""
+    )
 
 
 KINDS = {

@@ -218,12 +218,13 @@ def whole_over(axis: str, types: Mapping[str, TensorType]) -> dict[str, TensorTy
 def warn_whole(
     p: AxisStrategy, types: Mapping[str, TensorType], rows: Sequence[str], fix: str
 ) -> None:
-    """A StrategyWarning that tells how many bytes of the weights `types` are left whole by `p`."""
+    """A StrategyWarning with `rows`, and how many bytes of the weights `types` are left whole."""
     left = sum(t.nbytes for t in whole_over(p.axis, types).values())
     every = sum(t.nbytes for t in types.values() if t.rank > 1)
+    told = f"leaves {left:,} of {every:,} bytes of weights whole"
+    told = told if left else "does not follow each of its rules"
     warnings.warn(
-        f"strategy {p.kind!r} over {p.axis!r} leaves {left:,} of {every:,} bytes of"
-        " weights whole\n  " + "\n  ".join([*rows, fix]),
+        f"strategy {p.kind!r} over {p.axis!r} {told}\n  " + "\n  ".join([*rows, fix]),
         StrategyWarning,
         stacklevel=lines_up(),
     )

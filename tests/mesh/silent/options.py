@@ -108,6 +108,43 @@ def _() -> None:
     dist.place(weights(), dist.strategy("tensor_parallel", rules=rules), TP)
 
 
+# `k\.weight$` fits tok.weight too.
+PAIR = {"tok.weight": (64, 16), "k.weight": (16, 16)}
+HOLDS = r"""does not follow each of its rules
+  tok.weight fits 'k\\.weight$', dim 1, and 'tok\\.weight$', dim 0: the first holds
+  'tok\\.weight$' never acts: a rule before it fits tok.weight
+  let one rule fit each weight"""
+
+
+def by_rules(*rules: tuple[str, int]) -> list[str]:
+    """The layouts of the two weights."""
+    given = {name: dist.tensor(shape, name=name) for name, shape in PAIR.items()}
+    placed = dist.place(given, dist.strategy("tensor_parallel", rules=rules), TP)
+    return [w.layout for w in placed.values()]
+
+
+@row("two rules that fit one weight, with different dims", warns=ts.StrategyWarning, says=HOLDS)
+def _() -> None:
+    assert by_rules((r"k\.weight$", 1), (r"tok\.weight$", 0)) == ["[64, 16@tp]", "[16, 16@tp]"]
+
+
+@row("a rule for the rest, which fits a weight of another rule", warns=ts.StrategyWarning,
+     says=r"'tok\\.weight$', dim 0, and 'weight$', dim 1: the first holds")  # fmt: skip
+def _() -> None:
+    assert by_rules((r"tok\.weight$", 0), (r"weight$", 1)) == ["[64@tp, 16]", "[16, 16@tp]"]
+
+
+@row("a rule after one that fits all of its weights", warns=ts.StrategyWarning,
+     says=r"'tok\\.weight$' never acts: a rule before it fits tok.weight")  # fmt: skip
+def _() -> None:
+    assert by_rules((r"weight$", 1), (r"tok\.weight$", -1)) == ["[64, 16@tp]", "[16, 16@tp]"]
+
+
+@row("two rules for two weights")
+def _() -> None:
+    assert by_rules((r"^k\.weight$", 1), (r"tok\.weight$", 0)) == ["[64@tp, 16]", "[16, 16@tp]"]
+
+
 @row("expert parallelism of a model without experts", warns=ts.StrategyWarning,
      says="of weights whole")  # fmt: skip
 def _() -> None:

@@ -116,6 +116,22 @@ a value that differs between devices is read
 """)
 
 
+def numbered() -> Any:
+    def body(w: Any) -> Any:
+        rank = int(ts.mesh.current().rank)
+        return ts.grad(dist.all_reduce((w * rank).sum(), ("dp", "tp")), w)
+
+    return op.kernel(body)(LOCAL)
+
+
+row("a gradient through a collective, with the rank as a number", ts.GraphError, numbered, """
+grad: no gradient goes back through all_reduce in a body that reads its rank as a Python number
+  loss : f32[]
+  at   : AT
+  fix  : leave the rank a tensor: w[rank], x * rank, and for an if ts.where(rank == 0, x, y)
+""")
+
+
 def uneven() -> Any:
     x = ts.tensor(np.ones(6, np.float32), mesh=MESH, layout="[6@tp]")
     return op.kernel(lambda x: x)(x)

@@ -255,6 +255,9 @@ def _() -> None:
     got = averaged(lambda z: ts.logsumexp(z @ dist.all_gather(z, "dp").transpose(), -1).mean())
     want = np.logaddexp.reduce(z @ z.T, -1).mean()
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+    for power in (1, 2):
+        got = averaged(lambda z: ((z @ dist.all_gather(z, "dp").transpose(0, 1)) ** power).mean())  # noqa: B023
+        np.testing.assert_allclose(got.numpy(), ((z @ z.T) ** power).mean(), rtol=1e-5)
     got = averaged(lambda z: ((z - dist.all_reduce(z.sum(0), "dp") / 8) ** 2).mean())
     np.testing.assert_allclose(got.numpy(), ((z - z.mean(0)) ** 2).mean(), rtol=1e-5)
     got = averaged(lambda z: ((dist.all_reduce(z.transpose() @ z, "dp") / 8) ** 2).mean())
@@ -314,6 +317,12 @@ def _() -> None:
 @row("a sum of rows in a local body", warns=ts.StrategyWarning, says="a sum over a device's rows")
 def _() -> None:
     averaged(lambda z: (z**2).sum())
+
+
+@row("a sum of products with the rows of all", warns=ts.StrategyWarning,
+     says="a sum over a device's rows")  # fmt: skip
+def _() -> None:
+    averaged(lambda z: (z @ dist.all_gather(z, "dp").transpose(0, 1)).sum())
 
 
 @row("a sum of rows that is completed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,29 @@ def _() -> None:
 
     split = [ts.tensor(X, mesh=mesh(), layout=t) for t in ("[8, 8@dp]", "[8@dp, 8]")]
     ts.op.kernel(body)(*split)
+
+
+def by_the_rank(rank: Callable[[ts.Tensor], Any]) -> ts.Tensor:
+    """The gradient by w [4, 8] of a loss to which each device of 4 gives its rows times its row of
+    w, `rank + 1` times."""
+
+    def body(x: Any, w: Any) -> Any:
+        r = rank(ts.mesh.current().rank)
+        return ts.grad(dist.all_reduce((x * w[r]).sum() * (r + 1), "dp"), w)
+
+    return ts.op.kernel(body)(ts.tensor(X, mesh=mesh(), layout="[8@dp, 8]"), np.ones((4, 8), "f4"))
+
+
+@row("a gradient through a collective, with the rank as a number", error=ts.GraphError,
+     says="leave the rank a tensor: w[rank]")  # fmt: skip
+def _() -> None:
+    by_the_rank(int)
+
+
+@row("a gradient through a collective, with the rank as a tensor")
+def _() -> None:
+    want = X.reshape(4, 2, 8).sum(1) * np.arange(1, 5)[:, None]
+    np.testing.assert_allclose(by_the_rank(lambda r: r).numpy(), want, rtol=1e-5)
 
 
 # -- a module among the arguments -----------------------------------------------------------------

@@ -7,6 +7,7 @@ for the rank as a number is it recorded per rank (lang/local/ranks.py).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -167,9 +168,10 @@ class Local(Generic[P, R]):
         mark = len(recorder.builder.nodes), len(recorder.host_outputs)
         try:
             with replaced(mesh=mesh):
-                try:
+                out = None
+                with contextlib.suppress(NeedsRank):
                     out = body()
-                except NeedsRank:
+                if out is None:  # an error from here on has no NeedsRank behind it
                     _forget(recorder, mark)
                     out = self._by_ranks(
                         recorder,

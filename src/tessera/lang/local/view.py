@@ -304,9 +304,10 @@ class View(Frame):
                 before = reached(c.operand)
                 if not before.isdisjoint(wrt):
                     return (
-                        f"no gradient goes back through {c.key[0]} where the body tells its ranks"
-                        " apart",
-                        "do without the rank as a number: ts.where(rank == 0, x, y) for an if",
+                        f"no gradient goes back through {c.key[0]} in a body that reads its rank as"
+                        " a Python number",
+                        "leave the rank a tensor: w[rank], x * rank, and for an if"
+                        " ts.where(rank == 0, x, y)",
                     )
                 made_of |= before
         return None

@@ -252,7 +252,7 @@ def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: b
         if not n.kind.sums:
             return Value("odd", None, n)
         degree = _degree(n, m, args)
-        return Value("added", None if degree is None else degree + 1)
+        return Value("added", None if degree is None else degree + _dims_of_rows(n, m))
     added = [i for i, v in enumerate(args) if v.kind == "added"]
     degree = _degree(n, m, args)
     match n.kind.degree:
@@ -461,6 +461,13 @@ def _pairs(n: Node, m: Node, args: list[Value]) -> bool:
     """Whether `n` is the first with an element for each pair of rows."""
     before = max((_growth(a, b) for a, b in zip(n.args, m.args, strict=True)), default=0.0)
     return 1.0 < before < _growth(n, m) and {v.kind for v in args} == {"rows"}
+
+
+def _dims_of_rows(n: Node, m: Node) -> float:
+    """How many dims of rows the sum `n` takes: two of the products of a device's rows with those of
+    all."""
+    dims = math.log2(max(_growth(a, b) for a, b in zip(n.args, m.args, strict=True)))
+    return dims if dims.is_integer() else 1.0
 
 
 def _growth(n: Node, m: Node) -> float:

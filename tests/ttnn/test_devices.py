@@ -61,6 +61,31 @@ def test_parts_and_other_shapes(device: ttnn.MeshDevice) -> None:
     assert (view.shape(), view.num_devices(), view.is_local((0, 0))) == ((2, 4), 8, True)
 
 
+def test_each_mesh_has_a_number_of_its_own() -> None:
+    first = ttnn.open_mesh_device(ttnn.MeshShape(2, 4))
+    start = first.id()
+    ttnn.close_mesh_device(first)
+    again = ttnn.open_mesh_device(ttnn.MeshShape(2, 4))
+    alone = ttnn.get_device_tensors(ttnn.zeros((1, 1), device=again))
+    parts = again.create_submeshes(ttnn.MeshShape(2, 2))
+    inner = parts[1].create_submesh(ttnn.MeshShape(1, 2))
+    assert [d.id() for d in (again, *parts, inner)] == [start + k for k in range(1, 5)]
+    assert len({t.device().id() for t in alone} | set(range(start, start + 5))) == 13
+    again.reshape(ttnn.MeshShape(4, 2))
+    assert again.id() == start + 1, "the same mesh in another shape"
+    ttnn.close_mesh_device(again)
+
+
+def test_weights_by_the_number_of_a_part_are_its_own(device: ttnn.MeshDevice) -> None:
+    made: dict[int, ttnn.Tensor] = {}
+    parts = device.create_submeshes(ttnn.MeshShape(2, 2))
+    for k, part in enumerate(parts):
+        made.setdefault(part.id(), ttnn.full((1, 1), 10.0 * k, device=part))
+    for k, part in enumerate(parts):
+        total = ttnn.add(ttnn.full((1, 1), 1.0, device=part), made[part.id()])
+        assert ttnn.get_device_tensors(total)[0].to_list() == [[10.0 * k + 1]]
+
+
 def test_tensors_of_an_earlier_shape() -> None:
     x = np.arange(8, dtype=np.float32).reshape(8, 1)
     host = ttnn.from_torch(x[:1])

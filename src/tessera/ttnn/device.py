@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .trace import Capture
 
 _AXES = ("w", "z", "y", "x")
+_numbers = itertools.count()
 
 
 class MeshDevice(SubDeviceManagers):
@@ -38,13 +40,15 @@ class MeshDevice(SubDeviceManagers):
     queues) is accepted and shown, and has no effect on results.
     """
 
-    def __init__(self, ids: Grid, queues: int = 1, parent: MeshDevice | None = None) -> None:
+    def __init__(
+        self, ids: Grid, queues: int = 1, parent: MeshDevice | None = None, counted: bool = True
+    ) -> None:
         super().__init__()
         self._ids = ids
         self.queues = queues
         self.parent = parent
         self.children: list[MeshDevice] = []
-        self.number: int = parent.number if parent else 0
+        self._number = next(_numbers) if counted else None
         self.closed = False
         self.programs: set[Any] = set()
         self.caches = True
@@ -86,8 +90,12 @@ class MeshDevice(SubDeviceManagers):
         return int(self._ids.size)
 
     def id(self) -> int:
-        """The number of the mesh device."""
-        return self.number
+        """The number of the mesh device; no other one of this program has it. Meshes and their
+        parts are counted from 0 as they are made, a tensor's single devices when they are
+        asked."""
+        if self._number is None:
+            self._number = next(_numbers)
+        return self._number
 
     def get_device_ids(self) -> list[int]:
         """The devices' numbers, row by row."""
@@ -205,7 +213,9 @@ class MeshDevice(SubDeviceManagers):
         """Each device as a mesh of its own, by its place."""
         if self._singles is None:
             self._singles = {
-                MeshCoordinate(at): MeshDevice(self._ids[at].reshape(1, 1), self.queues, self)
+                MeshCoordinate(at): MeshDevice(
+                    self._ids[at].reshape(1, 1), self.queues, self, counted=False
+                )
                 for at in np.ndindex(*self._ids.shape)
             }
         return self._singles

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera import UsageError, ttnn
+from tessera import MeshError, UsageError, ttnn
 from tessera.core.machine.mesh_graph_text import write
 from tessera.core.machine.presets import preset as described
 from tessera.ttnn import processes
 from tests.cases import LONG
+from tests.core.machine_files import GRAPH_TOP, MESH, graph, instances, joined
 from tests.procs.launched import launch
 
 
@@ -207,6 +208,21 @@ def test_the_system_in_a_fresh_process(
         text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.stdout == says, done.stderr
+
+
+def test_one_of_two_meshes_is_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = MESH.replace("[2, 4]", "[2, 2]") + graph(instances(0, 1) + joined(0, 1)) + GRAPH_TOP
+    (tmp_path / "pair.textproto").write_text(pair)
+    monkeypatch.setenv("TT_MESH_GRAPH_DESC_PATH", str(tmp_path / "pair.textproto"))
+    with pytest.raises(MeshError, match="it has 2 meshes, and nothing says which is meant"):
+        ttnn.open_mesh_device()
+    monkeypatch.setenv("TT_MESH_ID", "1")
+    device = ttnn.open_mesh_device()
+    assert (device.shape, device.get_system_mesh_id()) == (ttnn.MeshShape(2, 2), 1)
+    assert device.get_fabric_node_id((1, 0)) == ttnn.FabricNodeId(1, 2)
+    monkeypatch.setenv("TT_VISIBLE_DEVICES", "2,3")  # its cards on the host, which has others too
+    assert ttnn.get_device_ids() == [0, 1, 2, 3]
+    ttnn.close_mesh_device(device)
 
 
 def test_a_name_that_is_not_here() -> None:

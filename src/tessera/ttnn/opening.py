@@ -59,7 +59,7 @@ def open_mesh_device(
     found = system(shape.mesh_size() if shape else 1)
     shape = shape or found.shape
     ids = _chosen(found, shape, offset, [*physical_device_ids])
-    return MeshDevice(ids, queues)
+    return MeshDevice(ids, queues, places=found.places)
 
 
 def _chosen(found: System, shape: MeshShape, offset: Sequence[int] | None, ids: list[int]) -> Grid:

@@ -1,4 +1,4 @@
-"""Has each rank of a file of ranks its own devices of the mesh of its id?"""
+"""The devices that each rank of a file of ranks has of the mesh of its id."""
 
 from __future__ import annotations
 

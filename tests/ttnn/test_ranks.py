@@ -1,4 +1,4 @@
-"""Does each rank of a file of ranks run on the mesh of its id, as with tt-metal's own files?"""
+"""Programs on the mesh that a file of ranks gives to each rank, by descriptors as tt-metal has."""
 
 from __future__ import annotations
 

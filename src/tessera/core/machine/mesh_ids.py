@@ -1,4 +1,4 @@
-"""Which mesh of a descriptor has which id? One id names one of its mesh descriptors."""
+"""The mesh of a descriptor that an id names."""
 
 from __future__ import annotations
 

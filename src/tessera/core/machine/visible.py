@@ -66,8 +66,8 @@ def visible_count(
     """How many of the host's `total` devices this process sees; None where all are. `virtual` ones
     can be made more.
 
-    With a descriptor the ids are those of one of its hosts; what a file of ranks gives to the
-    process is its part of its mesh. Raises BackendError if an id does not exist.
+    With a descriptor the ids are those of one of its hosts. A rank of a mesh sees its part of that.
+    Raises BackendError if an id does not exist.
     """
     mine = visible_share(environment)
     if mine is not None:

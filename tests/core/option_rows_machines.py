@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import tessera as ts
+from tessera.core import devices
+from tessera.core.machine.share import mesh_ranks
 from tessera.core.machine.visible import visible_count
 from tests.core.option_rows import row
 
@@ -14,5 +16,18 @@ row("tessera.mesh.from_descriptor", ts.mesh.from_descriptor, {"source": TWO_MESH
     source="t3000", axes=("pp", "dp", "tp"), shape=(4, 2, 2), mesh_id=1)  # fmt: skip
 row("tessera.mesh.preset", lambda **k: ts.mesh.preset("dgx_h100", **k), {},
     axes=("dp", "tp"), shape=(2, 4), nodes=2)  # fmt: skip
+
+
+def ranks_of_mesh(**variables: str) -> object:
+    """The ranks of the mesh of the second of two processes."""
+    before = [*devices._providers]
+    devices._providers[:] = [(lambda: 2, lambda: (1, 2), lambda: "cpu")]
+    try:
+        return mesh_ranks(variables)
+    finally:
+        devices._providers[:] = before
+
+
+row("environment of ranks", ranks_of_mesh, {}, TESSERA_MESHES="0.0,1.0")
 row("environment of visible devices", lambda **k: visible_count(8, k), {},
     TESSERA_VISIBLE_DEVICES="0,1")  # fmt: skip

@@ -18,6 +18,7 @@ from tessera import dist, schedule
 from tessera.core.machine import cluster_yaml, mesh_graph, mesh_graph_text
 from tessera.core.machine.load import load, save
 from tessera.core.machine.machine import Machine
+from tessera.core.machine.mesh_ids import ONLY
 from tessera.core.machine.presets import LINKS, PRESETS, preset
 from tessera.core.machine.schema import ENUMS, MESSAGES
 from tessera.core.topology import Level, Link, Topology, cluster
@@ -114,10 +115,57 @@ def test_unequal_channels_are_priced_as_the_fewest_and_said() -> None:
 
 def test_one_mesh_of_a_graph_whose_meshes_differ() -> None:
     text, _ = BAD_GRAPHS["meshes that differ"]
-    alike = text.replace("[2, 2]", "[2, 4]").replace("mesh_id: 0", "mesh_id: 5", 1)
-    assert mesh_graph.read(alike, mesh_id=5).shape == (2, 4)
+    other = text.replace("mesh_id: 0", "mesh_id: 5", 1)
+    assert mesh_graph.read(other, mesh_id=5).shape == (2, 4)
+    assert mesh_graph.read(other, mesh_id=0).shape == (2, 2)
     with pytest.raises(ts.MeshError, match="there is no mesh 3"):
-        mesh_graph.read(alike, mesh_id=3)
+        mesh_graph.read(other, mesh_id=3)
+
+
+def test_one_mesh_of_a_graph_that_is_wired_in_any_way() -> None:
+    square = [joined(a, b) for a, b in ((0, 1), (2, 3), (0, 2), (1, 3))]
+    text = MESH + graph(instances(0, 1, 2, 3) + "".join(square)) + GRAPH_TOP
+    assert mesh_graph.read(text, mesh_id=2) == mesh_graph.read(MESH + TOP)
+    with pytest.raises(ts.MeshError, match="are no line, no ring"):
+        mesh_graph.read(text)
+
+
+def test_a_descriptor_of_several_meshes_has_no_only_one() -> None:
+    assert mesh_graph.read(MESH + graph(instances(3) + ALL) + GRAPH_TOP, mesh_id=ONLY) == (
+        mesh_graph.read(MESH + TOP)
+    )
+    with pytest.raises(ts.MeshError) as caught:
+        mesh_graph.read(MESH + PAIR + GRAPH_TOP, "a file", mesh_id=ONLY)
+    assert str(caught.value).splitlines()[:2] == [
+        "a file: it has 2 meshes, and nothing says which is meant",
+        "  meshes : 0, 1",
+    ]
+    twice = MESH + MESH.replace("M0", "M1") + graph(instances(0) + instances(0, mesh="M1") + ALL)
+    with pytest.raises(ts.MeshError, match="mesh_id 0 is that of several meshes"):
+        mesh_graph.read(twice + GRAPH_TOP, mesh_id=0)
+
+
+@pytest.mark.parametrize("ways", ["[ E, W ]", "[N, S]", "Z"])
+def test_directions_are_fields_of_a_connection(ways: str) -> None:
+    more = f"routing_direction : {ways} assign_z_direction: true"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        machine = mesh_graph.read(
+            MESH + graph(instances(0, 1) + joined(0, 1, more=more)) + GRAPH_TOP
+        )
+    assert machine.shape == (2, 2, 4)
+
+
+@pytest.mark.parametrize("name", ["M0", "t3000", "anything"])
+@pytest.mark.parametrize("hosts", ["[1, 1]", "[1, 2]"])
+def test_cards_come_from_the_chips_and_their_grid(name: str, hosts: str) -> None:
+    text = (MESH + TOP).replace("M0", name).replace("[1, 1]", hosts)
+    machine = mesh_graph.read(text)
+    assert machine.cards == preset("t3000").cards
+    turned = mesh_graph.read(text.replace("[2, 4]", "[4, 2]").replace("[1, 2]", "[2, 1]"))
+    places = [[machine.topology.coords(d)[::-1] for d in c] for c in machine.cards]
+    assert [[turned.topology.coords(d) for d in c] for c in turned.cards] == places
+    assert mesh_graph.read(text.replace("WORMHOLE_B0", "BLACKHOLE")).cards == ()
 
 
 def test_unknown_fields_are_left_out_and_said() -> None:

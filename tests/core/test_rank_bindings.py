@@ -275,7 +275,25 @@ def test_a_good_file_gives_each_rank_its_variables(name: str, file: Path) -> Non
     text, expected = GOOD[name]
     file.write_text(text)
     there = [{n: v.replace("HERE", str(file.parent)) for n, v in r.items()} for r in expected]
-    assert list(environments(load(file))) == there
+    given = [dict(e) for e in environments(load(file))]
+    assert len({e.pop("TESSERA_MESHES") for e in given}) == 1, "each rank knows the meshes of all"
+    assert given == there
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        (["0, mesh_host_rank: 0", "0, mesh_host_rank: 1"], "0.0,0.1"),
+        (["0", "2", "3", "1"], "0.0,2.0,3.0,1.0"),
+        (["1, mesh_host_rank: 1", "0", "1, mesh_host_rank: 0", "0"], "1.1,0.0,1.0,0.1"),
+        (["0", "0, mesh_host_rank: 0", "0"], "0.1,0.0,0.2"),
+        (["0", "0, env_overrides: {TT_MESH_ID: 1}"], "0.0,1.0"),
+    ],
+)
+def test_each_rank_has_a_host_of_its_mesh(places: list[str], says: str, file: Path) -> None:
+    rows = [f"  - {{rank: {k}, mesh_id: {place}}}\n" for k, place in enumerate(places)]
+    file.write_text("rank_bindings:\n" + "".join(rows))
+    assert [e["TESSERA_MESHES"] for e in environments(load(file))] == [says] * len(places)
 
 
 @pytest.mark.parametrize("name", BAD)

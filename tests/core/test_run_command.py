@@ -54,7 +54,8 @@ def bound(k: int, folder: Path) -> list[str]:
     return [
         f"TT_METAL_CACHE={CACHE}{k}", "TT_MESH_ID=0", f"TT_MESH_HOST_RANK={k}",
         f"TT_MESH_GRAPH_DESC_PATH={folder}/mesh.textproto", "NAME=two words",
-        f"TT_VISIBLE_DEVICES={2 * k},{2 * k + 1}", *(v.format(k) for v in OWN),
+        f"TT_VISIBLE_DEVICES={2 * k},{2 * k + 1}", "TESSERA_MESHES=0.0,0.1",
+        *(v.format(k) for v in OWN),
     ]  # fmt: skip
 
 

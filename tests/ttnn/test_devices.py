@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera import UsageError, ttnn
+from tessera import MeshError, UsageError, ttnn
 from tessera.core.machine.mesh_graph_text import write
 from tessera.core.machine.presets import preset as described
 from tessera.ttnn import processes
 from tests.cases import LONG
+from tests.core.machine_files import GRAPH_TOP, MESH, graph, instances, joined
 from tests.procs.launched import launch
 
 
@@ -59,6 +60,31 @@ def test_parts_and_other_shapes(device: ttnn.MeshDevice) -> None:
     assert device.get_device_id(ttnn.MeshCoordinate(1, 2)) == 6
     view = device.get_view()
     assert (view.shape(), view.num_devices(), view.is_local((0, 0))) == ((2, 4), 8, True)
+
+
+def test_each_mesh_has_a_number_of_its_own() -> None:
+    first = ttnn.open_mesh_device(ttnn.MeshShape(2, 4))
+    start = first.id()
+    ttnn.close_mesh_device(first)
+    again = ttnn.open_mesh_device(ttnn.MeshShape(2, 4))
+    alone = ttnn.get_device_tensors(ttnn.zeros((1, 1), device=again))
+    parts = again.create_submeshes(ttnn.MeshShape(2, 2))
+    inner = parts[1].create_submesh(ttnn.MeshShape(1, 2))
+    assert [d.id() for d in (again, *parts, inner)] == [start + k for k in range(1, 5)]
+    assert len({t.device().id() for t in alone} | set(range(start, start + 5))) == 13
+    again.reshape(ttnn.MeshShape(4, 2))
+    assert again.id() == start + 1, "the same mesh in another shape"
+    ttnn.close_mesh_device(again)
+
+
+def test_weights_by_the_number_of_a_part_are_its_own(device: ttnn.MeshDevice) -> None:
+    made: dict[int, ttnn.Tensor] = {}
+    parts = device.create_submeshes(ttnn.MeshShape(2, 2))
+    for k, part in enumerate(parts):
+        made.setdefault(part.id(), ttnn.full((1, 1), 10.0 * k, device=part))
+    for k, part in enumerate(parts):
+        total = ttnn.add(ttnn.full((1, 1), 1.0, device=part), made[part.id()])
+        assert ttnn.get_device_tensors(total)[0].to_list() == [[10.0 * k + 1]]
 
 
 def test_tensors_of_an_earlier_shape() -> None:
@@ -182,6 +208,21 @@ def test_the_system_in_a_fresh_process(
         text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.stdout == says, done.stderr
+
+
+def test_one_of_two_meshes_is_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = MESH.replace("[2, 4]", "[2, 2]") + graph(instances(0, 1) + joined(0, 1)) + GRAPH_TOP
+    (tmp_path / "pair.textproto").write_text(pair)
+    monkeypatch.setenv("TT_MESH_GRAPH_DESC_PATH", str(tmp_path / "pair.textproto"))
+    with pytest.raises(MeshError, match="it has 2 meshes, and nothing says which is meant"):
+        ttnn.open_mesh_device()
+    monkeypatch.setenv("TT_MESH_ID", "1")
+    device = ttnn.open_mesh_device()
+    assert (device.shape, device.get_system_mesh_id()) == (ttnn.MeshShape(2, 2), 1)
+    assert device.get_fabric_node_id((1, 0)) == ttnn.FabricNodeId(1, 2)
+    monkeypatch.setenv("TT_VISIBLE_DEVICES", "2,3")  # its cards on the host, which has others too
+    assert ttnn.get_device_ids() == [0, 1, 2, 3]
+    ttnn.close_mesh_device(device)
 
 
 def test_a_name_that_is_not_here() -> None:

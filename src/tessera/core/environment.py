@@ -15,6 +15,7 @@
 | `TESSERA_ELASTIC`       | where the processes of a run keep safe points (a folder of each host) |
 | `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
 | `TESSERA_TOKEN_FILE`    | a file with that, which nobody but its owner may read              |
+| `TESSERA_MESHES`        | each rank's mesh and host in it ("0.0,0.1"), as the launcher says  |
 | `TESSERA_HEAP`          | off: a CPU backend does not keep the memory that arrays give back  |
 | `TESSERA_PROGRAM_CACHE` | where compiled programs stay for later processes (a folder, or off) |
 | `TESSERA_PROGRAM_CACHE_BYTES` | how much they may take there (a number)                    |
@@ -46,6 +47,7 @@ FLIGHT_RECORDS = "TESSERA_FLIGHT_RECORDS"
 HEAP = "TESSERA_HEAP"
 JOIN = "TESSERA_JOIN"
 JOIN_LIMIT = "TESSERA_JOIN_LIMIT"
+MESHES = "TESSERA_MESHES"
 PROGRAM_CACHE = "TESSERA_PROGRAM_CACHE"
 PROGRAM_CACHE_BYTES = "TESSERA_PROGRAM_CACHE_BYTES"
 TOKEN = "TESSERA_TOKEN"

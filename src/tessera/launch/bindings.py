@@ -12,6 +12,7 @@ A variable that several places set has the value of the last: what the launcher 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
@@ -23,12 +24,13 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
 
+from ..core.environment import MESHES
 from ..core.errors import UsageError, fail
 from ..core.wording import ranks_text
 
 # What `tessera run` itself tells each rank.
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_COORDINATOR",
-       "TESSERA_TOKEN", "TESSERA_JOIN", "TESSERA_ELASTIC")  # fmt: skip
+       "TESSERA_TOKEN", "TESSERA_JOIN", "TESSERA_ELASTIC", MESHES)  # fmt: skip
 _MOST_BYTES = 1 << 20
 
 
@@ -183,7 +185,23 @@ def _variables(where: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
 def environments(made: Bindings) -> tuple[dict[str, str], ...]:
     """What the bindings give to each rank: the launcher's defaults, then `global_env`, then the
     rank's `env_overrides`."""
-    return tuple(_environment(made, binding) for binding in made.rank_bindings)
+    every = [_environment(made, binding) for binding in made.rank_bindings]
+    places = [(e["TT_MESH_ID"], e.get("TT_MESH_HOST_RANK", "")) for e in every]
+    if not all(mesh.isdecimal() and (host or "0").isdecimal() for mesh, host in places):
+        return tuple(every)  # an override is no number, which is its rank's error
+    return tuple(e | {MESHES: _meshes(places)} for e in every)
+
+
+def _meshes(ranks: Sequence[tuple[str, str]]) -> str:
+    """The mesh of each rank and its host there, "0.0,0.1"; ranks without a host have the free ones
+    in their order."""
+    taken = {(mesh, host) for mesh, host in ranks if host}
+    out = []
+    for mesh, host in ranks:
+        host = host or next(h for h in map(str, itertools.count()) if (mesh, h) not in taken)
+        taken.add((mesh, host))
+        out.append(f"{mesh}.{host}")
+    return ",".join(out)
 
 
 def _environment(made: Bindings, binding: RankBinding) -> dict[str, str]:

@@ -69,7 +69,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             f"mesh: needs {needed} devices, this machine has {have}",
             [("backend", f"{have} x {jax.devices()[0].platform}")]
             + ([("visible", ",".join(map(str, ids)))] if ids else []),
-            fix=f"{_smaller(mesh, have)}, or {'more visible devices' if ids else more}",
+            fix=f"{_smaller(mesh, have)}, or {'more visible devices' if _visible() else more}",
         )
 
 

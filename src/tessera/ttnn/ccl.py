@@ -105,14 +105,13 @@ class Call:
             self.count *= mesh.sizes[a]
         links = options.get("num_links")
         if links is not None:
-            links = whole(name, "num_links", links)
-        most = _links()
-        if links is not None and (links < 1 or (most and links > most)):
-            raise wrong(
-                f"{name}: num_links={links}",
-                [("links between neighbours", most or "unknown")],
-                fix=f"give a number from 1 to {most}" if most else "give at least 1",
-            )
+            links, most = whole(name, "num_links", links), _links()
+            if links < 1 or (most and links > most):
+                raise wrong(
+                    f"{name}: num_links={links}",
+                    [("links between neighbours", most or "unknown")],
+                    fix=f"give a number from 1 to {most}" if most else "give at least 1",
+                )
 
     def run(self, body: Any, topology: TensorTopology, *more: Tensor, **options: Any) -> Tensor:
         """The result of `body`, which gets the axes that have more than one device."""

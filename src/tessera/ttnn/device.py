@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.devices import device_count, process_count, process_index
+from ..core.devices import process_count, process_index
+from ..core.machine.share import mesh_id
 from ..core.mesh import Mesh
+from ..lang.engine import engine
 from .configs import Arch, CoreCoord, CoreGrid
 from .faults import wrong
 from .names import no_attribute
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from .trace import Capture
 
 _AXES = ("w", "z", "y", "x")
+_numbers = itertools.count()
 
 
 class MeshDevice(SubDeviceManagers):
@@ -38,13 +42,23 @@ class MeshDevice(SubDeviceManagers):
     queues) is accepted and shown, and has no effect on results.
     """
 
-    def __init__(self, ids: Grid, queues: int = 1, parent: MeshDevice | None = None) -> None:
+    def __init__(
+        self,
+        ids: Grid,
+        queues: int = 1,
+        parent: MeshDevice | None = None,
+        *,
+        places: Sequence[int] = (),
+        counted: bool = True,
+    ) -> None:
         super().__init__()
         self._ids = ids
+        # The number that the program has for each device of the system.
+        self._places: Sequence[int] = parent._places if parent else places
         self.queues = queues
         self.parent = parent
         self.children: list[MeshDevice] = []
-        self.number: int = parent.number if parent else 0
+        self._number = next(_numbers) if counted else None
         self.closed = False
         self.programs: set[Any] = set()
         self.caches = True
@@ -63,7 +77,8 @@ class MeshDevice(SubDeviceManagers):
 
     @cached_property
     def _mesh(self) -> Mesh:
-        return Mesh(_AXES[-self._ids.ndim :], devices=self._ids.ravel().tolist(), shape=self.shape)
+        places = [self._places[i] for i in self.get_device_ids()]
+        return Mesh(_AXES[-self._ids.ndim :], devices=places, shape=self.shape)
 
     @property
     def mesh(self) -> Mesh:
@@ -86,8 +101,12 @@ class MeshDevice(SubDeviceManagers):
         return int(self._ids.size)
 
     def id(self) -> int:
-        """The number of the mesh device."""
-        return self.number
+        """The number of the mesh device; no other one of this program has it. Meshes and their
+        parts are counted from 0 as they are made, a tensor's single devices when they are
+        asked."""
+        if self._number is None:
+            self._number = next(_numbers)
+        return self._number
 
     def get_device_ids(self) -> list[int]:
         """The devices' numbers, row by row."""
@@ -103,8 +122,8 @@ class MeshDevice(SubDeviceManagers):
         return FabricNodeId(self.get_system_mesh_id(), self.get_device_id(coord))
 
     def get_system_mesh_id(self) -> int:
-        """The number of the system's mesh; 0, as this process has one."""
-        return 0
+        """The number of the system's mesh, by `TT_MESH_ID`; 0 where nothing says another one."""
+        return mesh_id() or 0
 
     def ancestry(self) -> Iterator[MeshDevice]:
         """It, and the meshes that it is a part of, from the inside out."""
@@ -132,12 +151,17 @@ class MeshDevice(SubDeviceManagers):
     def is_local(self, coord: Sequence[int]) -> bool:
         """Whether the device at `coord` is one of this process. Raises TTNNError if there is
         none."""
-        number, processes = self.get_device_id(coord), process_count()
-        return processes == 1 or number // (device_count() // processes) == process_index()
+        return self._all_here([self.get_device_id(coord)])
 
     def all_local(self) -> bool:
         """Whether all devices are of this process."""
-        return process_count() == 1 or all(map(self.is_local, np.ndindex(*self._ids.shape)))
+        return self._all_here(self.get_device_ids())
+
+    def _all_here(self, ids: Sequence[int]) -> bool:
+        if process_count() == 1:
+            return True
+        mesh = Mesh(("x",), devices=[self._places[i] for i in ids])
+        return engine().processes(mesh) == (process_index(),)
 
     def outside_capture(self, name: str, what: str) -> None:
         """Raises TTNNError while a trace is captured on it, or on a mesh that it is a part of: a
@@ -205,7 +229,9 @@ class MeshDevice(SubDeviceManagers):
         """Each device as a mesh of its own, by its place."""
         if self._singles is None:
             self._singles = {
-                MeshCoordinate(at): MeshDevice(self._ids[at].reshape(1, 1), self.queues, self)
+                MeshCoordinate(at): MeshDevice(
+                    self._ids[at].reshape(1, 1), self.queues, self, counted=False
+                )
                 for at in np.ndindex(*self._ids.shape)
             }
         return self._singles

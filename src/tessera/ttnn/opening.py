@@ -19,7 +19,6 @@ from .faults import wrong
 from .shapes import MeshShape
 from .system import Grid, System, line, system
 
-_opened: list[MeshDevice] = []
 Ids = Sequence[int]
 
 
@@ -60,10 +59,7 @@ def open_mesh_device(
     found = system(shape.mesh_size() if shape else 1)
     shape = shape or found.shape
     ids = _chosen(found, shape, offset, [*physical_device_ids])
-    device = MeshDevice(ids, queues)
-    device.number = len(_opened)
-    _opened.append(device)
-    return device
+    return MeshDevice(ids, queues, places=found.places)
 
 
 def _chosen(found: System, shape: MeshShape, offset: Sequence[int] | None, ids: list[int]) -> Grid:
@@ -101,8 +97,6 @@ def close_mesh_device(mesh_device: MeshDevice) -> None:
     mesh_device.closed = True
     mesh_device.capture = None
     mesh_device.traces.clear()
-    if mesh_device in _opened:
-        _opened.remove(mesh_device)
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ class Tensor:
             raise wrong(
                 "the tensor was laid on the mesh before the mesh was reshaped",
                 [("tensor", f"{self.grid_}, devices {[*laid.ids]}"),
-                 ("mesh", f"{self.device_.shape}, devices {self.device_.get_device_ids()}")],
+                 ("mesh", f"{self.device_.shape}, devices {[*self.device_.mesh.ids]}")],
                 fix="read it before device.reshape, or give the mesh its earlier shape back and"
                 f" read it then: device.reshape(ttnn.{self.grid_})",
             )  # fmt: skip

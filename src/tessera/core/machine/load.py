@@ -13,17 +13,19 @@ from ..errors import MeshError, fail
 from ..files import write_whole
 from . import cluster_yaml, mesh_graph, mesh_graph_text
 from .machine import Machine
+from .mesh_ids import ONLY
 from .presets import PRESETS, preset
+from .share import GRAPHS
 
-GRAPHS, CLUSTERS = (".textproto", ".pbtxt", ".txtpb"), (".yaml", ".yml")
+CLUSTERS = (".yaml", ".yml")
 MOST_BYTES = 2**24
 
 
 def load(source: str | Path, mesh_id: int | None = None) -> Machine:
     """The machine in the file `source` (.textproto, .yaml), or the preset of that name.
 
-    `mesh_id` takes one mesh of a graph of meshes. Raises MeshError if there is neither, or with
-    every fault of the file.
+    `mesh_id` takes one mesh of a graph of meshes; ONLY is the one mesh that there is. Raises
+    MeshError if there is neither, or with every fault of the file.
     """
     if not isinstance(source, (str, os.PathLike)):
         raise fail(
@@ -40,7 +42,7 @@ def load(source: str | Path, mesh_id: int | None = None) -> Machine:
         raise _kind(path)
     else:
         machine = preset(str(source))
-    if mesh_id is not None:
+    if mesh_id not in (None, ONLY):
         raise fail(
             MeshError,
             f"{machine.name}: it is one mesh, without a mesh_id",

@@ -20,12 +20,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..checks import some
-from ..errors import MeshError, OptionWarning, fail, lines_up
+from ..errors import OptionWarning, lines_up
 from ..mesh_input import times
 from ..topology import Level, Link, Topology, Wiring
 from ..wording import nearest
 from .faults import Faults
 from .machine import MOST_DEVICES, Machine
+from .mesh_ids import named
 from .presets import BLACKHOLE, CARDS, WORMHOLE
 from .schema import ENUMS, Spot, class_for, spots
 
@@ -54,7 +55,8 @@ MOST_DIMS = 8
 
 
 def read(text: str, where: str = "descriptor", mesh_id: int | None = None) -> Machine:
-    """The machine that `text` describes; with `mesh_id` that of this one mesh of a graph.
+    """The machine that `text` describes; with `mesh_id` that of this one mesh of a graph, whose
+    meshes may differ and be wired in any way.
 
     Fields that the schema does not have are left out, with an OptionWarning. Raises MeshError with
     every fault and its line.
@@ -159,27 +161,11 @@ class _Reader:
         else:
             top = self._node(self.m.top_level_instance, "top_level_instance")
         self.faults.stop()
-        assert top is not None and None not in every, "no machine without a fault"
         if self.mesh_id is not None:
-            top = self._one_mesh(self.mesh_id)
+            top = self.made["mesh", named(self.m, self.faults.where, self.mesh_id)]
+        assert top is not None and None not in every, "no machine without a fault"
         sources = (SOURCES[top.device], "latency of 1 µs: an estimate")
         return replace(top, sources=sources, notes=tuple(dict.fromkeys(self.notes)))
-
-    def _one_mesh(self, mesh_id: int) -> Machine:
-        ids: dict[int, str] = {}
-        refs = [n.mesh for g in self.m.graph_descriptors for n in g.instances if n.HasField("mesh")]
-        for ref in (*refs, self.m.top_level_instance.mesh):
-            if ref.mesh_descriptor:
-                ids.setdefault(ref.mesh_id, ref.mesh_descriptor)
-        if mesh_id not in ids:
-            raise fail(
-                MeshError,
-                f"{self.faults.where}: there is no mesh {mesh_id!r}",
-                fix=f"give a mesh_id of {some(sorted(map(str, ids)))}",
-            )
-        found = self.made["mesh", ids[mesh_id]]
-        assert found is not None
-        return found
 
     # ---- a mesh --------------------------------------------------------------------------------
     def _mesh(self, i: int) -> Machine | None:
@@ -218,7 +204,7 @@ class _Reader:
             Topology(m.name, levels, adds),
             _level_names(len(dims)),
             tuple(hosts),
-            cards_of(device, dims, hosts),
+            cards_of(device, dims),
             tuple(dict.fromkeys((e.src, e.dst) for e in m.express_connections)),
         )
         self.made["mesh", m.name] = found
@@ -325,6 +311,8 @@ class _Reader:
         wired = self._wiring(g, name, path, ids)
         if len(self.faults.found) > before or None in inside or wired is None:
             return None
+        if self.mesh_id is not None:
+            return None  # one mesh is asked for, so the graph need be no machine
         first = inside[0]
         assert first is not None
         for k, other in enumerate(inside):
@@ -404,6 +392,8 @@ class _Reader:
                         f"{name}: {least} to {most} channels between instances, priced as {least}"
                     )
                 return wiring, least
+        if self.mesh_id is not None:
+            return "line", 1
         self.fault(
             f"the connections of {name} are no line, no ring and not all pairs of its instances in "
             "their order; write graph_topology: RING or ALL_TO_ALL, or a connection for each pair "
@@ -431,8 +421,6 @@ def _level_names(count: int) -> tuple[str, ...]:
     return tuple("zyx"[-count:]) if count <= 3 else tuple(f"d{i}" for i in range(count))
 
 
-def cards_of(device: str, dims: Sequence[int], hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The cards of a host whose mesh has a known shape; () where it is unknown, or one of many."""
-    if math.prod(hosts) > 1:
-        return ()
+def cards_of(device: str, dims: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The cards of a mesh of a known shape; () where it is unknown."""
     return CARDS.get((device, tuple(dims)), ())

@@ -11,7 +11,8 @@ from ..mesh import Mesh
 from ..mesh_input import Shape
 from .presets import PRESETS
 from .presets import preset as described
-from .visible import DESCRIPTOR, descriptor_path, narrowed
+from .share import DESCRIPTOR, descriptor_path
+from .visible import narrowed
 
 
 def from_descriptor(

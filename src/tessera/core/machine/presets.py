@@ -26,6 +26,7 @@ CARDS: dict[tuple[str, tuple[int, ...]], tuple[tuple[int, ...], ...]] = {
     (WORMHOLE, (1, 2)): ((0, 1),),
     (WORMHOLE, (2, 2)): ((0, 1), (2, 3)),
     (WORMHOLE, (2, 4)): ((0, 1), (4, 5), (6, 7), (2, 3)),
+    (WORMHOLE, (4, 2)): ((0, 2), (1, 3), (5, 7), (4, 6)),
 }
 
 

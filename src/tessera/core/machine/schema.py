@@ -22,7 +22,7 @@ from typing import Any
 # name:kind, in the order in which they are written; * is repeated, | one of several. Files say the
 # topology of a graph by a word (GraphTopology), newer ones by a message (GraphLayout).
 MESSAGES = {
-    "GraphLayout": "layout_type:GraphTopology channels:Channels",
+    "GraphLayout": "layout_type:GraphTopology channels:Channels assign_z_direction:bool",
     "Dims": "dims:*int32",
     "Grid": "dims:*int32 types:*Wiring dim_types:*Wiring",
     "Channels": "count:int32 policy:Policy",
@@ -32,7 +32,8 @@ MESSAGES = {
     "MeshRef": "mesh_descriptor:string mesh_id:int32 device_id:int32",
     "GraphRef": "graph_descriptor:string graph_id:int32 mesh:|MeshRef graph:|GraphRef",
     "NodeRef": "mesh:|MeshRef graph:|GraphRef",
-    "Connection": "nodes:*NodeRef channels:Channels directional:bool",
+    "Connection": "nodes:*NodeRef channels:Channels directional:bool "
+    "routing_direction:*Direction assign_z_direction:bool",
     "Graph": "name:string type:string instances:*NodeRef channels:Channels "
     "graph_topology:GraphTopology connections:*Connection",
     "Descriptor": "mesh_descriptors:*Mesh graph_descriptors:*Graph top_level_instance:NodeRef",
@@ -42,6 +43,7 @@ ENUMS = {
     "Policy": ("STRICT", "RELAXED"),
     "Architecture": ("WORMHOLE_B0", "BLACKHOLE"),
     "GraphTopology": ("ALL_TO_ALL", "RING"),
+    "Direction": ("N", "E", "S", "W", "C", "NONE", "Z"),
 }
 
 

@@ -12,18 +12,15 @@ device.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from ..devices import process_count
 from ..environment import DEVICES, VISIBLE_DEVICES
 from ..errors import BackendError, fail
+from ..mesh_input import times
 from ..ranks import rank_of
 from .machine import Machine
+from .share import Environment, Share, descriptor_path, given, share
 
 NAMES = (VISIBLE_DEVICES, "TT_VISIBLE_DEVICES")
-DESCRIPTOR = "TT_MESH_GRAPH_DESC_PATH"
-Environment = Mapping[str, str] | None
 
 
 def visible_ids(environment: Environment = None) -> tuple[int, ...] | None:
@@ -31,20 +28,16 @@ def visible_ids(environment: Environment = None) -> tuple[int, ...] | None:
 
     Raises BackendError if a variable is no list of distinct ids, or if both differ.
     """
-    given = {name: _given(name, environment) for name in NAMES}
-    found = {name: _ids(name, text) for name, text in given.items() if text}
+    said = {name: given(name, environment) for name in NAMES}
+    found = {name: _ids(name, text) for name, text in said.items() if text}
     if len({frozenset(ids) for ids in found.values()}) > 1:
         raise fail(
             BackendError,
             "visible devices: two variables say different things",
-            [(name, given[name]) for name in found],
+            [(name, said[name]) for name in found],
             fix=f"unset one of {' and '.join(found)}",
         )
     return next(iter(found.values()), None)
-
-
-def _given(name: str, environment: Environment) -> str:
-    return (os.environ if environment is None else environment).get(name, "").strip()
 
 
 def _ids(name: str, text: str) -> tuple[int, ...]:
@@ -67,20 +60,18 @@ def _ids(name: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-def descriptor_path(environment: Environment = None) -> str:
-    """The descriptor of the machine, which a launcher names; "" where none is named."""
-    return _given(DESCRIPTOR, environment)
-
-
 def visible_count(
     total: int, environment: Environment = None, *, virtual: bool = True
 ) -> int | None:
     """How many of the host's `total` devices this process sees; None where all are. `virtual` ones
     can be made more.
 
-    With a descriptor the ids are those of one of its hosts. Raises BackendError if one does not
-    exist.
+    With a descriptor the ids are those of one of its hosts. A rank of a mesh sees its part of that.
+    Raises BackendError if an id does not exist.
     """
+    mine = visible_share(environment)
+    if mine is not None:
+        return mine.own
     ids = visible_ids(environment)
     if ids is None:
         return None
@@ -90,6 +81,30 @@ def visible_count(
         return len(ids)
     _need_on(machine, ids)
     return len(machine.behind(ids))
+
+
+def visible_share(environment: Environment = None) -> Share | None:
+    """The process's part of the mesh that a file of ranks gives to it; None where none does.
+
+    Its visible ids are numbers of the machine that the mesh lies on, and each shows one device, or
+    two, a card. Where they show fewer, a process that is alone has the mesh of these; for one of
+    several it is a BackendError.
+    """
+    mine, ids = share(environment), visible_ids(environment)
+    if mine is None or ids is None or mine.own in (len(ids), 2 * len(ids)):
+        return mine
+    if process_count() > 1:
+        raise fail(
+            BackendError,
+            f"visible devices: the ids do not show the {mine.own} devices that this rank has of"
+            f" {mine.machine.name}",
+            [("visible", ",".join(map(str, ids))), ("mesh", times(mine.machine.shape))],
+            fix=f"show {mine.own} devices, or half as many cards of two; or mend device_topology or"
+            " host_topology in the descriptor",
+        )
+    _need_on(mine.machine, ids)
+    part = mine.machine.part(ids)
+    return Share(part, part.size, tuple(range(part.size)))
 
 
 _used: list[Machine] = []  # the last one of which a part was taken

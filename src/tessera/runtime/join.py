@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import io
 import os
@@ -74,9 +75,24 @@ def join() -> None:
     threading.Thread(target=_watch, args=(member,), daemon=True).start()
     atexit.register(_end, member, meeting)
     sys.excepthook = partial(_failed, member, sys.excepthook)
+    _keep_lines_whole()
+
+
+def _keep_lines_whole() -> None:
+    """Writes a line at once, as other ranks, and other threads, may write to the same file."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # lines of ranks that share a file stay whole
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # a libc of another kind
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p  # the buffer stays until the process has ended
+        buffer = ctypes.c_void_p(libc.malloc(_LINE))
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")  # the engine's
+        libc.setvbuf(stdout, buffer, _BY_LINES, ctypes.c_size_t(_LINE))
+
+
+_LINE = 4096  # bytes
+_BY_LINES = 1  # _IOLBF of stdio.h
 
 
 def joined() -> tuple[int, int]:

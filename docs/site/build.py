@@ -14,6 +14,8 @@ import tessera as ts
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "build" / "pages"
+FOLDERS = re.compile(r"(?<=\]\()(?:\.\./)?(?:docs/|bench/)?(?=[\w-]+\.md|images/)")
+"""What stands before a page or a picture in links: the site has all pages in one folder."""
 FACES = {
     "tessera": "`import tessera as ts`: tensors, and functions of them.",
     "dist": "Meshes, strategies, collectives, determinism.",
@@ -38,11 +40,11 @@ FACES = {
 def main() -> None:
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns("*.py", "site"))
-    readme = re.sub(r"\]\((?:docs|bench)/", "](", (ROOT / "README.md").read_text())
-    (PAGES / "index.md").write_text(readme)
-    shutil.copy(ROOT / "bench" / "RESULTS.md", PAGES)
+    shutil.copy(ROOT / "README.md", PAGES / "index.md")
+    for name in ("CHANGELOG.md", "bench/RESULTS.md"):
+        shutil.copy(ROOT / name, PAGES)
     for page in PAGES.glob("*.md"):
-        page.write_text(page.read_text().replace("](../bench/", "]("))
+        page.write_text(FOLDERS.sub("", page.read_text()))
     (PAGES / "reference").mkdir()
     for name, about in FACES.items():
         (PAGES / "reference" / f"{name}.md").write_text(reference(name, about))

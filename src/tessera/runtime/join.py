@@ -26,6 +26,7 @@ from ..core import environment, flags
 from ..core.errors import BackendError, EngineWarning, fail, lines_up
 from ..core.machine.visible import visible_ids
 from ..core.ranks import Rank, alone_by_mistake, rank_of, split_address
+from ..core.version import VERSION
 from . import compile_once
 from .coordinator import service_near
 from .jax_private import connect, place, service
@@ -111,8 +112,8 @@ def _host(own: Rank, limit_s: float) -> Rendezvous:
 
 
 def _versions() -> str:
-    found = []
-    for name in ("tessera", "jax", "jaxlib"):
+    found = [f"tessera {VERSION}"]
+    for name in ("jax", "jaxlib"):
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:

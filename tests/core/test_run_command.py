@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import shlex
 import socket
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 from tessera import __version__
 from tessera.launch.cli import app, tt_run
+from tessera.launch.supervisor import _Stream
 
 PYTHON = shlex.quote(sys.executable)
 CACHE = f"{Path.home()}/.cache/{socket.gethostname()}_rank"
@@ -62,6 +65,26 @@ def bound(k: int, folder: Path) -> list[str]:
 def test_the_version_is_shown() -> None:
     shown = CliRunner().invoke(app, ["--version"])
     assert (shown.exit_code, shown.output) == (0, f"tessera {__version__}\n")
+
+
+@pytest.mark.parametrize("tag", [b"", b"[1,0]<stdout>:", b"0: "])
+def test_what_the_engine_reports_is_not_the_programs_output(
+    tag: bytes, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Wherever the pipe was cut, and whatever stands before it on its line."""
+    report = b"[Gloo] Rank 0 is connected to 1 peer ranks. "
+    report += b"Expected number of connected peer ranks is : 1\n"
+    own = b"one\n" + tag + b"[Gloo] Rank 0 said two\nthree"
+    written = b"one\n" + tag + report + own[4:] + tag + report + b"\n"
+    for cut in range(len(written)):
+        out = io.BytesIO()
+        stream = _Stream("rank 0", out, b"", deque())
+        for part in (written[:cut], written[cut:]):
+            stream.feed(part)
+        stream.feed(b"", end=True)
+        assert out.getvalue() == own + b"\n"
+        assert list(stream.last) == own.splitlines()
+        assert capfdbinary.readouterr().err == 2 * (tag + report)
 
 
 def test_local_ranks() -> None:

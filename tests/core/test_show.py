@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import math
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+import tessera as ts
+from tessera import dist
 from tessera.core.errors import UsageError
 from tessera.core.mesh import Mesh
 from tessera.show import mesh_picture
@@ -76,6 +80,21 @@ def test_no_picture_is_wider_than_the_console_and_each_counts_what_it_hides(
 def test_show_prints_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
     mesh_picture.show(Mesh("dp", 1))
     assert "dp mesh, 1 · 1 device\n" in capsys.readouterr().out
+
+
+def test_a_text_picture_displays_nothing_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = type("ZMQInteractiveShell", (), {})()  # by which rich knows a notebook
+    shown: list[object] = []
+    display = types.ModuleType("IPython.display")
+    monkeypatch.setattr(display, "display", shown.append, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    assert Console().is_jupyter
+    inspected = dist.inspect(ts.tensor([1.0, 2.0], mesh=Mesh("dp", 2), layout="[2@dp]"))
+    for text in (mesh_text(Mesh("dp", 2)), str(inspected), repr(inspected)):
+        assert "dp mesh, 2" in text
+    assert shown == []
 
 
 # ---- layouts -----------------------------------------------------------------------------------

@@ -333,4 +333,4 @@ def test_tables_that_are_none_and_a_library_that_is_not_there(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError) as caught:
         open_source(path, Reading(cache=tmp_path))
-    assert "pip install 'tessera[data]'" in str(caught.value)
+    assert "pip install 'tessera-spmd[data]'" in str(caught.value)

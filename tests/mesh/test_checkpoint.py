@@ -462,14 +462,20 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = data.read_bytes()
     assert "complete" in run("ls")
     data.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    assert "is damaged" in run("ls", "--verify", code=2)
-    said = run("verify", code=2)
+    assert "is damaged" in run("ls", "--verify", code=1)
+    said = run("verify", code=1)
     assert f"file: {data.name}; tensor: tensors/" in said and "; reason: bytes 0 to " in said
     data.write_bytes(whole[:-1])
     assert "1 files have another size" in run("ls")
     data.unlink()
     assert "1 files are missing" in run("ls")
-    run("ls", "--verify", code=2)
+    run("ls", "--verify", code=1)
+    assert "the file is missing" in run("verify", "s2", code=1)
+    (Path("checkpoints/s2") / "manifest.json").write_text("{")
+    for words in (("verify",), ("verify", "s2"), ("ls", "--verify")):
+        assert "manifest" in run(*words, code=1)
+    for words in (("verify", "s9"), ("verify", "../s2"), ("verify", "--no-such-option")):
+        run(*words, code=2)
 
 
 def test_files_have_the_mode_of_the_user(tmp_path: Path) -> None:

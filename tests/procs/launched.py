@@ -96,8 +96,8 @@ def others(folder: Path, size: int, program: str, **env: str) -> list[subprocess
 
 
 def said(out: str, line: str) -> list[str]:
-    """What ranks printed of the form of `line`, sorted. Gloo prints on the same stream, in pieces,
-    so where ranks share one its lines may stand before or within theirs."""
+    """What ranks printed of the form of `line`, sorted, as ranks print in any order. Where
+    `tessera run` did not start them, lines of Gloo may stand before or within theirs."""
     return sorted(re.findall(line, out))
 
 

@@ -104,6 +104,36 @@ def test_a_program_begins_with_what_needs_all_ranks(name: str, tmp_path: Path) -
     assert (done.code, said(done.out, "done")) == (0, ["done", "done"]), done.err
 
 
+# A thread prints while the engine connects the processes, which it reports in pieces.
+BESIDE = """
+import threading
+connected = threading.Event()
+
+def chat():
+    while not connected.is_set():
+        print("a line of", RANK)
+        time.sleep(1e-5)
+
+beside = threading.Thread(target=chat)
+beside.start()
+total = dist.all_reduce(X.sum()).item()
+connected.set()
+beside.join()
+print("total", total)
+"""
+
+
+def test_stdout_is_the_programs_alone(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(HEAD + BESIDE)
+    done = launch("-n", 2, "beside.py", folder=tmp_path)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert {*lines} == {"a line of 0", "a line of 1", "total 6.0"}
+    assert lines.count("total 6.0") == 2
+    reported = r"(?m)^\[Gloo\] Rank (\d) is connected to 1 peer ranks\. .* : 1$"
+    assert said(done.err, reported) == ["0", "1"]
+
+
 MORE = 'dist.to_host(X)\ndist.to_host(ts.tensor(np.ones(8), mesh=dist.Mesh.parse("dp=4")))\n'
 BARRIER = """
 time.sleep(3 * RANK)

@@ -3,12 +3,14 @@ repository is; from there the README's first example runs and prints what it say
 
 from __future__ import annotations
 
+import email
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import tessera as ts
 from tests.cases import LONG
 from tests.mesh.test_docs import ROOT, blocks
 
@@ -31,9 +33,13 @@ def test_a_wheel_runs_the_first_example(tmp_path: Path) -> None:
     pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
     made = ("--no-deps", "--no-build-isolation")
     run(*pip, "wheel", *made, "--wheel-dir", tmp_path, copy_of_sources(tmp_path), cwd=tmp_path)
-    (wheel,) = tmp_path.glob("tessera-*.whl")
+    (wheel,) = tmp_path.glob(f"tessera_spmd-{ts.__version__}-*.whl")
     run(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
     assert Path(run("-c", WHERE, cwd=tmp_path).strip()).is_relative_to(tmp_path / "site")
+    (about,) = (tmp_path / "site").glob("*.dist-info/METADATA")
+    metadata = email.message_from_string(about.read_text(encoding="utf-8"))
+    assert (metadata["Name"], metadata["Version"]) == ("tessera-spmd", ts.__version__)
+    assert {"hf", "data", "cloud"} <= {*metadata.get_all("Provides-Extra", [])}
     first = next(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
     (tmp_path / "example.py").write_text(first.code)
     assert run("example.py", cwd=tmp_path) == first.printed

@@ -22,6 +22,7 @@ import numpy as np
 
 from .errors import DTypeError, ShapeError, TesseraError, UsageError, fail
 from .kinds import is_whole, numbers, whole_numbers, within
+from .version import DISTRIBUTION
 
 if TYPE_CHECKING:
     from .layout import TensorType
@@ -293,7 +294,7 @@ def library(name: str, module: str, extra: str) -> Any:
         raise fail(
             UsageError,
             f"{name}: the `{module.partition('.')[0]}` library is not installed",
-            fix=f"pip install 'tessera[{extra}]'",
+            fix=f"pip install '{DISTRIBUTION}[{extra}]'",
         ) from None
 
 

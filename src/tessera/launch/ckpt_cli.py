@@ -42,13 +42,17 @@ Where = Annotated[str, typer.Option("--root", help=HELD)]
 Tag = Annotated[str, typer.Argument(help="Which one; the latest without it.")]
 
 
+DAMAGED, WRONG_USAGE = 1, 2
+"""Exit statuses; a flag that does not exist has the second, too."""
+
+
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(status: int = WRONG_USAGE, *rows: str) -> Iterator[None]:
     try:
         yield
     except TesseraError as error:
-        typer.echo(one_line(error, "file", "tensor", "reason"), err=True)
-        raise typer.Exit(2) from None
+        typer.echo(one_line(error, "file", "tensor", "reason", *rows), err=True)
+        raise typer.Exit(status) from None
 
 
 def _state(check: Callable[[], object]) -> str:
@@ -73,7 +77,7 @@ def ls(
     verify: Annotated[bool, typer.Option(help="Read every byte of each.")] = False,
     metric: Annotated[str, typer.Option(help="The metric to show.")] = "",
 ) -> None:
-    """Lists the checkpoints, the newest last; the status of --verify is 2 if one is damaged."""
+    """Lists the checkpoints, the newest last; the status of --verify is 1 if one is damaged."""
     with _told():
         if folder and root:
             raise fail(
@@ -109,7 +113,7 @@ def ls(
         table.add_row(tag, "", "", "", "", "", "its manifest cannot be used")
     Console().print(table if found or wrong else f"no checkpoints in {storage.name}")
     if verify and damaged:
-        raise typer.Exit(2)
+        raise typer.Exit(DAMAGED)
 
 
 @ckpt.command()
@@ -136,8 +140,11 @@ def show(tag: Tag = "latest", root: Where = ROOT) -> None:
 
 @ckpt.command()
 def verify(tag: Tag = "latest", root: Where = ROOT) -> None:
-    """Reads every byte of one; the exit status is 2 where one is not what was saved."""
+    """Reads every byte of one; the status is 1 if it is damaged, 2 if it does not exist."""
     with _told():
+        there = tags(Storage(root))
+    found = there if tag == "latest" else tag in there
+    with _told(DAMAGED if found else WRONG_USAGE, *there):
         m = _manifest(root, tag)
         count = reader(Storage(root), m).check()
     typer.echo(f"{m.tag}: {count:,} bytes are those that were saved")

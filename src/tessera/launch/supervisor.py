@@ -4,6 +4,7 @@ fails or the user interrupts, all end."""
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import socket
@@ -28,6 +29,11 @@ LOOK_S = 1.0  # between two looks at processes that may be stopped
 TOLD = tuple(128 + n for n in (signal.SIGTERM, signal.SIGUSR1))  # status of a rank that saved
 LAST = 20  # lines of a failed rank that are shown again
 _MOST = 1 << 16
+# The engine says so on stdout for each group of processes; mpirun and srun may begin it with a tag.
+_GLOO = re.compile(
+    rb"(?:\[\d+,\d+\]<stdout>: ?|\d+: )?\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
+    rb"Expected number of connected peer ranks is : \d+\n"
+)
 
 
 @dataclass
@@ -41,8 +47,14 @@ class _Stream:
     rest: bytes = b""
 
     def feed(self, data: bytes, end: bool = False) -> None:
-        """Passes on whole lines; a progress bar's end in a carriage return."""
-        lines = (self.rest + data).splitlines(keepends=True)
+        """Passes on whole lines; a progress bar's end in a carriage return. Lines of the engine go
+        to stderr: stdout is the program's."""
+        data = self.rest + data
+        if said := _GLOO.findall(data):
+            data = _GLOO.sub(b"", data)
+            sys.stderr.buffer.writelines(self.prefix + line for line in said)
+            sys.stderr.buffer.flush()
+        lines = data.splitlines(keepends=True)
         self.rest = b""
         if lines and not end and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < _MOST:
             self.rest = lines.pop()

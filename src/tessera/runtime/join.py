@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import io
 import os
@@ -25,6 +26,7 @@ from ..core import environment, flags
 from ..core.errors import BackendError, EngineWarning, fail, lines_up
 from ..core.machine.visible import visible_ids
 from ..core.ranks import Rank, alone_by_mistake, rank_of, split_address
+from ..core.version import VERSION
 from . import compile_once
 from .coordinator import service_near
 from .jax_private import connect, place, service
@@ -74,9 +76,24 @@ def join() -> None:
     threading.Thread(target=_watch, args=(member,), daemon=True).start()
     atexit.register(_end, member, meeting)
     sys.excepthook = partial(_failed, member, sys.excepthook)
+    _keep_lines_whole()
+
+
+def _keep_lines_whole() -> None:
+    """Writes a line at once, as other ranks, and other threads, may write to the same file."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # lines of ranks that share a file stay whole
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # a libc of another kind
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p  # the buffer stays until the process has ended
+        buffer = ctypes.c_void_p(libc.malloc(_LINE))
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")  # the engine's
+        libc.setvbuf(stdout, buffer, _BY_LINES, ctypes.c_size_t(_LINE))
+
+
+_LINE = 4096  # bytes
+_BY_LINES = 1  # _IOLBF of stdio.h
 
 
 def joined() -> tuple[int, int]:
@@ -95,8 +112,8 @@ def _host(own: Rank, limit_s: float) -> Rendezvous:
 
 
 def _versions() -> str:
-    found = []
-    for name in ("tessera", "jax", "jaxlib"):
+    found = [f"tessera {VERSION}"]
+    for name in ("jax", "jaxlib"):
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:

@@ -76,7 +76,10 @@ def show(mesh: Mesh) -> None:
 
 def plain_text(picture: RenderableType, width: int = 80) -> str:
     """Any rich picture as plain text of at most `width` columns."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    console = Console(
+        file=io.StringIO(), width=width, color_system=None, legacy_windows=False,
+        force_jupyter=False,  # a console of a notebook displays what it captures
+    )  # fmt: skip
     with console.capture() as capture:
         console.print(picture)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

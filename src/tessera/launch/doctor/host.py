@@ -22,6 +22,7 @@ from ...core.context import settings
 from ...core.errors import TesseraError
 from ...core.limits import limits
 from ...core.machine.visible import NAMES, visible_count
+from ...core.version import DISTRIBUTION, VERSION
 from .report import Check
 
 MIB = 2**20
@@ -55,12 +56,12 @@ def host_checks(environment: Environment = os.environ) -> list[Check]:
 def versions() -> tuple[list[str], dict[str, str]]:
     """What Tessera requires, and the versions that are installed, by name."""
     try:
-        needed = [r for r in requires("tessera") or [] if "extra ==" not in r]
+        needed = [r for r in requires(DISTRIBUTION) or [] if "extra ==" not in r]
     except PackageNotFoundError:
         needed = []
     plugins = [f"jax-cuda{n}-{part}" for n in (12, 13) for part in ("plugin", "pjrt")]
-    names = ["tessera", "jaxlib", *(Requirement(r).name for r in needed), *plugins]
-    found = {}
+    names = ["jaxlib", *(Requirement(r).name for r in needed), *plugins]
+    found = {"tessera": VERSION}
     for name in names:
         try:
             found[name] = version(name)

@@ -17,6 +17,7 @@ SECTIONS = {
     "gpu": Section("A training step on a GPU", whole.on_a_gpu, gpu),
     "nets": Section("A convnet and mixed experts against PyTorch", whole.nets),
     "dispatch": Section("What a call costs", around.dispatch),
+    "order": Section("The order of calls, compared", around.order),
     "ttnn": Section("TT-NN's calls", around.ttnn_calls),
     "startup": Section("How long until a program runs", around.startup),
     "growth": Section("How planning grows with the model", around.growth),

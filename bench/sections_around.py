@@ -51,6 +51,26 @@ def ttnn_calls(_: int) -> list[str]:
     ]  # fmt: skip
 
 
+def order(rounds: int) -> list[str]:
+    found = [measure("call_order.py", f"--layers={n}", f"--rounds={4 * rounds}") for n in (1, 4)]
+    worst = max(100 * (r["time_ratio"] - 1) for r in found)
+    return [
+        *prose(
+            f"""`bench/call_order.py`: a step of the GPT over dp, in two processes of one device and
+            one thread each, whose loss is read each time, against the same step whose calls are
+            not compared; by turns. It takes {worst:+.1f} % at most ({within(worst, 1, " %")})."""
+        ),
+        *table(
+            ("layers", "compared, s", "not compared, s", "more time", "more processor time"),
+            [
+                (r["layers"], f"{r['with_s']:.3f}", f"{r['without_s']:.3f}",
+                 f"{100 * (r['time_ratio'] - 1):+.1f} %", f"{100 * (r['cpu_ratio'] - 1):+.1f} %")
+                for r in found
+            ],
+        ),
+    ]  # fmt: skip
+
+
 def startup(_: int) -> list[str]:
     r = {**measure("startup.py", "imports"), **measure("startup.py", "loop")}
     more = r["import_tessera_s"] - r["import_numpy_s"]

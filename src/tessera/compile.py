@@ -52,6 +52,7 @@ from .runtime import (
     pytrees,
     ways,
 )
+from .runtime.call_order import compare_calls
 from .runtime.flight import flight
 from .runtime.lower import NONE, lower
 from .runtime.same_program import guarded, processes_of
@@ -260,6 +261,7 @@ class Engine:
     def blocks(
         self, data: Any, type: TensorType, turn: int
     ) -> list[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
+        compare_calls()
         return arrays.blocks(data, type, turn)
 
     def processes(self, mesh: Mesh) -> tuple[int, ...]:
@@ -290,12 +292,14 @@ class Engine:
         return arrays.rows_here(type)
 
     def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
+        compare_calls()
         return arrays.fetch(data, type)
 
     def by_first(self, name: str, run: Callable[[], Any]) -> Any:
         return first_process.by_first(name, run)
 
     def alive(self, data: Any, type: TensorType) -> Any:
+        compare_calls()
         arrays.alive([data], [type])
         return data
 

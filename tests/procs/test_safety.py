@@ -248,6 +248,8 @@ for turn in range(4):
         except ts.BackendError as error:
             print(error, flush=True)
             os._exit(1)  # the other one is in the engine, and would be waited for
+    elif turn == 1:
+        time.sleep(20)  # asleep
 """
 
 
@@ -255,7 +257,7 @@ def test_a_program_that_one_rank_alone_runs_is_told_from_the_others(tmp_path: Pa
     first, _ = run_ranks(ALONE, tmp_path, TESSERA_COLLECTIVE_LIMIT="3", limit_s=80)
     assert first.code == 1, first.out + first.err
     assert "check: a collective took longer than 3 s: rank 1 did not arrive" in first.out
-    assert "rank 1 : is in step: one all_reduce" in first.out
+    assert f"; now at {line_of('asleep', ALONE)}" in first.out
     assert f"program is compared at {line_of('alone', ALONE)}\n" in first.out
     assert "fix    : run that line in all of them, also where it is the first read" in first.out
 

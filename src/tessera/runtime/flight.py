@@ -25,7 +25,7 @@ from typing import Any
 import jax
 
 from ..core import environment
-from ..core.errors import BackendError, caller, fail
+from ..core.errors import BackendError, TesseraError, caller, fail
 from ..core.files import write_whole
 from ..core.limits import limits
 from ..core.wording import DUMP_VERSION, ranks_text, record_text
@@ -171,14 +171,20 @@ class Flight:
             if held:
                 limit_s = held[0].limit_s
             self._tell()
-            # What is queued behind another does not wait for the others yet.
-            ends_s = [r.end_s for r in list(self.ring) if r.end_s is not None]
-            first = held[0] if held else None
-            if first is None or first.since_s is None:
-                continue
-            waits_s = time.time() - max([first.since_s, *ends_s])
-            if waits_s > first.limit_s or (waits_s > _LEFT_S and self.left(first)):
-                self._expire(first)
+            waits_s = self.waits_s()
+            if waits_s > limit_s or (waits_s > _LEFT_S and self.left(held[0])):
+                self.end(self.late(held[0], limit_s))
+
+    def waits_s(self) -> float:
+        """How long the first program or step that is not done waits for the others; 0 if none
+        does."""
+        with self._lock:
+            first = self.open[0] if self.open else None
+        if first is None or first.since_s is None or first.end_s is not None:
+            return 0.0
+        # What is queued behind another does not wait for the others yet.
+        ends_s = [r.end_s for r in list(self.ring) if r.end_s is not None]
+        return time.time() - max([first.since_s, *ends_s])
 
     def _tell(self) -> None:
         client = service()
@@ -240,14 +246,19 @@ class Flight:
             fix=f"{fix}see what they did last: tessera flight {path}",
         )
 
-    def _expire(self, record: Record) -> None:
-        """Ends the program from the watch's thread: the main one is inside the engine."""
-        error = self.late(record, record.limit_s)
+    def latest(self, group: tuple[int, ...]) -> Record:
+        """The last record of that group."""
+        return next((r for r in reversed(self.ring) if r.group == group), self.ring[-1])
+
+    def end(self, error: TesseraError) -> None:
+        """Ends the program from a watch's thread: the main one is inside the engine."""
         sys.stdout.flush()
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
         sys.stderr.flush()
         if jax.process_index() == 0:
-            time.sleep(min(2.0, record.limit_s))  # the others ask this process who is missing
+            time.sleep(
+                min(2.0, limits().collective_s)
+            )  # the others ask this process who is missing
         os._exit(1)
 
 

@@ -18,14 +18,15 @@ from weakref import WeakSet
 
 import jax
 
-from ..core.errors import BackendError, TesseraError, UsageError, caller, fail
+from ..core.errors import TesseraError, UsageError, caller, fail
 from ..core.limits import limits
 from ..core.mesh import Mesh
-from ..core.wording import nth, ranks_text
+from ..core.wording import nth, ranks_text, record_text
 from ..ir.schedule.schedule import Schedule
+from .call_order import order_of
 from .flight import Record, flight
 from .jax_private import service
-from .store import wait_for
+from .store import unreachable, wait_for
 
 Run = Callable[..., list[Any]]
 _LOC = re.compile(r"  # (\S+:\d+)")
@@ -65,12 +66,17 @@ def guarded(
     own = [n for n, _ in schedule.collectives()]
     at = next((n.loc for n in own if n.loc), "")
     what = f"{len(own)} collectives" if len(own) != 1 else f"one {own[0].op}"
+    order, text = order_of(group), record_text(schedule.name, "", what, at)
 
     def call(*args: Any) -> list[Any]:
-        nonlocal agreed
+        nonlocal agreed, text
+        first = not agreed
         if own or not whole:
             need_one_thread(schedule.name)
-        first = not agreed
+        if first:
+            text = f"the {nth(_counts.get(group, 0) + 1)} program, {text}"
+        if own or first:
+            order.came(schedule.hash, text, first)
         if first:
             agree(schedule, group)
             agreed = True
@@ -83,6 +89,8 @@ def guarded(
             outs = run(*args)
         except Exception as error:
             flight().failed(record, error)
+            if differs := order.difference():
+                raise differs from None
             if flight().left(record):
                 raise flight().late(record, record.limit_s) from None
             raise
@@ -126,6 +134,7 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
     path = f"tessera/agree/{','.join(map(str, key))}/{k}"
     client = service()
     with comparison(schedule.name, f"the {nth(k)} program is compared", key) as record:
+        order_of(key).compare(record, IN_ALL)
         client.key_value_set_bytes(f"{path}/hash/{me}", schedule.hash.encode())
         hashes = gathered(path + "/hash/", key, limit_s)
         if hashes is None:
@@ -151,12 +160,7 @@ def comparison(name: str, what: str, group: tuple[int, ...]) -> Iterator[Record]
         raise
     except RuntimeError as error:
         flight().failed(record, error)
-        raise fail(
-            BackendError,
-            f"{name}: the processes cannot compare what they have",
-            [("service", str(error).splitlines()[0])],
-            fix="the coordinator (rank 0) has ended or cannot be reached",
-        ) from None
+        raise unreachable(name, error) from None
     flight().finish(record)
 
 

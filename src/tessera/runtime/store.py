@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from ..core.errors import BackendError, fail
 from .jax_private import place, service
 
 LOOK_S = 1.0  # between two looks at who has ended
@@ -54,3 +55,13 @@ def ended(ranks: Sequence[int]) -> list[int]:
 def absent(rank: int, limit_s: float) -> str:
     """Why `wait_for` gave nothing of that rank, in words."""
     return "has ended its program" if ended([rank]) else f"did not come within {limit_s:g} s"
+
+
+def unreachable(what: str, error: RuntimeError) -> BackendError:
+    """The error that the processes cannot compare `what` they have: the service is gone."""
+    return fail(
+        BackendError,
+        f"{what}: the processes cannot compare what they have",
+        [("service", str(error).splitlines()[0])],
+        fix="the coordinator (rank 0) has ended or cannot be reached",
+    )

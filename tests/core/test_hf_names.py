@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import nn
-from tessera.interop.hf import _described
 from tessera.interop.hf_models import KNOWN
 from tessera.interop.hf_names import LAYER
+from tessera.interop.hf_written import written_as
 from tessera.interop.slices import Block, Piece
 from tessera.nn.positions import alibi_slopes
 from tests.core.numpy_engine import Oracle
@@ -172,18 +172,18 @@ def test_an_option_that_we_have_not_is_named(kind: str, raw: dict[str, Any], say
 def test_a_model_of_our_own_is_written_as_the_first_that_fits(
     config: nn.GPTConfig, kind: str
 ) -> None:
-    known, options, back = _described(nn.GPT(config), None)
+    known, options, back = written_as(nn.GPT(config), None)
     assert (known.kind, options["model_type"]) == (kind, kind)
     assert set(nn.GPT(config).parameters()) <= set(known.table(back))
 
 
 def test_a_model_that_fits_none_is_refused_with_every_reason() -> None:
     with pytest.raises(ts.UsageError) as error:
-        _described(nn.GPT(nn.GPTConfig(norm="rms")), None)
+        written_as(nn.GPT(nn.GPTConfig(norm="rms")), None)
     text = str(error.value)
     assert all(f"  {kind}" in text for kind in KNOWN)
     assert "norm is 'rms' here, 'layer' there" in text
     with pytest.raises(ts.UsageError, match="positions is 'learned' here, 'rotary' there"):
-        _described(nn.GPT(nn.GPTConfig()), "llama")
+        written_as(nn.GPT(nn.GPTConfig()), "llama")
     with pytest.raises(ts.UsageError, match="architecture 'bert' is not known"):
-        _described(nn.GPT(nn.GPTConfig()), "bert")
+        written_as(nn.GPT(nn.GPTConfig()), "bert")

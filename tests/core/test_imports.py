@@ -42,8 +42,8 @@ PROGRAMS = {
     "policy.elastic'> <class 'tessera.elastic.policy.elastic'>",
     "import tessera as ts; print([n for n in ts.__all__ if not hasattr(ts, n)])": "[]",
     "from tessera import *; print(elastic.steps.__name__, pipeline.Pipe.__name__)": "steps Pipe",
-    "import tessera as ts\ntry: ts.nn.load_hf\nexcept AttributeError as e: print(e.fix)": "write "
-    "checkpoint.load_hf",  # a name is looked for in what was not imported
+    "import tessera as ts\ntry: ts.nn.save_hf\nexcept AttributeError as e: print(e.fix)": "write "
+    "checkpoint.save_hf",  # a name is looked for in what was not imported
     "import tessera as ts; ts.dist.resize(msh=3)": "resize: there is no argument 'msh'",
 }
 

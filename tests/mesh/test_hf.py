@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import tessera as ts
-from tessera import dist, nn
+from tessera import dist, nn, pipeline
 from tessera.checkpoint import load_hf, save_hf
 from tessera.interop import hf, hf_files
 from tessera.interop.hf_models import KNOWN
@@ -374,6 +374,180 @@ def test_text_is_continued_as_transformers_does(
         want = reference.generate(torch.tensor([prompt]), **given)[0].tolist()
         got = generate(load_hf(path, mesh, plan), prompt, 12, temperature=0.0, mesh=mesh)
         assert got == want
+
+
+# -- options of the architecture ------------------------------------------------------------------
+CP4, SP2 = dist.Mesh(("cp",), shape={"cp": 4}), dist.Mesh(("sp",), shape={"sp": 2})
+EACH = {f"blocks.layers.{i}." for i in range(2)}
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama3", "qwen3-experts", pytest.param("falcon-new", marks=LONG)]
+)
+def test_options_say_how_a_folder_is_run(
+    name: str, folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Its logits stay those of transformers, and it is saved as it was."""
+    path, want = folder(name)
+    for i, (mesh, plan, config) in enumerate((
+        (None, None, {"stacked": False}),
+        (BOTH, DP + TP, {"stacked": False, "dropout": 0.5}),
+        (CP4, None, {"context": "ring"}),
+        (SP2, None, {"context": "all_to_all", "context_axis": "sp"}),
+        (None, None, {"attention_implementation": "sequences", "remat": True, "loop": True}),
+    )):  # fmt: skip
+        model = load_hf(path, mesh, plan, **config).eval()
+        for option, value in config.items():
+            assert getattr(model.config, option) == value
+        got = logits(model, on(mesh, plan)).numpy()
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+        apart = {n[: len("blocks.layers.0.")] for n in model.parameters() if "layers." in n}
+        assert apart == (EACH if "stacked" in config else set())
+        save_hf(model, tmp_path / f"{i}")
+        before, after = tensors(path), tensors(tmp_path / f"{i}")
+        assert {k: v.tobytes() for k, v in before.items()} == {
+            k: v.tobytes() for k, v in after.items()
+        }
+        first, second = (
+            json.loads((p / "config.json").read_text()) for p in (path, tmp_path / f"{i}")
+        )
+        assert first == second
+
+
+def test_dropout_of_a_folder_is_applied_when_it_is_asked_for(
+    folder: Callable[[str], tuple[Path, Any]],
+) -> None:
+    path, want = folder("llama3")
+    assert json.loads((path / "config.json").read_text())["attention_dropout"] == 0.0
+    for p, same in ((None, True), (0.5, False)):
+        model = load_hf(path) if p is None else load_hf(path, dropout=p)
+        got = logits(model, on(None, None)).numpy()
+        assert np.allclose(got, want, rtol=0, atol=1e-4) is same
+
+
+def test_a_folder_is_loaded_for_a_pipeline(folder: Callable[[str], tuple[Path, Any]]) -> None:
+    """Its loss is that of transformers, and each stage holds the weights of its own layers."""
+    path, _ = folder("llama3")
+    mesh = dist.Mesh(("pp",), shape={"pp": 2})
+    model = load_hf(path, stacked=False)
+    features = pipeline.run(("pp",), schedule="1F1B", microbatches=4, mesh=mesh)(
+        lambda model, ids: model.features(ids)
+    )
+
+    @ts.jit
+    def loss(model: nn.GPT, ids: ts.Tensor) -> Any:
+        value = model.loss_of(features(model, ids[:, :-1]), ids[:, 1:])
+        return value, ts.grad(value, model.head)
+
+    peer = transformers.AutoModelForCausalLM.from_pretrained(path)
+    ids = torch.tensor(IDS.astype(np.int64))
+    want = peer(ids, labels=ids).loss
+    want.backward()
+    got, grad = loss(model, IDS)
+    np.testing.assert_allclose(got.item(), want.item(), rtol=1e-5)
+    np.testing.assert_allclose(
+        grad.numpy().T, peer.lm_head.weight.grad.numpy(), rtol=1e-3, atol=1e-6
+    )
+
+
+def test_what_an_option_computes_is_saved_or_refused(
+    folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Not the config.json that the folder had, which would say something else."""
+    path, _ = folder("mistral")
+    wide = load_hf(path, windows=(), seq=64)
+    ids = np.random.default_rng(1).integers(0, 128, (1, 48)).astype(np.int32)
+    far = logits(wide, ts.tensor(ids)).numpy()
+    save_hf(wide, tmp_path / "wide")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide").eval()
+    with torch.no_grad():
+        theirs = again(torch.tensor(ids.astype(np.int64))).logits.numpy()
+    np.testing.assert_allclose(far, theirs, rtol=0, atol=1e-4)
+    capped = load_hf(path, logit_cap=2.0)
+    assert np.abs(logits(capped, on(None, None)).numpy()).max() <= 2.0
+    with pytest.raises(ts.UsageError, match=r"mistral : logit_cap is 2\.0 here, None there"):
+        save_hf(capped, tmp_path / "capped")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"layers": 3}, ["the options change 8 weights", "blocks.block.norm_1.weight : (2, 64) in "
+                         "the folder, (3, 64) asked for", "load_hf(folder/config.json, layers=2)"]),
+        ({"tied": True}, ["change 1 weights", "head : (64, 128) in the folder, None asked for"]),
+        ({"experts": 4}, ["moe.router : None in the folder, (2, 64, 4) asked for"]),
+        ({"stack": False}, ["load_hf: an option cannot be 'stack'", "use vocab, seq, d, layers,"]),
+        ({"context_axis": "sp"}, ["context_axis='sp' has no effect: the sequence is not split"]),
+        ({"dropout": 2}, ["GPTConfig: p cannot be 2"]),
+    ],
+)  # fmt: skip
+def test_options_that_a_folder_cannot_have_are_errors(
+    config: dict[str, Any], says: list[str], folder: Callable[[str], tuple[Path, Any]]
+) -> None:
+    with pytest.raises(ts.UsageError) as raised:
+        load_hf(folder("llama3")[0], **config)
+    text = str(raised.value)
+    assert all(part in text for part in says), text
+
+
+# -- a config without weights ---------------------------------------------------------------------
+@pytest.mark.parametrize("name", short(MODELS, "gpt2", "llama3", "gemma3", "qwen3-experts", "phi3"))
+def test_a_config_alone_gives_a_model_of_random_weights(name: str, tmp_path: Path) -> None:
+    """As a file, as an object of transformers or as a dict: the same model, which transformers
+    computes alike."""
+    kind, options = MODELS[name]
+    theirs_too = transformers.AutoConfig.for_model(kind, **options)
+    theirs_too.save_pretrained(tmp_path)
+    found = []
+    for given in (tmp_path / "config.json", str(tmp_path / "config.json"), theirs_too,
+                  theirs_too.to_dict()):  # fmt: skip
+        ts.seed(5)
+        found.append(nn.load_hf(given))
+        assert found[-1].config == found[0].config
+    want = logits(found[0], on(None, None)).numpy()
+    assert want.std() > 0
+    np.testing.assert_array_equal(logits(found[2], on(None, None)).numpy(), want)
+    save_hf(found[2], tmp_path / "out")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert type(again.config) is type(theirs_too)
+    np.testing.assert_allclose(theirs(again), want, rtol=0, atol=1e-4)
+
+
+def test_a_config_alone_takes_sizes_a_dtype_and_a_strategy() -> None:
+    config = transformers.AutoConfig.for_model("qwen2", **{**LLAMA, "num_key_value_heads": 2})
+    ts.seed(5)
+    whole = nn.load_hf(config, layers=3, hidden=128, stacked=False)
+    assert len(whole.blocks.layers) == 3 and {t.dtype for t in whole.parameters().values()} == {
+        ts.f32
+    }
+    ts.seed(5)
+    split = nn.load_hf(config, TP4, TP, "bf16", layers=3, hidden=128, stacked=False)
+    layer = split.blocks.layers[2]
+    assert layer.mlp.up.type.text == "bf16[64, 128@tp]"
+    assert layer.attention.kv.layout == "[64, 2, 2, 16]"  # two heads, four devices
+    for name, t in whole.parameters().items():
+        want = t.to(ts.bf16).to(ts.f32).numpy()
+        np.testing.assert_array_equal(split.parameters()[name].to(ts.f32).numpy(), want)
+    config.dtype = torch.bfloat16  # what from_config of transformers takes, too
+    assert nn.load_hf(config).embed.weight.dtype is ts.bf16
+    with TP4:
+        assert nn.load_hf(config, strategy=TP).embed.weight.layout == "[128@tp, 64]"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model_type": "t5"}, "model_type 't5' is not known"),
+        ({}, "model_type None is not known"),
+        (3, "the folder cannot be 3"),
+        (transformers.LlamaConfig, "the folder cannot be"),
+        ({"model_type": "llama"}, "config.json lacks"),
+    ],
+)
+def test_what_is_no_config_is_an_error(given: Any, says: str) -> None:
+    with pytest.raises(ts.UsageError) as raised:
+        load_hf(given)
+    assert says in str(raised.value)
 
 
 def test_a_loaded_model_trains(folder: Callable[[str], tuple[Path, Any]]) -> None:

@@ -4,7 +4,6 @@ on every mesh?"""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,22 +180,14 @@ def test_a_pipeline_of_padded_batches_is_that_of_transformers(
     """The loss and its gradient by the embedding, of four microbatches of a row, each of which
     weighs as many tokens as it has."""
     path, peer = model_of(kind)
-    mask, whole = PADDED[side], load_hf(path)
+    mask = PADDED[side]
     labels = np.where(mask, IDS, -100).astype(np.int32)
     told = {"attention_mask": mask, "position_ids": counted(mask)}
     peer.zero_grad()
     want = peer(torch.tensor(IDS.astype(np.int64)), labels=torch.tensor(labels.astype(np.int64)),
                 **{n: torch.tensor(v.astype(np.int64)) for n, v in told.items()}).loss  # fmt: skip
     want.backward()
-    model = nn.GPT(replace(whole.config, stacked=False, loop=None))
-    layered = {}
-    for name, t in whole.state_dict().items():
-        at = name.find("blocks.block.")
-        for i in range(whole.config.layers if at >= 0 else 0):
-            layered[name.replace("blocks.block.", f"blocks.layers.{i}.")] = t[i]
-        if at < 0:
-            layered[name] = t
-    model.load_state_dict(layered)
+    model = load_hf(path, stacked=False)
     following = np.concatenate([labels[:, 1:], np.full((B, 1), -100, np.int32)], 1)
     batch = {"ids": IDS, "labels": following, "attention_mask": mask}
     with dist.Mesh(("pp",), devices=2):

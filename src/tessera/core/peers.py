@@ -48,12 +48,14 @@ def public(
 ) -> Callable[[str], Any]:
     """The `__getattr__` of a public module, which users write as `module` and whose globals are
     `there`; `renamed` are its old names, and `late` is what it imports when it is first asked for
-    it ("data", "observe.profile:profile"), as a program that does not use it need not wait for it.
-    Its functions and classes answer for wrong arguments, and the module and those within it for
-    being called, unless they can be. What completes names offers the public ones."""
+    it ("data", "observe.profile:profile", "tessera.interop.hf:load_hf"), as a program that does not
+    use it need not wait for it. Its functions and classes answer for wrong arguments, and the
+    module and those within it for being called, unless they can be. What completes names offers the
+    public ones."""
     SPACES[module] = there["__all__"]
     there["__dir__"] = lambda: sorted(there["__all__"])
-    places = {where.rpartition(":")[2]: f"{there['__package__']}.{where}" for where in late}
+    near = f"{there['__package__']}."
+    places = {w.rpartition(":")[2]: w if w.startswith("tessera.") else near + w for w in late}
     LATE.update(places.values())
     for name in there["__all__"]:
         if name not in places:

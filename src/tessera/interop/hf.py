@@ -11,8 +11,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import prod
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import file_access, instance, same_names, shown, unfit, whole
+from ..core.checks import file_access, instance, one_of, same_names, whole
 from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
@@ -45,70 +45,83 @@ from .hf_files import (
     Entry,
     Outgoing,
     Weights,
-    read_json,
+    described,
+    path_of,
     safetensors_library,
+    said_dtype,
     write_json,
     write_weights,
 )
-from .hf_models import KNOWN, Architecture
 from .hf_names import LAYER, Table
+from .hf_written import architecture_of, written_as
 from .slices import Array, Piece
 
 # What older folders hold besides the weights: masks and rates, which are computed.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 SHARD_BYTES = 5 * 2**30
-# Fields of a config that say how a model is trained and run, not what it computes.
-EXECUTION = (
-    "dropout", "loop", "remat", "stacked", "context", "context_axis", "sequence_parallel",
-)  # fmt: skip
 APART = "blocks.layers."
 """How the names of our weights begin where each layer has its own; then comes its number."""
 
 
 @renamed_arguments("checkpoint.load_hf", plan="strategy")
 def load_hf(
-    folder: str | Path,
+    folder: str | Path | Any,
     mesh: Mesh | None = None,
     strategy: Strategy | str | None = None,
     dtype: Any = None,
+    **config: Any,
 ) -> GPT:
     """The model of a HuggingFace folder (config.json, safetensors), its weights laid out by
-    `strategy`.
+    `strategy`; of a `config.json` alone, or a config of transformers, with random weights.
 
-    It knows GPT-2, GPT-NeoX, Llama, Mistral, Mixtral, Qwen2, Qwen3 (and its experts), Gemma 1 to 3,
+    `config` are options of `nn.GPTConfig` that replace what the folder says: `stacked=False` for a
+    pipeline, `context="ring"`, `dropout=0.1`, `attention_implementation="sequences"`, ... It
+    knows GPT-2, GPT-NeoX, Llama, Mistral, Mixtral, Qwen2, Qwen3 (and its experts), Gemma 1 to 3,
     Phi, Phi-3 and Falcon. Without `mesh` the current one is used;
-    without either the weights are on one device. `dtype` None keeps that of the files. If there are
-    fewer heads of keys and values than devices along an axis, each device holds all of them.
-    Dropout is not applied. Raises UsageError if the folder or its model is unknown or tensors are
-    missing; ShapeError or DTypeError if a tensor does not fit config.json; MeshError if there is a
-    strategy and no mesh; StrategyError if `strategy` is not a strategy.
+    without either the weights are on one device. `dtype` None keeps that of the files; of a config
+    alone it is what that says, or f32. If there are fewer heads of keys and values than devices
+    along an axis, each device holds all of them. Dropout is applied if `dropout=` asks for it.
+    Random weights are made at their first use.
+
+    Raises UsageError if the folder, its model or an option is unknown, options do not go together
+    or tensors are missing; ShapeError or DTypeError if a tensor does not fit the config; MeshError
+    if there is a strategy and no mesh; StrategyError if `strategy` is not a strategy.
     """
     mesh = mesh_or_none("load_hf", mesh) or settings().mesh
     want = None if dtype is None else dtype_of(dtype)
     laid_by = _strategy(strategy, mesh)
-    path = _folder("load_hf", folder)
-    raw = read_json(path / CONFIG)
-    known = _architecture(raw.get("model_type"), "load_hf: config.json: model_type")
+    raw, path = described(folder)
+    known = architecture_of(raw.get("model_type"), "load_hf: config.json: model_type")
     if raw.get("quantization_config") is not None:
         raise fail(
             UsageError,
             "load_hf: config.json: 'quantization_config' is set, which is not supported",
             fix="load a checkpoint that is not quantized",
         )
-    config = known.read(raw)
-    table = known.table(config)
-    model = GPT(config)
+    for option in config:
+        one_of("load_hf", "an option", option, GPTConfig.__dataclass_fields__)
+    base = known.read(raw)
+    said = replace(base, **config)
+    model = GPT(said)
     if mesh is not None and laid_by is not None:
         laid = layout_rule(laid_by, "weight")
         types = model.parameters().items()
         check_reach(laid_by, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
-    with Weights(path) as files:
-        entries = _checked(files.entries, table, config, known.prefix)
-        made = {
-            name: _placed(name, t.shape, table[name], entries, mesh, laid_by, want)
-            for name, t in model.parameters().items()
-        }
-    load_with_dtypes(model, made)
+    if path is None:
+        model.to(want or said_dtype(raw))
+        for name, t in model.parameters().items():
+            t.type = _laid(name, plain(t.dtype, t.shape, mesh), laid_by)
+    else:
+        if config:
+            _need_same_weights(GPT(replace(base, stacked=said.stacked)), model)
+        table = known.table(said)
+        with Weights(path) as files:
+            entries = _checked(files.entries, table, said, known.prefix)
+            made = {
+                name: _placed(name, t.shape, table, entries, mesh, laid_by, want)
+                for name, t in model.parameters().items()
+            }
+        load_with_dtypes(model, made)
     model.origin = json.dumps(raw)
     return model
 
@@ -147,9 +160,9 @@ def save_hf(
                 fix="put each in its own row:"
                 f" layer.rehash(nn.place_experts({module.router.shape[-1]}, 1))",
             )
-    known, options, config = _described(model, architecture)
+    known, options, config = written_as(model, architecture)
     weights = _by_layer(dict(model.named_parameters(remove_duplicate=False)))
-    path = _folder("save_hf", folder)
+    path = path_of("save_hf", folder)
     label = f"save_hf {str(path)!r}"
     stored = {"dtype": weights["embed.weight"][0].dtype.numpy.name}
     stored |= {"torch_dtype": stored["dtype"]} if "torch_dtype" in options else {}
@@ -164,12 +177,6 @@ def save_hf(
 
 
 # -- asked at the door ----------------------------------------------------------------------------
-def _folder(name: str, folder: object) -> Path:
-    if isinstance(folder, (str, Path)) and str(folder) and "\0" not in str(folder):
-        return Path(folder)
-    raise unfit(name, "the folder", folder, "give a path")
-
-
 def _strategy(given: object, mesh: Mesh | None) -> Strategy | None:
     found = strategy_or_none("load_hf", "the strategy", given, "tensor_parallel")
     if found is not None:
@@ -177,19 +184,24 @@ def _strategy(given: object, mesh: Mesh | None) -> Strategy | None:
     return found
 
 
-def _architecture(name: object, what: str) -> Architecture:
-    if isinstance(name, str) and name in KNOWN:
-        return KNOWN[name]
-    fix = "known: " + ", ".join(KNOWN)
-    if name in ("deepseek_v2", "deepseek_v3"):
-        fix += "; of DeepSeek's the latent attention (MLA) is missing, its experts are nn.MoE's"
-    raise fail(UsageError, f"{what} {shown(name)} is not known", fix=fix)
+def _need_same_weights(base: GPT, model: GPT) -> None:
+    """Raises UsageError if options give `model` other weights than those of `base`."""
+    before, after = ({n: t.shape for n, t in m.parameters().items()} for m in (base, model))
+    wrong = [n for n in {**before, **after} if before.get(n) != after.get(n)]
+    if wrong:
+        raise fail(
+            UsageError,
+            f"load_hf: the options change {len(wrong)} weights that the folder has",
+            [(n, f"{before.get(n)} in the folder, {after.get(n)} asked for") for n in wrong[:5]],
+            fix="leave out options of sizes and weights; random weights of any size come from the"
+            f" config alone: load_hf(folder/{CONFIG}, layers=2)",
+        )
 
 
 # -- loading --------------------------------------------------------------------------------------
-def _names(piece: Piece, layers: int) -> list[str]:
+def _names(piece: Piece, layers: Iterable[int]) -> list[str]:
     """The file's names of a piece, a layer each."""
-    return [piece.name.format(i) for i in range(layers if "{}" in piece.name else 1)]
+    return [piece.name.format(i) for i in (layers if "{}" in piece.name else (0,))]
 
 
 def _checked(
@@ -202,7 +214,7 @@ def _checked(
     if not any(name.startswith(prefix) for name in entries):
         entries = {n if n == "lm_head.weight" else prefix + n: e for n, e in entries.items()}
     pieces = [p for row in table.values() for p in row]
-    want = {name: p.shape for p in pieces for name in _names(p, config.layers)}
+    want = {name: p.shape for p in pieces for name in _names(p, range(config.layers))}
     spare = {"lm_head.weight"} if config.tied else set()
     missing = [n for n in want if n not in entries]
     extra = [n for n in entries if n not in want and n not in spare and not COMPUTED.search(n)]
@@ -229,27 +241,27 @@ def _checked(
 def _placed(
     name: str,
     shape: tuple[int, ...],
-    pieces: list[Piece],
+    table: Table,
     entries: Mapping[str, Entry],
     mesh: Mesh | None,
     strategy: Strategy | None,
     dtype: DType | None,
 ) -> Tensor:
     """One weight of ours on the devices."""
-    stacked = name.startswith(LAYER)
+    ours, layer = _stacked_name(name)
+    pieces, stacked = table[ours], ours.startswith(LAYER) and layer is None
     if dtype is None:
-        every = [entries[n].dtype for p in pieces for n in _names(p, shape[0])]
+        layers = range(shape[0]) if layer is None else (layer,)
+        every = [entries[n].dtype for p in pieces for n in _names(p, layers)]
         dtype = every[0]
         for other in every:
             dtype = promote(dtype, other)
-    t = plain(dtype, shape, mesh)
-    if mesh is not None and strategy is not None:
-        t = _whole_heads(name, layout_rule(strategy, "weight")(name, t))
+    t = _laid(name, plain(dtype, shape, mesh), strategy)
 
     def fill(parts: Parts) -> None:
         for (block, out), piece in product(parts, pieces):
             if not stacked:
-                piece.read(entries[piece.name].get, block, out)
+                piece.read(entries[piece.name.format(layer)].get, block, out)
                 continue
             layers, inner = block[0], block[1:]
             for i in range(layers.start, layers.stop):
@@ -258,8 +270,20 @@ def _placed(
     return Tensor(engine().place_blocks(fill, t), t)
 
 
-def _whole_heads(name: str, t: TensorType) -> TensorType:
-    """`t` with the heads of keys and values unsplit where they do not divide by the devices."""
+def _stacked_name(name: str) -> tuple[str, int | None]:
+    """The name of our weight as it is in a stack, and of which layer it is, if of one alone."""
+    if not name.startswith(APART):
+        return name, None
+    layer, _, rest = name.removeprefix(APART).partition(".")
+    return LAYER + rest, int(layer)
+
+
+def _laid(name: str, t: TensorType, strategy: Strategy | None) -> TensorType:
+    """`t` as `strategy` lays it, with the heads of keys and values unsplit where they do not divide
+    by the devices."""
+    if t.mesh is None or strategy is None:
+        return t
+    t = layout_rule(strategy, "weight")(name, t)
     if not re.search(r"\.kv(_bias)?$", name):
         return t
     axes = dim_axes(t.dims[-2])
@@ -309,65 +333,11 @@ def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
         sync(path)
 
 
-def _choices(c: GPTConfig) -> dict[str, Any]:
-    """What a config says of the weights and what is computed with them."""
-    said = asdict(c) | {"kv_heads": c.groups, "hidden": c.width, "head_size": c.size}
-    said |= {"norm_eps": c.make_norm().eps, "biases": tuple(sorted(c.biases))}
-    said |= {"windows": c.layer_windows, "query_scale": c.query_scale or c.size**-0.5}
-    if not c.experts:
-        said |= {"experts_per_token": 0, "capacity": None, "aux_weight": 0.0}
-    if c.positions != "rotary":
-        said.pop("rope")
-    return {k: v for k, v in said.items() if k not in EXECUTION}
-
-
-def _differences(want: GPTConfig, have: GPTConfig) -> list[tuple[str, str]]:
-    """Where an architecture that gave `have` cannot say `want`; a bias too many is zeros."""
-    a, b = _choices(want), _choices(have)
-    if set(a["biases"]) <= set(b["biases"]):
-        b["biases"] = a["biases"]
-    return [
-        (k, f"{a.get(k)!r} here, {b.get(k)!r} there") for k in {**a, **b} if a.get(k) != b.get(k)
-    ]
-
-
-def _described(
-    model: GPT, architecture: str | None
-) -> tuple[Architecture, dict[str, Any], GPTConfig]:
-    """What to write `model` as: the architecture, the content of config.json, what that says."""
-    origin = json.loads(model.origin) if model.origin else None
-    if origin is not None and architecture in (None, origin["model_type"]):
-        known = KNOWN[origin["model_type"]]
-        return known, origin, known.read(origin)
-    tried = [_architecture(architecture, "save_hf: architecture")] if architecture else None
-    rows = []
-    for known in tried or KNOWN.values():
-        options = known.options(model.config)
-        options |= {"model_type": known.kind, "architectures": [known.class_name]}
-        try:
-            config = known.read(options)
-        except UsageError as error:
-            rows.append((known.kind, str(error).splitlines()[0].removeprefix("load_hf: ")))
-            continue
-        wrong = _differences(model.config, config)
-        if not wrong:
-            return known, options, config
-        rows.append((known.kind, "; ".join(f"{k} is {v}" for k, v in wrong)))
-    raise fail(
-        UsageError,
-        "save_hf: the model has choices that the architecture has not",
-        rows,
-        fix="train a model with the choices of one of them",
-    )
-
-
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     """Our weights under the names of stacked ones: a stack alone, or the weights of all layers."""
     found: dict[str, list[Tensor]] = {}
     for name, t in weights.items():
-        if name.startswith(APART):
-            name = LAYER + name.removeprefix(APART).partition(".")[2]
-        found.setdefault(name, []).append(t)
+        found.setdefault(_stacked_name(name)[0], []).append(t)
     return found
 
 
@@ -383,7 +353,7 @@ def _outgoing(
     parts: dict[str, list[tuple[str, int | None, Piece]]] = {}
     for ours, pieces in table.items():
         for piece in pieces:
-            for i, name in enumerate(_names(piece, config.layers)):
+            for i, name in enumerate(_names(piece, range(config.layers))):
                 layer = i if ours.startswith(LAYER) else None
                 parts.setdefault(name, []).append((ours, layer, piece))
 

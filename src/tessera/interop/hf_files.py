@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ..core.checks import file_access, library
+from ..core.checks import file_access, library, unfit
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import UsageError, fail
 from ..lang.first_process import by_first
@@ -44,6 +44,31 @@ def read_json(path: Path) -> dict[str, Any]:
     raise fail(
         UsageError, f"load_hf: {str(path)!r} holds no JSON object", fix="fetch the folder anew"
     )
+
+
+def path_of(name: str, folder: object, fix: str = "give a path") -> Path:
+    """The path `folder`, an argument of the function `name`. Raises UsageError if it is none."""
+    if isinstance(folder, (str, Path)) and str(folder) and "\0" not in str(folder):
+        return Path(folder)
+    raise unfit(name, "the folder", folder, fix)
+
+
+def described(given: object) -> tuple[dict[str, Any], Path | None]:
+    """The content of the config.json of a folder, and the folder; of a config without weights, None
+    in its place. That is a file, a mapping, or a config of transformers. Raises UsageError."""
+    said = given.to_dict() if hasattr(given, "to_dict") and not isinstance(given, type) else given
+    if isinstance(said, Mapping):
+        return json.loads(json.dumps(dict(said), default=str)), None
+    path = path_of("load_hf", given, "give a path, or a config of transformers")
+    if path.is_file():
+        return read_json(path), None
+    return read_json(path / CONFIG), path
+
+
+def said_dtype(raw: Mapping[str, Any]) -> DType:
+    """The dtype of weights by a config.json. Raises DTypeError."""
+    found = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    return dtype_of(str(found).removeprefix("torch."))
 
 
 @dataclass(frozen=True, slots=True)

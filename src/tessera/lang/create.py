@@ -23,10 +23,11 @@ from . import functions, random
 from .checks import mesh_or_none
 from .eager import run_graph
 from .engine import Engine, Program, engine
-from .host_data import engine_array, host_array, remembered
+from .host_data import engine_array, host_array, host_recipe, remembered
 from .local.view import view
 from .moving import moved
 from .operands import as_tensor
+from .recipe import Recipe
 from .record import KEY_TYPE, Recorder, current, recording, symbolic
 from .tensor import Tensor
 
@@ -193,6 +194,7 @@ def tensor(
     x, want = host_array(data, dtype)
     t = Tensor(None, layout_type(layout, x.shape, want, mesh))
     t._pending = lambda: engine().place(x, t.type)
+    t._recipe = host_recipe(x)
     t._given = remembered(x)
     t.name = name
     recorder = current()
@@ -233,17 +235,16 @@ def dist_tensor(
     again = None if recorder is None else recorder.root.again.get(name)
     if again is not None and (again.shape, again.dtype) == (t.shape, t.dtype):
         return again
-    first = first_values("dist.tensor", init, name)
-    t._pending = lambda: first(t)
+    t.wait(first_values("dist.tensor", init, name))
     return t
 
 
-def first_values(what: str, init: Init, name: str) -> Callable[[Tensor], Any]:
-    """What makes the data of a tensor by `init`, in the layout that the tensor has by then."""
+def first_values(what: str, init: Init, name: str) -> Recipe:
+    """The recipe of a tensor by `init`."""
     string(what, "name", name)
     _known_init(init)
     key = random.key_for(name)
-    return lambda t: _initial(t.type, init, key)
+    return Recipe(lambda to: _initial(to, init, key))
 
 
 def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:

@@ -1,6 +1,7 @@
 """What happens to an op outside of recorded functions? It runs at once, as a program of one op.
 
-The programs are cached. A result remembers how it was made, so that `ts.grad` works there too
+An op on what is not made yet waits until its result is read (recipe.py). The programs are cached.
+A result remembers how it was made, so that `ts.grad` works there too
 (lang/tape.py).
 """
 
@@ -16,14 +17,17 @@ import numpy as np
 
 from ..core.context import settings
 from ..core.errors import DonatedError, caller
-from ..core.layout import TensorType, plain
+from ..core.layout import TensorType, plain, same_type
 from ..core.options import ProgramOptions
 from ..core.turns import put_back
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from ..ops.create import full
+from ..ops.movement import broadcast_to
+from ..ops.op import Op, infer, op_named
 from .engine import Engine, Program, engine
 from .host_outputs import Act, HostOutput
+from .recipe import Recipe, can_wait, wanted
 from .tensor import Made, Tensor, Trace
 
 # How many of them are kept, those that were used last.
@@ -64,6 +68,10 @@ class Eager:
     def _applied(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         if op == "full":
             return [full_now(attrs)]
+        across = op == "redistribute" and args[0].mesh not in (None, attrs["to"].mesh)
+        later = None if across else waiting(op, args, attrs)  # from mesh to mesh is an error
+        if later is not None:
+            return [later]
         if op == "redistribute":
             return [redistribute_now(args[0], attrs["to"])]
         return run_now(op, args, attrs)
@@ -133,18 +141,93 @@ def _number_of(t: Tensor) -> Any:
     return t._pending.value if isinstance(t._pending, Number) else t.stored
 
 
+def _is_held(t: Tensor) -> bool:
+    return isinstance(t._pending, Number)
+
+
 def full_now(attrs: dict[str, Any]) -> Tensor:
     """A tensor of one number, at once: the number is an argument of the program that spreads it."""
     layout, number = attrs.get("layout"), plain(attrs["dtype"], ())
     if layout is not None and layout.partial:  # zeros: no other number can lie like this
         return run_now("full", (), attrs)[0]
     out = Tensor(None, number)
-    out._pending = Number(attrs["value"], number)
+    out._pending = held = Number(attrs["value"], number)
+    out._recipe = Recipe(lambda to: engine().place(held.value, to))
     if attrs["shape"] or layout is not None:
         spread = {k: v for k, v in attrs.items() if k in ("shape", "layout")}
-        out = run_now("broadcast_to", (out,), spread)[0]
+        (t,) = infer(broadcast_to, (number,), spread).outs
+        out = _waiting(broadcast_to, [out], spread, t)
     out._made = Made("full", (), attrs, 0, caller())
     return out
+
+
+# -- what is not made yet -------------------------------------------------------------------------
+def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
+    """The result of `op` on `args` that are not made yet, which is not made either; None where the
+    op has to run now."""
+    if not args or any(a._data is not None or a._recipe is None for a in args):
+        return None
+    args = [a.now() for a in args]
+    recipes = [a._recipe for a in args if a._recipe is not None]
+    if len(recipes) < len(args):  # another thread made one of them
+        return None
+    if op == "redistribute":
+        to: TensorType = attrs["to"]
+        if to.partial or to.varying or args[0].type.partial:
+            return None
+    else:
+        kind, ins = op_named(op), tuple([a.type for a in args])
+        if all(map(_is_held, args)) or not can_wait(kind, recipes):
+            return None
+        got = infer(kind, ins, attrs)
+        if len(got.outs) > 1 or not all(map(same_type, got.wants, ins)):
+            return None  # devices would exchange something: when, is for all of them to see
+        (to,) = got.outs
+    out = _waiting(None if op == "redistribute" else kind, args, attrs, to)
+    if not settings().no_grad and to.dtype.is_float:
+        out._made = made(op, args, attrs, 0, caller())
+    return out
+
+
+def _waiting(op: Op | None, args: Sequence[Tensor], attrs: dict[str, Any], t: TensorType) -> Tensor:
+    """A tensor of type `t` with the recipe to run `op` on `args`, which are not made yet; without
+    one it is the argument in another layout."""
+    now = settings()
+    how = now.program, now.strict, now.ordered
+    parts = [(a, a.type, a._recipe) for a in args]
+
+    def make(to: TensorType) -> Any:
+        if op is None:
+            return _laid(*parts[0], to)
+        ins, said = tuple([t for _, t, _ in parts]), attrs
+        if to is not t:
+            ins = tuple(wanted(op, ins, attrs, to))
+            said = {**attrs, "layout": to} if op is broadcast_to else attrs
+        ins = tuple([was if _is_held(a) else want for (a, was, _), want in zip(parts, ins)])
+        given = [_laid(*part, want) for part, want in zip(parts, ins, strict=True)]
+        program = _program(engine(), *how, op.name, ins, tuple(said.items()))
+        done = Tensor(program(given, ins)[0], program.types[0])
+        return done.stored if done.type is to else redistribute_now(done, to).stored
+
+    recipes = [r for _, _, r in parts if r is not None]
+    steps = sum(r.steps for r in recipes) + (op is not None)
+    out = Tensor(None, t)
+    out.wait(Recipe(make, steps, any(r.of_host for r in recipes)))
+    return out
+
+
+def _laid(t: Tensor, was: TensorType, recipe: Recipe | None, to: TensorType) -> Any:
+    """The data of `t` in the layout `to`: those that it has in the layout that it had, `was`, or
+    others of its recipe, as where they were given up."""
+    if to is was is t.type:
+        if isinstance(t._pending, Number):
+            return t._pending.value
+        try:
+            return engine().alive(t.stored, to)
+        except DonatedError:
+            pass
+    assert recipe is not None
+    return recipe(to)
 
 
 @dataclass(frozen=True, slots=True)

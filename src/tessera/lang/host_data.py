@@ -25,6 +25,7 @@ from ..core.dtypes import (
 )
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from .engine import engine
+from .recipe import Recipe
 from .tensor import Tensor
 
 
@@ -109,6 +110,12 @@ def host_view(
     if x.size and x.dtype != want.numpy and want is not bool_:
         _check_range(x, want, name)
     return x, want
+
+
+def host_recipe(x: np.ndarray[Any, Any]) -> Recipe:
+    """Places a host array. It may be lent to the engine, and become another value's memory, so each
+    tensor of this recipe has a copy."""
+    return Recipe(lambda to: engine().place(x.copy(), to), of_host=True)
 
 
 # Above this many elements the host forgets what it gave.

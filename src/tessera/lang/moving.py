@@ -10,7 +10,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..ir.schedule.schedule import Schedule, Send
 from .changes import apart_from
-from .eager import redistribute_now
+from .eager import redistribute_now, waiting
 from .engine import engine
 from .tensor import Tensor
 
@@ -46,6 +46,9 @@ def moved(t: Tensor, to: TensorType) -> Tensor:
     alike, else whole."""
     if t.type is to:
         return t
+    later = waiting("redistribute", [t], {"to": to})
+    if later is not None:
+        return later
     if t.mesh is None or t.mesh == to.mesh:
         return redistribute_now(t, to)
     if to.mesh is None:

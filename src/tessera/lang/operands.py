@@ -13,7 +13,7 @@ from ..core.layout import TensorType, plain
 from .checks import fitting
 from .eager import EAGER, here
 from .engine import engine
-from .host_data import engine_array, host_array, host_view, is_array, remembered
+from .host_data import engine_array, host_array, host_recipe, host_view, is_array, remembered
 from .slices import on_one
 from .tensor import Scalar, Tensor, method
 
@@ -64,6 +64,7 @@ def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tens
     t = plain(want, x.shape)
     made = Tensor(None, t)
     made._pending = lambda: engine().place(x, made.type)
+    made._recipe = host_recipe(x)
     made._given = remembered(x)
     return made
 

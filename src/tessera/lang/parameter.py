@@ -27,10 +27,11 @@ from .create import first_values
 from .engine import engine
 from .moving import moved
 from .operands import as_tensor
+from .recipe import Recipe
 from .record import Recorder, current, symbolic
 from .tensor import Like, Made, Past, Tensor, behind
 
-First = Callable[[Tensor], Any]  # the first data of a tensor, of the type it has by then
+First = Callable[[TensorType], Any]  # makes the data, in the layout that is wanted by then
 
 
 class Parameter(Tensor):
@@ -50,7 +51,6 @@ class Parameter(Tensor):
 
     _trace: Recorder | None = None
     _first: First | None = None  # makes the data, where there is none yet
-    _again: First | None = None  # the same, where it makes them once more for each that asks
     _value: Tensor | None = None  # what is in the box, as tapes and copies refer to it
 
     def __init__(
@@ -87,8 +87,7 @@ class Parameter(Tensor):
                 raise unfit("Parameter", "the shape", shape, fix, ShapeError)
             kind = dtype_of("f32" if dtype is None else dtype)
             super().__init__(None, plain(kind, sizes("Parameter", shape), settings().mesh))
-            self._again = first_values("Parameter", "normal" if init is None else init, name)
-            self._wait(self._again)
+            self._wait(first_values("Parameter", "normal" if init is None else init, name))
             self.name, self.drawn = name, True
             self.remake = lambda s, name="": Parameter(
                 *s, init=init, dtype=dtype, name=name, requires_grad=self.requires_grad
@@ -131,6 +130,7 @@ class Parameter(Tensor):
                 if self._data is None:
                     assert self._first is not None
                     v._pending = partial(self._first_of, self._first, v)
+                    v._recipe = self._recipe
                 self._value = v
             return self._value
 
@@ -147,7 +147,7 @@ class Parameter(Tensor):
         """The first data of a `copy` of what was in the box: the box's, while it is like it."""
         with TURN:
             alike = self._value is copy and self._data is None and self.type is copy.type
-            return self.stored if alike else first(copy)
+            return self.stored if alike else first(copy.type)
 
     @property
     def data(self) -> Tensor:
@@ -216,7 +216,8 @@ class Parameter(Tensor):
         """For the engine: sets the engine's array `data` as the value after a program has run."""
         with TURN:
             self._value = None
-            self._data, self.type, self._pending = data, type, None
+            self._data, self.type = data, type
+            self._pending = self._first = self._recipe = None
 
     def _take(self, value: Tensor) -> None:
         """Takes on the value of `value`, in this parameter's mesh, where it has one; what needs to
@@ -238,19 +239,17 @@ class Parameter(Tensor):
         alike = self.type is source.type
         other = source.box if isinstance(source.box, Parameter) else self
         waiting: Any = source._pending if source._data is None else None
+        recipe = source._recipe if source._data is None else None
         if alike and other is self and source._data is not None:
             self._data, self._pending = engine().alive(source._data, source.type), None
-        elif other is not self and other._value is source and other._data is None and other._again:
-            self._again = other._again
-            self._wait(self._again)
+        elif recipe is not None:
+            self._wait(recipe)
         elif other is not self and alike:
             self._data, self._pending = source.copied(), None
         elif alike and hasattr(waiting, "wait"):  # in host memory, until one of the two is used
-            self._again = None
             self._wait(waiting)
         else:
-            self._again = None
-            self._wait(lambda t: moved(source, t.type).stored)
+            self._wait(lambda to: moved(source, to).stored)
         if source.box is None and not settings().no_grad:
             self._come_of(source, alike)
 
@@ -269,22 +268,23 @@ class Parameter(Tensor):
             value._past = Past([ref(t) for t in near if t.box is None], False)
 
     def _wait(self, first: First) -> None:
-        self._data, self._first = None, first
-        self._pending = self._begin
+        self._data, self._first, self._pending = None, first, self._begin
+        self._recipe = first if isinstance(first, Recipe) else None
 
     def _begin(self) -> Any:
         assert self._first is not None
-        data, copy = self._first(self), self._value
+        data, copy = self._first(self.type), self._value
+        self._first = None
         if copy is not None and copy._data is None and copy.type is self.type:
-            copy._data, copy._pending = data, None
+            copy._data, copy._pending, copy._recipe = data, None, None
         return data
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         other = Parameter.__new__(Parameter)
         other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
-        other.frozen, other._first, other._again = self.frozen, self._first, self._again
+        other.frozen, other._first = self.frozen, self._first
         with TURN:
-            if self._trace is None and self._again is None:
+            if self._trace is None and self._recipe is None:
                 self.stored  # noqa: B018  # here now, to be copied
             other.close(self.opened())
             if self._data is not None:  # what is donated of one is still there of the other
@@ -304,7 +304,8 @@ class Parameter(Tensor):
         if self._data is None and self._pending is not None:
             first = self._first
             assert first is not None
-            content._pending = lambda: first(content)
+            content._pending = lambda: first(content.type)
+            content._recipe = self._recipe
         content._node, content._trace = self._node, self._trace
         return content
 
@@ -313,7 +314,9 @@ class Parameter(Tensor):
         assert content._trace is None or isinstance(content._trace, Recorder)
         self._node, self._trace = content._node, content._trace
         self.type, self._data = content.type, content._data
-        if self._data is None and self._trace is None:
+        if self._data is not None:
+            self._first = self._recipe = None
+        elif self._trace is None:
             assert self._first is not None
             self._wait(self._first)
 

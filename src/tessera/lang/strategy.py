@@ -295,12 +295,12 @@ def place(
     """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `strategy` says;
     "data_parallel" stands for `dist.strategy("data_parallel")`.
 
-    A module is changed in place; other containers are returned as new ones. A weight that has no
-    values yet is made in its layout later; others are moved, also from another mesh. `kind` is
-    "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays). Raises
-    MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the rules fit
-    no weight, UsageError if there are arrays that are no batch, and no tensors, or if a batch has
-    nothing that can be laid out.
+    A module is changed in place; other containers are returned as new ones. What has no values
+    yet is made in its layout when it is read; other tensors are moved, also from another mesh.
+    `kind` is "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays).
+    Raises MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the
+    rules fit no weight, UsageError if there are arrays that are no batch, and no tensors, or if a
+    batch has nothing that can be laid out.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
     layout_rule(Combined(()), kind)  # is there such a kind?
@@ -332,6 +332,8 @@ def place(
             x.put(_laid(x, want))
         else:
             x = _laid(x, want)
+        if kind == "batch" and current() is None:
+            x.stored  # noqa: B018  # on its way to the devices while they are at work
         if type(x) is Parameter or given.home is not None:
             done[id(given)] = given, x
         have[name] = x.type

@@ -25,6 +25,7 @@ from ..core.turns import put_back
 from ..ir.graph.node import Node
 from .annotations import TensorSpec, spec_of
 from .engine import engine
+from .recipe import Recipe
 
 Scalar = int | float | bool
 Like = Union["Tensor", Scalar, "np.ndarray[Any, Any]"]  # a name in it is a string
@@ -112,6 +113,7 @@ class Tensor:
     _made: Made | None = None
     _past: Past | None = None  # what it was made of, when that was let go of (lang/tape.py)
     _pending: Callable[[], Any] | None = None
+    _recipe: Recipe | None = None  # of `_pending`, where it makes the data in any layout, ever anew
     _given: np.ndarray[Any, Any] | None = None  # integers, where they came from the host
     drawn: bool = False  # by dist.tensor: a weight, which a training step may name
     frozen: bool = False  # a parameter that is not trained
@@ -128,6 +130,10 @@ class Tensor:
     def __init__(self, data: Any, type: TensorType) -> None:
         self._data = data
         self.type = type
+
+    def wait(self, recipe: Recipe) -> None:
+        """For those who make tensors: its data come of `recipe`, in the layout that it has then."""
+        self._recipe, self._pending = recipe, lambda: recipe(self.type)
 
     def __class_getitem__(cls, items: Any) -> TensorSpec:
         return spec_of(items)
@@ -181,7 +187,7 @@ class Tensor:
             pending = self._pending  # another thread may be here, too
             if pending is not None:
                 self._data = pending()
-                self._pending = None
+                self._pending = self._recipe = None
             elif self._node is not None:
                 raise fail(
                     UsageError,
@@ -202,7 +208,11 @@ class Tensor:
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if self._trace is not None:
             return self  # it never changes
-        other = Tensor(self.copied(), self.type)
+        other = Tensor(None, self.type)
+        if self._data is None and self._recipe is not None:
+            other.wait(self._recipe)
+        else:
+            other._data = self.copied()
         if self._made is not None:
             other._made = replace(
                 self._made, op="reshape", args=(self,), attrs={"shape": self.shape}, index=0

@@ -273,7 +273,8 @@ class Module(Holder):
         """Stores all float parameters and buffers in `dtype`, rounded to it, as PyTorch's `to`.
 
         Of weights that are narrower than f32 an optimizer keeps f32 copies, so call it before
-        `Optimizer.init`. Where they lie is for `dist.place`. Raises DTypeError if `dtype` is not a
+        `Optimizer.init`. Where they lie is for `dist.place`. What is not made yet will be made in
+        `dtype`. Raises DTypeError if `dtype` is not a
         float.
 
         >>> import tessera as ts

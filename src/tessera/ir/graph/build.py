@@ -182,7 +182,7 @@ class Builder:
         """A makeable `x` made in the layout `to`: what it is made of, being smaller, moves."""
         if x.kind.creates:
             return self(x.op, *x.args, **{**x.attrs, "layout": to})
-        parts = (self.redistribute(a, _part(to, a.type), reason) for a in x.args)
+        parts = (self.redistribute(a, spread_to(to, a.type), reason) for a in x.args)
         if x.op == broadcast_to.name:
             return self(x.op, *parts, shape=to.shape, layout=to)
         return self(x.op, *parts, **x.attrs)
@@ -234,7 +234,7 @@ def _makeable(x: Node, depth: int = 3) -> bool:
     )
 
 
-def _part(to: TensorType, t: TensorType) -> TensorType:
+def spread_to(to: TensorType, t: TensorType) -> TensorType:
     """The layout of an argument of type `t` that spreads to `to`: as `to` where the dims agree."""
     extra = to.rank - t.rank
     dims = (

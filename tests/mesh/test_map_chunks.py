@@ -1,4 +1,4 @@
-"""Are random numbers in `map_chunks` those of the same function on all rows, for any blocks?"""
+"""Random numbers in `map_chunks`: those of the same function on all rows, for any blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FEW = ("elements", "rows last", "weights of as many rows as a block", "a map in 
 def values(
     x: Any, rows: int | None, run: Callable[[Rows], Rows] = ts.jit, names: Any = FUNCTIONS
 ) -> dict[str, Any]:
-    """What functions give of `x`, in blocks of `rows`, and what is drawn after them."""
+    """Results of functions on `x`, in blocks of `rows`, and what is drawn after them."""
 
     def every(x: Any) -> dict[str, Any]:
         found = {}

@@ -115,12 +115,12 @@ def strategy(mesh: dist.Mesh, zero: int, experts: int) -> Any:
     return sum(parts[1:], start=parts[0])
 
 
-def training_step(features: Any, optimizer: optim.Optimizer, plan: Any) -> Any:
+def training_step(loss_fn: Any, optimizer: optim.Optimizer, plan: Any) -> Any:
     """One step as one compiled program that changes the model and the state in place."""
 
     @ts.jit(donate=("model", "state"))
     def train_step(model: nn.GPT, state: dict[str, Any], ids: ts.Tensor, labels: ts.Tensor) -> Any:
-        loss = model.loss_of(features(model, ids), labels)
+        loss = loss_fn(model, ids, labels)
         weights = model.parameters()
         # Finished gradients lie as the plan says: whole, or split where ZeRO splits them.
         grads = ts.grad(loss, weights, layout=plan)
@@ -167,17 +167,17 @@ def train(c: SimpleNamespace, console: Console) -> None:
     model = dist.place(nn.GPT(config), plan, mesh)
     batch = on_mesh(data.batch(0))
     flops = model_flops(model.loss, *batch)
-    features: Any = nn.GPT.features
+    loss_fn: Any = nn.GPT.loss
     if "pp" in mesh:
         cut = pipeline.run(("pp",), c.schedule, c.microbatches or None, mesh=mesh)
-        features = cut(features)
+        loss_fn = cut(loss_fn)
     schedule = optim.warmup_cosine(c.lr, c.steps // 12, c.steps + 1, end=c.lr / 20, start=c.lr / 20)
     optimizer = optim.AdamW(schedule, betas=(0.9, 0.95), weight_decay=0.1)
-    train_step = training_step(features, optimizer, plan)
+    train_step = training_step(loss_fn, optimizer, plan)
     state = optimizer.init(model.parameters(), plan)
     program: Any = train_step.plan(model, state, *batch)
     if "pp" in mesh:  # now it is known where each weight is used: that is where it rests
-        model = features.place(model)
+        model = loss_fn.place(model)
         state = optimizer.init(model.parameters(), plan)
         program = train_step.plan(model, state, *batch)
 
@@ -188,12 +188,12 @@ def train(c: SimpleNamespace, console: Console) -> None:
     shown = program if "pp" in mesh else train_step.graph
     console.print(render_plan(mesh, shown, weights, held, flops), "")
     if "pp" in mesh:
-        console.print(features.plan_text(), "", highlight=False, soft_wrap=True)
-        console.print(render_pipeline(features.table), "")
+        console.print(loss_fn.plan_text(), "", highlight=False, soft_wrap=True)
+        console.print(render_pipeline(loss_fn.table), "")
 
     @ts.jit
     def validation_loss(model: nn.GPT, ids: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
-        return model.loss_of(features(model, ids), labels)
+        return loss_fn(model, ids, labels)
 
     def validate() -> float:
         return mean_loss(lambda window: validation_loss(model, *on_mesh(window)), windows)
@@ -235,7 +235,7 @@ def train(c: SimpleNamespace, console: Console) -> None:
     console.print(render_losses(losses, bits), "")
     if "pp" in mesh:  # from the stages back to the whole mesh
         model = dist.place(model, plan, mesh)
-        run.save_text("pipeline.svg", pipeline.pipeline_svg(features.table))
+        run.save_text("pipeline.svg", pipeline.pipeline_svg(loss_fn.table))
     ids = generate(
         model, text.tokenizer.encode(c.prompt), c.sample_tokens, window=c.seq, seed=c.seed,
         stop=text.tokenizer.end, mesh=mesh, cache=not (config.context or config.experts),

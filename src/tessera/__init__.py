@@ -53,7 +53,8 @@ from .lang.functions import *  # noqa: F403  # all that it lists
 from .lang.grad import grad
 from .lang.jit import jit
 from .lang.local.distribute import distribute
-from .lang.loop import map_chunks, scan
+from .lang.loop import scan
+from .lang.map_chunks import map_chunks
 from .lang.padding import Pad
 from .lang.program_cache import clear_caches, set_program_cache
 from .lang.random import seed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera.core.dtypes import uint32
 from tessera.core.errors import ShapeError
-from tessera.core.layout import plain
+from tessera.core.layout import parse_type, plain
 from tessera.core.mesh import Mesh
 from tessera.ir.graph import xp_numpy
 from tessera.ir.graph.build import Builder
@@ -101,6 +101,33 @@ def test_the_key_is_two_words() -> None:
     for bad in (plain(uint32, (3,)), plain(uint32, ())):
         with pytest.raises(ShapeError, match=r"random_bits: the key is u32\[2\]"):
             b("random_bits", b.input(bad), shape=(4,), stream=0)
+
+
+def test_a_block_of_a_draw_has_the_bits_that_its_elements_have_there() -> None:
+    whole = evaluate(bits((2, 12, 3), stream=2), [KEY])[0]
+    # 12 rows on two devices: blocks of 3 on each, in which blocks of 1 on each.
+    rows = np.arange(12).reshape(2, 2, 3)[:, 1][:, [2]].ravel()
+    mesh = Mesh.parse("dp=2")
+    for layout in (plain(uint32, (2, 2, 3), mesh), parse_type("u32[2, 2@dp, 3]", mesh)):
+        b = Builder("bits")
+        key, inner, outer = (b.input(plain(uint32, s, mesh)) for s in ((2,), (), ()))
+        made = b(
+            "random_bits", key, inner, outer, shape=(2, 2, 3), stream=2, layout=layout,
+            blocks=(1, 3, 1, 1, 2, 3),
+        )  # fmt: skip
+        graph = b.graph([made])
+        verify(graph)
+        for got in evaluate_blocks(graph, [KEY, np.uint32(2), np.uint32(1)]):
+            np.testing.assert_array_equal(got, whole[:, rows])
+        assert to_text(parse(to_text(graph))) == to_text(graph)
+
+
+def test_each_block_has_a_number() -> None:
+    b = Builder()
+    key, count = b.input(plain(uint32, (2,))), b.input(plain(uint32, (1,)))
+    for numbers in ((), (count,)):
+        with pytest.raises(ShapeError, match=r"random_bits: the number of a block is u32\[\]"):
+            b("random_bits", key, *numbers, shape=(4,), stream=0, blocks=(0, 2, 4))
 
 
 def test_cost_is_above_zero() -> None:

@@ -160,6 +160,24 @@ map_chunks: the function gives another number of rows than it is given
   fix   : it gets a block of rows: compute along the other dims, such as x.sum(-1); a function of \
 one row is ts.vmap(fn)
 """)
+row("a map over chunks that draws in a shape without a dim for the rows", ts.UsageError,
+    lambda: ts.map_chunks(lambda r: r + ts.random.uniform((r.size,)).reshape(r.shape),
+                          ts.ones((4, 3)), rows=2), """
+map_chunks: the function does not draw random numbers for each row
+  for 2 rows : of shape (6,)
+  for 4 rows : of shape (12,)
+  at         : AT
+  fix        : draw as often for any number of rows, in shapes with one dim for the rows
+""")
+row("a map over chunks that draws as often as there are rows", ts.UsageError,
+    lambda: ts.map_chunks(lambda r: r + sum(ts.random.uniform(()) for _ in range(r.shape[0])),
+                          ts.ones((4, 3)), rows=2), """
+map_chunks: the function does not draw random numbers for each row
+  for 2 rows : nothing
+  for 4 rows : of shape ()
+  at         : AT
+  fix        : draw as often for any number of rows, in shapes with one dim for the rows
+""")
 row("more than a loss without has_aux", ts.UsageError,
     lambda: ts.value_and_grad(lambda x: (ts.sum(x), 1))(ts.ones((4,))), """
 value_and_grad: the scalar of the function cannot be (<Tensor f32[]>, 1)

@@ -191,7 +191,7 @@ def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
         ),
         (
             {"microbatches": 3},
-            "features: a batch of 8 does not divide into 3 microbatches (choose a number that "
+            "loss: a batch of 8 does not divide into 3 microbatches (choose a number that "
             "divides it: microbatches=)",
         ),
         (

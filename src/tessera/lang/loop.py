@@ -1,4 +1,4 @@
-"""Loops inside a program: `scan` over a leading dim, `map_chunks` over blocks of rows.
+"""Loops inside a program: `scan` over a leading dim; `map_chunks` is one (map_chunks.py).
 
 A loop's body is recorded once. Its gradient is a second loop; `policy` says what the first keeps
 for it (passes/loops.py). Random numbers in a body are those of the same iterations written out.
@@ -7,29 +7,27 @@ for it (passes/loops.py). Random numbers in a body are those of the same iterati
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from ..core.checks import flag, one_of, whole
+from ..core.checks import flag, one_of
 from ..core.errors import ShapeError, UsageError, fail
-from ..core.layout import TensorType, dim_axes, ways, without
+from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.node import Graph, Node, input_node
 from ..ops.cast import cast as to
 from ..ops.elementwise import add
 from ..ops.redistribute import NAMES, all_reduce
 from .checks import asked_function
 from .eager import here
-from .functions import permute, relayout, reshape
+from .functions import relayout, reshape
 from .host_outputs import each_iteration
 from .operands import as_tensor, cast, emit, emit_many
 from .random import keys
 from .record import Recorder, current, recording, symbolic
 from .tensor import Tensor
-from .tree import Spec, fitted, flatten, tree_map, unflatten
+from .tree import Spec, fitted, flatten, unflatten
 
-R = TypeVar("R")
 POLICIES = ("save", "recompute", "products", "together")
 
 
@@ -62,16 +60,30 @@ def scan(
     start, carry_spec = tensors(carry)
     rows, xs_spec = flatten(xs)
     rows = [_unsplit_first(as_tensor(t)) for t in rows]
-    length = _length("scan", rows)
+    length = length_of("scan", rows)
 
     def call(c: Sequence[Tensor], x: Sequence[Tensor]) -> Any:
         return body(unflatten(carry_spec, c), unflatten(xs_spec, x))
 
     iteration = settled(name, call, carry_spec, start, rows)
+    ends, ys = finished(iteration, start, rows, length, reverse, policy)
+    return unflatten(carry_spec, ends), ys
+
+
+def finished(
+    iteration: Iteration,
+    start: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    length: int,
+    reverse: bool,
+    policy: str,
+) -> tuple[list[Tensor], Any]:
+    """(the last carry, the stacked ys) of a `scan` whose body is `iteration`; its values for the
+    host are shown."""
     ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
     for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
         here().show(output.tensors, output.act, turns=True)
-    return unflatten(carry_spec, ends), unflatten(iteration.y_spec, ys)
+    return ends, unflatten(iteration.y_spec, ys)
 
 
 def tensors(tree: Any) -> tuple[list[Tensor], Spec]:
@@ -81,7 +93,7 @@ def tensors(tree: Any) -> tuple[list[Tensor], Spec]:
     return made, flatten(unflatten(spec, made))[1]
 
 
-def _length(name: str, rows: Sequence[Tensor]) -> int:
+def length_of(name: str, rows: Sequence[Tensor]) -> int:
     """The leading length that the tensors have in common."""
     if not rows:
         fix = "give ts.arange(n) as xs for n turns"
@@ -100,7 +112,7 @@ def _length(name: str, rows: Sequence[Tensor]) -> int:
 
 
 @dataclass(frozen=True)
-class _Iteration:
+class Iteration:
     """A loop's body as it was recorded: inputs `carry` and `xs`, results `ends` and `ys`."""
 
     recorder: Recorder
@@ -136,7 +148,7 @@ def settled(
     start: Sequence[Tensor],
     rows: Sequence[Tensor],
     decides: bool = False,
-) -> _Iteration:
+) -> Iteration:
     """The body, recorded with a carry of the layout that the body gives it: a sum stays partial
     until after the loop. In a while loop the first carry `decides` whether to go on: all carries
     differ over the devices over which it does, and as it may read them, a sum stays partial only
@@ -160,7 +172,7 @@ def _recorded(
     carry_spec: Spec,
     types: Sequence[TensorType],
     rows: Sequence[Tensor],
-) -> _Iteration:
+) -> Iteration:
     """The body, recorded with a carry of these `types`."""
     r = Recorder(name, current())
     r.draws = []
@@ -179,11 +191,11 @@ def _recorded(
             "scan: the carry changes its shape, dtype or structure", ("before", "after"),
             carry_spec, carry, new_spec, ends, "return a carry like the one that came in",
         )  # fmt: skip
-    return _Iteration(r, carry, xs, ends, ys, y_spec)
+    return Iteration(r, carry, xs, ends, ys, y_spec)
 
 
 def emitted(
-    iteration: _Iteration,
+    iteration: Iteration,
     start: Sequence[Tensor],
     rows: Sequence[Tensor],
     length: int | None,
@@ -284,90 +296,3 @@ def _unsplit_first(t: Tensor) -> Tensor:
     d = t.type.dims[0]
     whole = without(d, dim_axes(d), t.type.sizes)
     return relayout(t, t.type.with_dims((whole, *t.type.dims[1:])))
-
-
-# -- blocks of rows -------------------------------------------------------------------------------
-def row_blocks(t: TensorType, rows: int) -> tuple[int, int, int]:
-    """(devices, blocks, rows a block) for dim 0 in blocks of at most `rows` on each device."""
-    run = t.digits(0)
-    split = [d for d in run if d.axes]
-    if any(d.uneven for d in run) or run[: len(split)] != split:
-        return t.shape[0], 1, 1  # no plain blocks: take everything in one
-    devices = math.prod(d.size for d in split)
-    here = t.shape[0] // devices
-    if not here:
-        return 1, 1, 0
-    size = next(n for n in range(min(rows, here), 0, -1) if here % n == 0)
-    return devices, here // size, size
-
-
-def to_blocks(x: Tensor, rows: int) -> Tensor:
-    """[T, ...] as [blocks, rows, ...], each device's rows cut in place: nothing moves."""
-    devices, blocks, size = row_blocks(x.type, rows)
-    rest = x.shape[1:]
-    x = reshape(x, (devices, blocks, size, *rest))
-    x = permute(x, 1, 0, *range(2, x.ndim))
-    return reshape(x, (blocks, devices * size, *rest))
-
-
-def from_blocks(y: Tensor, like: TensorType, rows: int) -> Tensor:
-    """The inverse of `to_blocks` for a result whose rows are those of `like`."""
-    devices, blocks, size = row_blocks(like, rows)
-    rest = y.shape[2:]
-    y = reshape(y, (blocks, devices, size, *rest))
-    y = permute(y, 1, 0, *range(2, y.ndim))
-    return reshape(y, (devices * blocks * size, *rest))
-
-
-def _alike(x: Tensor, like: TensorType) -> Tensor:
-    """`x` with its rows where those of `like` are."""
-    rows, axes = like.dims[0], dim_axes(like.dims[0])
-    if x.type.dims[0] == rows:
-        return x
-    t = x.type.on(like.mesh)
-    rest = [without(d, axes, t.sizes) for d in t.dims[1:]]
-    open_ = tuple(p for p in t.partial if p[0] not in axes)
-    return relayout(x, t.with_partial(open_).with_dims((rows, *rest)))
-
-
-def _of_rows(out: R, block: Tensor) -> R:
-    """`out`, which map_chunks gets for `block`. Raises ShapeError unless it has as many rows."""
-    for y in flatten(out)[0]:
-        shape = getattr(y, "shape", ())
-        if y is not None and tuple(shape[:1]) != block.shape[:1]:
-            raise fail(
-                ShapeError,
-                "map_chunks: the function gives another number of rows than it is given",
-                [("block", block.type), ("gives", y.type if isinstance(y, Tensor) else shape)],
-                fix="it gets a block of rows: compute along the other dims, such as x.sum(-1); a"
-                " function of one row is ts.vmap(fn)",
-            )
-    return out
-
-
-def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "recompute") -> R:
-    """`fn(*xs)` computed block by block, each of at most `rows` rows per device, to save memory.
-
-    `fn` must treat each row (each slice along dim 0) on its own, and gives a tensor of as many
-    rows, or a tree of them. All `xs` have the same number of rows; they take the layout of the one
-    whose rows are split over the most devices. `fn` takes weights from its closure. With the
-    default policy "recompute" the backward pass computes each block again, so intermediates of a
-    block are not kept; other policies are those of `ts.scan`. If one block holds all rows there is
-    no loop. Raises ShapeError if the numbers of rows differ, or `fn` gives another number of rows
-    than it is given.
-    """
-    fn = asked_function("map_chunks", "the function", fn)
-    xs = tuple(as_tensor(x) for x in xs)
-    rows = whole("map_chunks", "rows", rows, 1)
-    _length("map_chunks", xs)
-    first = max(xs, key=lambda x: ways(dim_axes(x.type.dims[0]), x.type.sizes)).type
-    xs = tuple(_alike(x, first) for x in xs)
-    if row_blocks(first, rows)[1] == 1:
-        return _of_rows(fn(*xs), xs[0])
-
-    def body(carry: Any, block: Any) -> tuple[Any, Any]:
-        return (), _of_rows(fn(*block), block[0])
-
-    _, ys = scan(body, (), tuple(to_blocks(x, rows) for x in xs), policy=policy, name="map_chunks")
-    joined: R = tree_map(lambda y: from_blocks(y, first, rows), ys)
-    return joined

@@ -24,6 +24,7 @@ from ..ops.local import as_local
 from ..ops.random import GOLDEN
 from . import functions, record
 from .checks import fitting
+from .chunk import Draw
 from .engine import engine
 from .local.view import view
 from .operands import as_tensor, emit, scalar
@@ -108,8 +109,16 @@ def laid_out(like: TensorType) -> Iterator[None]:
         _layout.reset(token)
 
 
-def _key() -> tuple[Tensor, int]:
+def _keeper() -> record.Recorder | None:
+    """The recording whose keys are drawn with here. A block of rows has those of all rows."""
     recorder = record.current()
+    while recorder is not None and recorder.chunk is not None and recorder.chunk.draws_around:
+        recorder = recorder.parent
+    return recorder
+
+
+def _key() -> tuple[Tensor, int]:
+    recorder = _keeper()
     if recorder is not None:
         return recorder.random_key()
     value = next_key()
@@ -120,7 +129,7 @@ def _key() -> tuple[Tensor, int]:
 
 def keys(count: int) -> Tensor:
     """Keys u32[count, 2], with which `count` draws are those that would follow here one by one."""
-    recorder = record.current()
+    recorder = _keeper()
     if recorder is not None and recorder.draws is not None:
         return functions.reshape(recorder.random_keys(count), (count, 2))
     key, first = _key()
@@ -133,30 +142,44 @@ def keys(count: int) -> Tensor:
     return emit("concat", *(functions.reshape(w, (count, 1)) for w in pair), dim=1)
 
 
+def _draw(recorder: record.Recorder | None, size: tuple[int, ...], like: TensorType | None) -> Draw:
+    """The draw of `size`, like a tensor of type `like`, in `recorder`."""
+    while recorder is not None and recorder.chunk is None:
+        recorder = recorder.parent
+    if recorder is not None and recorder.chunk is not None:
+        around = recorder.parent
+        return recorder.chunk.draw(size, lambda: _draw(around, size, like))
+    seen = view()
+    if seen is None or not size:
+        return Draw(size)
+    # What is like a device's own block is drawn as a block of the whole; what is like nothing has a
+    # row for each of the device's rows of the batch.
+    along = seen.draws(size[0]) if like is None else like.varying
+    return Draw(size, tuple(a for a in seen.axes if a in along))
+
+
 def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
     """Uniform u32 values; `like` gives the layout (of a tensor of this shape)."""
     size = sizes("random", shape)
     if like is not None and (not isinstance(like, TensorType) or like.shape != size):
         raise unfit("random", "like", like, f"give the type of a tensor of shape {size}: t.type")
     key, stream = _key()
-    seen = view()
-    if seen is not None and size:
-        # What is like a device's own block is drawn as a block of the whole; what is like nothing
-        # has a row for each of the device's rows of the batch.
-        along = seen.draws(size[0]) if like is None else like.varying
-        own = [a for a in seen.axes if a in along]
-        if own:
-            t = plain(uint32, size) if like is None else like.complete().with_dtype(uint32)
-            whole = seen.joined(t.on(seen.mesh), own)[0].with_varying(())
-            drawn = emit("random_bits", key, shape=whole.shape, stream=stream, layout=whole)
-            return emit("reinterpret", drawn, layout=as_local(whole, own))
+    draw = _draw(record.current(), size, like)
+    seen, given = view(), (key, *draw.numbers)
+    attrs: dict[str, Any] = {"shape": size, "stream": stream}
+    if draw.blocks:
+        attrs["blocks"] = draw.blocks
+    if seen is not None and draw.along:
+        t = plain(uint32, size) if like is None else like.complete().with_dtype(uint32)
+        whole = seen.joined(t.on(seen.mesh), draw.along)[0].with_varying(())
+        drawn = emit("random_bits", *given, **{**attrs, "shape": whole.shape, "layout": whole})
+        return emit("reinterpret", drawn, layout=as_local(whole, draw.along))
     around = _layout.get()
     if like is None and around is not None and around.shape == size:
         like = around
-    attrs: dict[str, Any] = {"shape": size, "stream": stream}
     if like is not None:
         attrs["layout"] = like.complete().with_dtype(uint32)
-    return emit("random_bits", key, **attrs)
+    return emit("random_bits", *given, **attrs)
 
 
 def uniform(

@@ -29,6 +29,7 @@ from ..ir.graph.node import Node, entered
 from ..ir.schedule.schedule import Schedule
 from ..ops.elementwise import stop_gradient
 from .changes import Box, Changes
+from .chunk import Chunk
 from .eager import EAGER, HERE, here
 from .gradients import Goal, derived
 from .host_outputs import Act, HostOutput
@@ -164,6 +165,7 @@ class Recorder:
         self.key: Node | None = None
         self.streams = 0
         self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
+        self.chunk: Chunk | None = None  # of a function that is called block by block
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self.again: dict[str, Tensor] = {}  # drawn ones that an earlier recording has met

@@ -26,7 +26,7 @@ from ..lang import functions as F
 from ..lang.custom import custom_gradient
 from ..lang.elementwise import as_float
 from ..lang.engine import engine
-from ..lang.loop import map_chunks
+from ..lang.map_chunks import map_chunks
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .at_once import scores_at_once

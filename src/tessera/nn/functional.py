@@ -21,7 +21,7 @@ from ..lang import random
 from ..lang.checks import typed
 from ..lang.elementwise import as_float
 from ..lang.index_bounds import check_ids
-from ..lang.loop import map_chunks
+from ..lang.map_chunks import map_chunks
 from ..lang.operands import as_tensor, emit
 from ..lang.shaping import dims_of
 from ..lang.tensor import Like, Tensor

@@ -14,7 +14,8 @@ from ..lang.checks import fitting, typed
 from ..lang.collectives import over_batch
 from ..lang.custom import custom_gradient
 from ..lang.index_bounds import check_ids
-from ..lang.loop import scan, to_blocks
+from ..lang.loop import scan
+from ..lang.map_chunks import to_blocks
 from ..lang.operands import as_tensor, emit, scalar
 from ..lang.tensor import Like, Tensor
 from .activations import softplus

@@ -210,9 +210,17 @@ class GPT(Module):
     ) -> Any:
         """The last hidden layer [B, S, d]; with experts, (that, the auxiliary losses [layers]).
 
-        This is the part of the model that a pipeline splits into stages. Raises ShapeError if `ids`
-        are not integers [B, S] with S at most `config.seq`.
+        Its tokens are in the order of `ids`, whatever `context` is. Raises ShapeError if `ids` are
+        not integers [B, S] with S at most `config.seq`.
         """
+        made = self._features(ids, attention_mask, position_ids)
+        x, *aux = made if isinstance(made, tuple) else (made,)
+        if self.config.context == "ring":
+            x = split_sequence(unzigzag(x, self._devices(x)), self.config.context_axis)
+        return (x, *aux) if aux else x
+
+    def _features(self, ids: Tensor, attention_mask: Like | None, position_ids: Like | None) -> Any:
+        """`features` in the order that `context` wants."""
         ids = checked_ids(ids, self.config)
         size = None if self.config.positions == "rotary" else self.config.seq
         told = said_of_tokens("GPT", ids.shape, attention_mask, position_ids, size)
@@ -326,8 +334,7 @@ class GPT(Module):
         self, ids: Tensor, attention_mask: Like | None = None, position_ids: Like | None = None
     ) -> Tensor:
         x = self.features(ids, **_given(attention_mask, position_ids))
-        y = self._logits(x[0] if isinstance(x, tuple) else x)
-        return unzigzag(y, self._devices(y)) if self.config.context == "ring" else y
+        return self._logits(x[0] if isinstance(x, tuple) else x)
 
     def loss(
         self,
@@ -342,15 +349,20 @@ class GPT(Module):
         to be -100, also with an `attention_mask`. With experts, `aux_weight` times the mean
         auxiliary loss is added.
         """
-        return self.loss_of(self.features(ids, **_given(attention_mask, position_ids)), labels)
+        own = (type(self).features, type(self).loss_of)
+        if self.config.context != "ring" or own != (GPT.features, GPT.loss_of):
+            return self.loss_of(self.features(ids, **_given(attention_mask, position_ids)), labels)
+        # A mean is the same in every order: labels are cheaper to reorder than features.
+        made = self._features(ids, attention_mask, position_ids)
+        x = made[0] if isinstance(made, tuple) else made
+        return self.loss_of(made, self._placed(as_tensor(labels), x))
 
     def loss_of(self, features: Any, labels: Tensor) -> Tensor:
         """The same loss from the result of `features`."""
         x, *aux = features if isinstance(features, tuple) else (features,)
         loss = linear_cross_entropy(
-            x, self._head(), self._placed(as_tensor(labels), x), bias=self.head_bias,
-            cap=self.config.logit_cap,
-        )  # fmt: skip
+            x, self._head(), labels, bias=self.head_bias, cap=self.config.logit_cap
+        )
         share = self.config.aux_weight
         return loss + share * F.mean(aux[0]) if aux and share else loss
 

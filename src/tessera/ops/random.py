@@ -8,6 +8,7 @@ index in the whole tensor; the key is the seed, the call and the op's own stream
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.dtypes import uint32
@@ -41,35 +42,72 @@ def threefry(xp: Any, key: tuple[Array, Array], counter: tuple[Array, Array]) ->
 
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    key = ins[0]
+    key, *numbers = ins
     if key.shape != (2,) or key.dtype is not uint32:
         raise fail(ShapeError, "random_bits: the key is u32[2]", [("key", key)], fix="see ts.seed")
-    return Inferred((key.replicated(),), (created("random_bits", uint32, attrs, key.mesh),))
+    if any(n.shape or n.dtype is not uint32 for n in numbers) or len(numbers) != len(
+        _levels(attrs)
+    ):
+        raise fail(
+            ShapeError,
+            "random_bits: the number of a block is u32[], one for each three of `blocks`",
+            [(f"number{i}", n) for i, n in enumerate(numbers)],
+            fix="see ts.map_chunks",
+        )
+    wants = tuple(t.replicated() for t in ins)
+    return Inferred(wants, (created("random_bits", uint32, attrs, key.mesh),))
 
 
-def _linear(c: Call, dims: range) -> Array:
+def _levels(attrs: Attrs) -> list[tuple[int, int, int]]:
+    """(dim, count, size) for each cut of a larger draw that this one is a part of, the last cut
+    first: into `count` blocks along `dim`, of which a run of `size` indices is in one piece."""
+    blocks = attrs.get("blocks", ())
+    return list(zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True))
+
+
+def _line(c: Call, dim: int, numbers: Sequence[Array]) -> Array:
+    """The index along `dim`, in the largest draw, of each local element."""
+    xp = c.xp
+    line = xp.cast(c.site.index(c.out, dim), uint32)
+    have = c.out.shape[dim]
+    for (d, count, size), number in zip(_levels(c.attrs), numbers, strict=True):
+        if d != dim:
+            continue
+        first = xp.mul(number, xp.full((), size, uint32))
+        if size < have:  # the runs of the blocks take turns
+            runs, line = (f(line, xp.full((), size, uint32)) for f in (xp.floordiv, xp.mod))
+            first = xp.add(first, xp.mul(runs, xp.full((), count * size, uint32)))
+        line = xp.add(line, first)
+        have *= count
+    return line
+
+
+def _linear(c: Call, dims: range, whole: Sequence[int], numbers: Sequence[Array]) -> Array:
     """The row-major index over `dims` of every local element, u32, broadcast to the block."""
     xp, t = c.xp, c.out
     total = xp.full((1,) * t.rank, 0, uint32)
     stride = 1
     for d in reversed(dims):
-        line = xp.cast(c.site.index(t, d), uint32)
+        line = _line(c, d, numbers)
         shape = tuple(c.shape[d] if i == d else 1 for i in range(t.rank))
         step = xp.mul(xp.reshape(line, shape), xp.full((), stride, uint32))
         total = xp.add(total, step)
-        stride *= t.shape[d]
+        stride *= whole[d]
     return total
 
 
-def _local(c: Call, key: Array) -> Array:
+def _local(c: Call, key: Array, *numbers: Array) -> Array:
     """32 random bits per element, from its global index as a counter (Salmon et al. 2011), the key,
     and the number of the stream."""
     xp, t = c.xp, c.out
+    whole = list(t.shape)
+    for d, count, _ in _levels(c.attrs):
+        whole[d] *= count
     # Trailing dims fill the low word; where they would overflow it, leading ones go to the high.
     cut = t.rank
-    while cut > 0 and math.prod(t.shape[cut - 1 :]) <= 2**32:
+    while cut > 0 and math.prod(whole[cut - 1 :]) <= 2**32:
         cut -= 1
-    low, high = _linear(c, range(cut, t.rank)), _linear(c, range(cut))
+    low, high = (_linear(c, d, whole, numbers) for d in (range(cut, t.rank), range(cut)))
     stream = xp.full((), (c.attrs["stream"] * GOLDEN) & 0xFFFFFFFF, uint32)
     k0 = xp.reshape(xp.slice(key, (0,), (1,), (1,)), ())
     k1 = xp.bit_xor(xp.reshape(xp.slice(key, (1,), (2,), (1,)), ()), stream)
@@ -84,7 +122,7 @@ random_bits = define(
         _local,
         flops=lambda ins, outs, attrs: 80 * outs[0].size,
         creates=True,
-        attrs="shape stream layout?",
+        attrs="shape stream layout? blocks?",
         memory="expensive",
     )
 )

@@ -24,7 +24,8 @@ from ..lang.functions import relayout
 from ..lang.grad import completed, grad, summed_in
 from ..lang.gradient_checks import need_loss
 from ..lang.local.view import View
-from ..lang.loop import row_blocks, scan, to_blocks
+from ..lang.loop import scan
+from ..lang.map_chunks import row_blocks, to_blocks
 from ..lang.operands import as_tensor, scalar
 from ..lang.parameter import trained
 from ..lang.pipelines.apart import ways_cut

@@ -31,10 +31,12 @@ EXECUTORS = ("fused", "stepped")
 class ScheduleOptions:
     """Choices about how a program is carried out. None leaves a choice to Tessera.
 
-    - `overlap`: True: a collective starts when its operand is ready and the next compute step does
-      not wait for it. False: all work waits for each collective.
+    - `overlap`: True: a collective starts when its operand is ready, and neither waits for work
+      that it does not need nor holds up work that does not need it. False: all work waits for each
+      collective.
     - `bucket_bytes`: sums over devices are combined up to this many bytes per device.
-    - `prefetch`: a split weight is gathered this many blocks of work before its use.
+    - `prefetch`: a split weight is gathered this many blocks of work before its use; with
+      `overlap`, one if it is None.
     - `microbatches`, `pipeline`: the number of microbatches of a pipeline, and whether its stages
       run as one (False: one after the other, on the whole mesh).
     - `backend`: the preferred transport.

@@ -35,11 +35,12 @@ def build_schedule(graph: Graph) -> Schedule:
     buffer = {n: i for i, n in enumerate(graph.inputs)}
     types = [n.type for n in graph.inputs]
     built: list[Step] = []
+    ahead = _one_ahead(steps)
     for k, group in enumerate(steps):
         for n in leaving[k]:
             buffer[n] = len(types)
             types.append(n.type)
-        after = (k - 1,) if o.overlap is False and k else ()
+        after = (k - 1,) if o.overlap is False and k else ahead.get(k, ())
         built.append(_step(graph, group, list(leaving[k]), buffer, after))
     if o.overlap:
         built = _in_streams(built)
@@ -107,6 +108,23 @@ def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[N
     return groups
 
 
+def _one_ahead(steps: Sequence[Sequence[Node]]) -> dict[int, tuple[int, ...]]:
+    """For each step that gathers again what was gathered before, what it waits for: the work before
+    the last such step. So one is gathered while the one before it is used, and not all at once."""
+    first = {(n.op, n.args) for s in steps for n in s if not n.attrs.get("again")}
+    found: dict[int, tuple[int, ...]] = {}
+    work = before = -1
+    for k, s in enumerate(steps):
+        if s[0].attrs.get("again") and any((n.op, n.args) in first for n in s):
+            late = work if before < 0 else before
+            if late >= 0:
+                found[k] = (late,)
+            before = work
+        elif not s[0].is_collective:
+            work = k
+    return found
+
+
 def _sides(nodes: Sequence[Node]) -> dict[Node, tuple[int, int]]:
     """For each of `nodes` that computes, the collectives and loops that it needs and those that
     need it, as bits. Where nodes of one step have the same, no step waits for what its nodes do
@@ -144,7 +162,8 @@ def _kind(n: Node, o: ScheduleOptions) -> object:
     if n.is_collective:
         t = n.args[0].type
         kind = dict(t.partial).get(n.attrs["axes"][0])
-        return (n.op, n.attrs["axes"], t.dtype, kind, n.attrs.get("order"))
+        again = n.attrs.get("again")
+        return (n.op, n.attrs["axes"], t.dtype, kind, n.attrs.get("order"), again)
     return () if o.scope_depth is None else tuple(n.scope.split("/")[: o.scope_depth])
 
 
@@ -230,6 +249,6 @@ def _in_streams(steps: Sequence[Step]) -> list[Step]:
         else:
             free = not needs[j] & ~needs[i] and not needed[i] & ~needed[j]
         if free:
-            out[i] = replace(s, after=(j,))
+            out[i] = replace(s, after=tuple(sorted({*s.after, j})))
             needs[i] |= needs[j]
     return out

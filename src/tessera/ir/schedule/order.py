@@ -13,14 +13,19 @@ from itertools import groupby
 from typing import Any
 
 from ...core.options import ScheduleOptions
-from ...ops.redistribute import all_gather
+from ...ops.redistribute import all_gather, gathers_for_use
+from ..graph.again import is_form
 from ..graph.node import Graph, Node
 
 
 def ordered(graph: Graph, o: ScheduleOptions) -> list[Node]:
     """The nodes of `graph` without its inputs, in the order in which they run under `o`."""
     nodes = [n for n in graph.nodes if n.op != "input"]
-    gathers = {n for n in nodes if n.op == all_gather.name and _source(n).op == "input"}
+    gathers = {
+        n
+        for n in nodes
+        if gathers_for_use(n) or (n.op == all_gather.name and _source(n).op == "input")
+    }
     if o.overlap:
         late = _late(nodes) - gathers
         nodes = _ahead(_early(nodes, late | gathers), late, 1)
@@ -104,21 +109,13 @@ def _ahead(nodes: Sequence[Node], chosen: Collection[Node], distance: int) -> li
 
 
 def _chain(g: Node) -> list[Node]:
-    """The silent nodes between a collective and what it sends, nearest first."""
+    """The nodes that only change the form between a collective and what it sends, nearest first."""
     found = []
     n = g.args[0]
-    while _is_silent(n):
+    while is_form(n):
         found.append(n)
         n = n.args[0]
     return found
-
-
-def _is_silent(n: Node) -> bool:
-    """Whether `n` only shows its one argument in another form: as a view, in another dtype, or a
-    part of it."""
-    kind = n.kind
-    other = kind.memory == "moves" and kind.elements in ("computed", "chosen")
-    return len(n.args) == 1 and n.op != "item" and (kind.memory == "view" or other)
 
 
 def _source(g: Node) -> Node:

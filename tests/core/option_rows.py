@@ -294,6 +294,17 @@ def planned_pipe(**chosen: Any) -> Any:
 row("schedule", lambda **k: planned(k), {"bucket_bytes": 1 << 20}, overlap=True,
     bucket_bytes=64, prefetch=1, algorithm="ring", topology="h100", comm_backend="nccl", tile=64,
     warps=4)  # fmt: skip
+
+
+def planned_at_rest(**chosen: Any) -> Any:
+    zero = dist.strategy("zero_redundancy_optimizer", stage=3)
+    w = {"up": sharded("[8, 8]"), "down": sharded("[8, 8]")}
+    with replaced(schedule=options(**chosen)):
+        plan = ts.jit(body).plan(dist.place(w, zero, w["up"].mesh), sharded("[8@dp, 8]"))
+    return plan.text.partition("\n")[2]
+
+
+row("schedule of weights at rest", planned_at_rest, reshard_after_forward=False)
 row("schedule of a pipeline", planned_pipe, {}, overlap=False, bucket_bytes=1 << 20, prefetch=1,
     algorithm="ring", microbatches=8, pipeline=False)  # fmt: skip
 row("tessera.pipeline.pipeline_table",

@@ -356,6 +356,41 @@ def test_gradients_and_activations_wait_and_the_rest_is_worked_on() -> None:
     assert unknown.activations == 16 * KIB and unknown.temporary == plan.temporary
 
 
+def planned_gpt(config: nn.GPTConfig, plan: Any, mesh: Mesh) -> tuple[Graph, dict[str, Any]]:
+    """A training step of one sequence with products in bf16, recorded, and what it holds."""
+    model = dist.place(nn.GPT(config), plan, mesh)
+    weights = model.parameters()
+    ids = dist.place(np.zeros((1, config.seq), np.int32), plan, mesh, kind="batch")
+    optimizer = optim.AdamW(0.1)
+    state = optimizer.init(weights, plan)
+
+    def step(model: Any, state: Any, ids: Any) -> Any:
+        loss = model.loss(ids, ids)
+        return optimizer.update(weights, ts.grad(loss, model.parameters(), layout=plan), state)
+
+    with ts.autocast("bf16"):
+        graph = planned(step, model, state, ids)
+    gradients = {k: plan.gradient(k, w.type) for k, w in weights.items()}
+    return graph, {"weights": weights, "gradients": gradients, "optimizer": state}
+
+
+def test_what_layers_keep_under_recomputation_are_activations() -> None:
+    """Llama 3 70B, tensor parallel: the input of each layer is kept, and gradients are stacked."""
+    layers, seq, d, hidden, tp = 80, 8192, 8192, 28672, 8
+    config = nn.GPTConfig(
+        vocab=128256, seq=seq, d=d, layers=layers, heads=64, kv_heads=8, hidden=hidden,
+        activation="swiglu", norm="rms", positions="rotary", remat=True,
+    )  # fmt: skip
+    mesh = Mesh.parse(f"tp={tp}")
+    graph, held = planned_gpt(config, dist.strategy("tensor_parallel"), mesh)
+    plan = planned_memory(graph, held)
+    inputs = layers * seq * d * 4  # the residual stream is f32
+    a_layer = d * d + 2 * d * 8 * 128 + d * d + 3 * d * hidden
+    assert inputs <= plan.activations < 1.03 * inputs
+    assert layers * a_layer * 2 // tp <= plan.gradients < 1.1 * layers * a_layer * 2 // tp
+    assert plan.working < 0.25 * inputs
+
+
 # -- pipelines ------------------------------------------------------------------------------------
 def two_stages(products: int = 3) -> tuple[Schedule, Mesh, Mesh]:
     """x on stage 0; y = x @ x ... + x there, sent to stage 1, which gives y @ y @ y + y."""
@@ -386,6 +421,27 @@ def test_each_stage_holds_its_own_buffers_and_what_its_steps_need() -> None:
     assert plans[first].rows == {"weights": 16 * KIB, "temporaries": 32 * KIB}
     # Stage 1: nothing is given to it; y there, the result, where one product lies, and the other.
     assert plans[second].rows == {"results": 16 * KIB, "temporaries": 32 * KIB}
+
+
+def test_what_a_stage_keeps_for_the_way_back_are_activations() -> None:
+    x = parse_type("f32[64, 64]")
+
+    def there(x: ts.Tensor, w: ts.Tensor) -> Any:
+        return ts.scan(lambda h, _: (ts.tanh(h @ w), h), x, ts.zeros((7,)))
+
+    def back(g: ts.Tensor, w: ts.Tensor, kept: ts.Tensor) -> ts.Tensor:
+        return ts.scan(lambda g, h: ((g * h) @ w, ()), g, kept)[0].sum()
+
+    kept = parse_type("f32[7, 64, 64]")
+    steps = (
+        Compute((0, 1), (2, 3), ts.graph.trace(there, x, x)),
+        Compute((2, 1, 3), (4,), ts.graph.trace(back, x, x, kept)),
+    )
+    schedule = Schedule("f", None, (x, x, x, kept, parse_type("f32[]")), (0, 1), (4,), steps)
+    # It is read where the loop runs, one row after the other.
+    at_end = stage_plans(replace(schedule, mesh=Mesh.parse("dp=1")), {"weights": [x]})
+    (plan,) = at_end.values()
+    assert plan.activations == 7 * 16 * KIB
 
 
 def test_a_result_in_the_place_of_what_was_given_up_adds_nothing() -> None:

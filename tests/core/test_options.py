@@ -53,6 +53,7 @@ CHOICES = st.builds(
     overlap=maybe(st.booleans()),
     bucket_bytes=maybe(st.integers(1, 1 << 30)),
     prefetch=maybe(st.integers(0, 3)),
+    reshard_after_forward=maybe(st.booleans()),
     microbatches=maybe(st.integers(1, 64)),
     pipeline=maybe(st.booleans()),
     backend=maybe(st.sampled_from(["nccl", "auto"])),

@@ -20,9 +20,11 @@ from tessera.core.options import PLAIN, ProgramOptions, ScheduleOptions
 from tessera.ir.schedule.schedule import Schedule
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.lower import lower
+from tessera.runtime.stepped import Stepped
 from tests.cases import LONG
 from tests.compilations import compilations
 from tests.core.scheduled import scheduled
+from tests.core.test_overlap import schedules
 from tests.core.test_schedule import GRAPHS, MESH, OPTIONS, looped, step, types
 from tests.issued import compiled_collectives, planned
 
@@ -64,6 +66,20 @@ def test_fused_and_stepped_agree_under_all_options(o: Any) -> None:
         for k, g in grads.items():
             np.testing.assert_allclose(others[k].numpy(), g.numpy(), rtol=1e-5, atol=1e-6)
             assert others[k].type is g.type
+
+
+@pytest.mark.parametrize("name", ["experts, buckets=4, trains=True", "ring, cp=4, trains=True"])
+def test_overlap_changes_no_result(name: str) -> None:
+    plain, early = schedules(name)
+    rng = np.random.default_rng(6)
+    args = [
+        jax.device_put(rng.normal(size=x.shape).astype(np.float32), x.sharding)
+        for x in abstract(plain)
+    ]
+    want = lower(plain)(*args)
+    for found in (lower(early)(*args), Stepped(early)(*args)):
+        for a, b in zip(found, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_loops_with_collectives_step_by_step() -> None:

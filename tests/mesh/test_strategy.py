@@ -90,8 +90,9 @@ STAGES = [
     (2, None, [*SCATTERS, *GATHERS, LOSS]),
     # The norm of split gradients is one more sum of one number.
     (2, 0.5, [*SCATTERS, *GATHERS, LOSS, LOSS]),
-    (3, None, [*GATHERS, *SCATTERS, LOSS]),
-    (3, 0.5, [*GATHERS, *SCATTERS, LOSS, LOSS]),
+    # The gradient gathers the second matrix again, and does not read the first.
+    (3, None, [*GATHERS, GATHERS[1], *SCATTERS, LOSS]),
+    (3, 0.5, [*GATHERS, GATHERS[1], *SCATTERS, LOSS, LOSS]),
 ]
 
 

@@ -31,10 +31,15 @@ EXECUTORS = ("fused", "stepped")
 class ScheduleOptions:
     """Choices about how a program is carried out. None leaves a choice to Tessera.
 
-    - `overlap`: True: a collective starts when its operand is ready and the next compute step does
-      not wait for it. False: all work waits for each collective.
+    - `overlap`: True: a collective starts when its operand is ready, and neither waits for work
+      that it does not need nor holds up work that does not need it. False: all work waits for each
+      collective.
     - `bucket_bytes`: sums over devices are combined up to this many bytes per device.
-    - `prefetch`: a split weight is gathered this many blocks of work before its use.
+    - `prefetch`: a split weight is gathered this many blocks of work before its use; with
+      `overlap`, one if it is None.
+    - `reshard_after_forward`: a weight that is split between its uses is not kept whole from the
+      forward to the backward pass, but gathered again there (also if it is None). False: it is
+      kept, as it is in a pipeline.
     - `microbatches`, `pipeline`: the number of microbatches of a pipeline, and whether its stages
       run as one (False: one after the other, on the whole mesh).
     - `backend`: the preferred transport.
@@ -50,6 +55,7 @@ class ScheduleOptions:
     overlap: bool | None = None
     bucket_bytes: int | None = None
     prefetch: int | None = None
+    reshard_after_forward: bool | None = None
     microbatches: int | None = None
     pipeline: bool | None = None
     backend: str | None = None

@@ -169,15 +169,48 @@ class Liveness:
     def peak(self) -> int:
         return max(self.needs, default=0)
 
-    def at_peak(self) -> tuple[list[Node], list[Node]]:
-        """The buffers that are there at the peak: (those that wait, those that are worked on)."""
+    def waiting(self) -> list[tuple[TensorType, int, bool]]:
+        """(type, bytes, whether a loop made it) of the values that wait for a later reader at the
+        peak: also what the loop that runs then reads row by row or stacks up, and what a later
+        loop will stack up."""
         if not self.held:
-            return [], []
+            return []
         i = self.needs.index(self.peak)
-        here = [n for n, (a, b) in self.spans.items() if a <= i <= b and self.bytes_of[n]]
-        busy = {self.held[i], *self._reads[i]}
-        # What a loop will stack up is not worked on before the loop.
-        return [n for n in here if n not in busy], [n for n in here if n in busy]
+        running, busy = self.held[i], {self.held[i], *self._reads[i]}
+        stacks: tuple[TensorType, ...] = ()
+        if running.op == "scan":
+            own = running.attrs["consts"] + running.attrs["carries"]
+            args = self.program.args[running]
+            busy -= self._sources(args[own:]) - self._sources(args[:own])
+            stacks = running.types[running.attrs["carries"] :]
+        found: list[tuple[TensorType, int, bool]] = []
+        for n, (first, last) in self.spans.items():
+            if first <= i <= last and self.bytes_of[n]:
+                types = n.types if n not in busy else stacks if n is running else ()
+                wide = self.bytes_of[n] // _bytes(n)
+                found += [(t, t.local_bytes * wide, n.op == "scan") for t in types]
+        return found
+
+
+def by_rows(graph: Graph) -> set[Node]:
+    """The inputs and outputs of `graph` that a loop reads row by row or stacks up."""
+    found: set[Node] = set()
+    for n in graph.nodes:
+        if n.op == "scan":
+            found.update(map(_seen, n.args[n.attrs["consts"] + n.attrs["carries"] :]))
+    for n in graph.outputs:
+        item = _seen(n)
+        loop = item.args[0] if item.op == "item" else item
+        if loop.op == "scan" and item.attrs["index"] >= loop.attrs["carries"]:
+            found.add(n)
+    return found
+
+
+def _seen(n: Node) -> Node:
+    """What `n` shows as a view."""
+    while n.op != "item" and n.kind.memory == "view":
+        n = n.args[0]
+    return n
 
 
 def body_bytes(body: Graph, widens: bool) -> int:

@@ -30,7 +30,7 @@ from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, need_graph
 from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.schedule import Schedule, Send, Step, need_schedule
-from .liveness import Liveness
+from .liveness import Liveness, by_rows
 from .program import of_graph, of_schedule
 
 Held = Mapping[str, Iterable[TensorType]]
@@ -114,10 +114,7 @@ def memory_plan(
         else:
             results += n.type.local_bytes
     live = Liveness(p, widens, fresh=not donated)
-    known = _Gradients(gradients)
-    waiting = live.at_peak()[0]
-    mine = sum(t.local_bytes for n in waiting for t in n.types if known.take(t))
-    rest = sum(live.bytes_of[n] for n in waiting) - mine
+    mine, rest = _Gradients(gradients).apart(live.waiting())
     return MemoryPlan(rows, batch, results, mine, rest, live.peak - mine - rest)
 
 
@@ -162,10 +159,22 @@ class _Gradients:
         self.types = list(types)
         self.left = [t.size for t in self.types]  # elements that were not found yet
 
-    def take(self, t: TensorType) -> bool:
-        """Whether a value of type `t` is one of them."""
+    def apart(self, values: Iterable[tuple[TensorType, int, bool]]) -> tuple[int, int]:
+        """The bytes of `values`, as `Liveness.waiting` gives them: (of gradients, of others)."""
+        mine = rest = 0
+        for t, size, of_loop in values:
+            if self.take(t, of_loop):
+                mine += size
+            else:
+                rest += size
+        return mine, rest
+
+    def take(self, t: TensorType, of_loop: bool = False) -> bool:
+        """Whether a value of type `t` is one of them. A loop stacks them up in the dtype in which
+        they are computed."""
         for i, g in enumerate(self.types):
-            fits = t.dtype is g.dtype and t.rank > 0 and t.shape in (g.shape, g.shape[1:])
+            same = t.dtype is g.dtype or (of_loop and t.dtype.is_float)
+            fits = same and t.rank > 0 and t.shape in (g.shape, g.shape[1:])
             if fits and self.left[i] >= t.size:
                 self.left[i] -= t.size
                 return True
@@ -203,7 +212,7 @@ def stage_plans(
         s.graph: {s.graph.outputs[w] for w in pairs.values()}
         for s, pairs in zip(schedule.steps, donation_aliases(schedule), strict=True)
     }
-    inside = {g: Liveness(of_graph(g), widens, True, reuse=r).peak for g, r in reuse.items()}
+    inside = {g: Liveness(of_graph(g), widens, True, reuse=r) for g, r in reuse.items()}
     homes = _homes(schedule)
     return {m: _stage_plan(schedule, m, homes, inside, held, gradients) for m in slices}
 
@@ -222,7 +231,7 @@ def _stage_plan(
     schedule: Schedule,
     mesh: Mesh,
     homes: list[Mesh | None],
-    inside: Mapping[Graph, int],
+    inside: Mapping[Graph, Liveness],
     held: Held,
     gradients: list[TensorType],
 ) -> MemoryPlan:
@@ -242,10 +251,13 @@ def _stage_plan(
     now = 0
     for i, step in enumerate(schedule.steps):
         now += change[i]
-        own = inside[step.graph] if _runs_on(step, mesh, schedule.mesh) else 0
+        own = inside[step.graph].peak if _runs_on(step, mesh, schedule.mesh) else 0
         best = max(best, (now + own, -i, own))
     at, own = -best[1], best[2]
-    busy = {*schedule.steps[at].reads, *schedule.steps[at].writes}
+    step = schedule.steps[at]
+    ends = zip((*step.reads, *step.writes), (*step.graph.inputs, *step.graph.outputs), strict=True)
+    kept = by_rows(step.graph)
+    busy = {b for b, n in ends if n not in kept}
     known = _Gradients(gradients)
     sizes = dict.fromkeys(("results", "gradients", "activations"), 0)
     working = own
@@ -261,6 +273,11 @@ def _stage_plan(
             working += size
         else:
             sizes["activations"] += size
+    if own:
+        mine, rest = known.apart(inside[step.graph].waiting())
+        sizes["gradients"] += mine
+        sizes["activations"] += rest
+        working -= mine + rest
     return MemoryPlan(
         rows, batch, sizes["results"], sizes["gradients"], sizes["activations"], working
     )

@@ -20,7 +20,7 @@ from .record import Recorder, current
 # Choices that are read while a function is recorded; all others are settled when that begins.
 READ_LATE = ("pipeline", "microbatches", "backend", "epoch")
 # Choices of when collectives run.
-WHEN = ("overlap", "bucket_bytes", "prefetch")
+WHEN = ("overlap", "bucket_bytes", "prefetch", "reshard_after_forward")
 
 
 def made(options: ScheduleOptions) -> dict[str, Any]:
@@ -94,6 +94,13 @@ class Chosen:
                 f"the pipeline was made with its own: {table}",
                 means="the number of parts of a batch",
                 fix="leave microbatches= out where the pipeline is made, or here",
+            )
+        if o.reshard_after_forward and table:
+            warn_no_effect(
+                "schedule: reshard_after_forward=True",
+                "the microbatches of a pipeline share the weights that are gathered",
+                means="a weight is gathered again for the backward pass",
+                fix="leave it out",
             )
         if o.measure and (cut or table):
             warn_no_effect(

@@ -148,12 +148,14 @@ def options(
     microbatches: int | None = None,
     bucket_bytes: int | None = None,
     prefetch: int | None = None,
+    reshard_after_forward: bool | None = None,
     algorithm: str | dict[str, str] | None = None,
     topology: Topology | str | None = None,
     measure: bool | None = None,
 ) -> ScheduleOptions:
     """The choices as a `ScheduleOptions`. Raises UsageError if a choice has a wrong value."""
-    switches = {"pipeline": pipeline, "overlap": overlap, "measure": measure}
+    switches = {"pipeline": pipeline, "overlap": overlap, "measure": measure,
+                "reshard_after_forward": reshard_after_forward}  # fmt: skip
     for name, on in switches.items():
         if on is not None:
             flag("schedule", name, on)
@@ -187,6 +189,7 @@ def options(
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         prefetch=prefetch,
+        reshard_after_forward=reshard_after_forward,
         microbatches=microbatches,
         pipeline=pipeline,
         backend=comm_backend,
@@ -199,12 +202,12 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
     """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function under these choices.
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
-    `microbatches`, `bucket_bytes`, `prefetch`, `algorithm`, `topology` and `measure` (see
-    ScheduleOptions) go with them. With `measure`, `.ways` are those that were timed. The result
-    is what `ts.jit` gives, the same above `@ts.jit` and below it: `.schedule` is the Schedule of
-    its last recording. A training step remains one. A choice about what the function does not have,
-    such as a pipeline, gives an OptionWarning; so does one that is settled before, where another
-    recorded function calls this one.
+    `microbatches`, `bucket_bytes`, `prefetch`, `reshard_after_forward`, `algorithm`, `topology` and
+    `measure` (see ScheduleOptions) go with them. With `measure`, `.ways` are those that were timed.
+    The result is what `ts.jit` gives, the same above `@ts.jit` and below it: `.schedule` is the
+    Schedule of its last recording. A training step remains one. A choice about what the function
+    does not have, such as a pipeline, gives an OptionWarning; so does one that is settled before,
+    where another recorded function calls this one.
     """
     unknown = [k for k in choices if k not in inspect.signature(options).parameters]
     if more or unknown:

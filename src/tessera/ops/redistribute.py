@@ -240,7 +240,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     src, out = n.args[0].type, n.type
     gone = [a for a in src.split_axes if a not in out.split_axes]
     exact = b.options.mesh_invariant
-    rested = bool(gone) and set(gone) <= {*src.rest}
+    rested = _rested(src, out)
     if exact and rested:
         # What only rested so is whole for the program: its gradient goes the way that it would go
         # had it been whole from the start, and is brought to its layout at the end.
@@ -254,6 +254,17 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         bring = b.summed if rested or _is_given(n.args[0]) else b.redistribute
         return [bring(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")]
     return [g]
+
+
+def _rested(src: TensorType, out: TensorType) -> bool:
+    """Whether `src` is split as `out` is but for axes over which it only rests."""
+    gone = {a for a in src.split_axes if a not in out.split_axes}
+    return bool(gone) and gone <= {*src.rest}
+
+
+def gathers_for_use(n: Any) -> bool:
+    """Whether the node `n` puts together what lies split between its uses, as in ZeRO-3."""
+    return bool(n.op == all_gather.name) and _rested(n.args[0].type, n.type)
 
 
 def _is_given(n: Any) -> bool:
@@ -285,9 +296,17 @@ def _as_sent(split: TensorType, whole: TensorType, dim: int, axes: Sequence[str]
 
 
 all_gather = define(
-    Op("all_gather", _all_gather, _gather_local, _grad, flops=_free, attrs="axes dim algorithm?",
-       elements="moved", scratch=_gather_scratch)
-)  # fmt: skip
+    Op(
+        "all_gather",
+        _all_gather,
+        _gather_local,
+        _grad,
+        flops=_free,
+        attrs="axes dim algorithm? again?",  # again: for the backward pass
+        elements="moved",
+        scratch=_gather_scratch,
+    )
+)
 all_reduce = define(
     Op("all_reduce", _all_reduce, _reduce_local, _grad, flops=_free, attrs="axes algorithm? order?",
        elements="moved", invariance="sums")

@@ -11,6 +11,7 @@ all the same, where computing them is expensive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ..core.dtypes import f32, promote
 from ..core.errors import GraphError, fail
@@ -67,10 +68,12 @@ def _is_float(n: Node) -> bool:
 
 
 def resume(body: Graph, around: Builder) -> Builder:
-    """A builder that goes on where `body`, of a loop or a branch in `around`, ended."""
+    """A builder that goes on where `body`, of a loop or a branch in `around`, ended, and computes
+    it again."""
     b = Builder(body.name, around.options, around.strict, around.ordered)
     b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
     b.reduce_dtype = around.reduce_dtype
+    b.gathers_again = False
     return b
 
 
@@ -114,8 +117,8 @@ def _together(
     ]
     heads, tails = body.inputs[: consts + carries], body.inputs[consts + carries :]
     graph = inner.graph(outs).part([*heads, *sums.values(), *tails], outs)
-    made = b(
-        "scan",
+    made = _forward(
+        b,
         *node.args[: consts + carries],
         *(zeros(b, s.type) for s in sums.values()),
         *node.args[consts + carries :],
@@ -123,7 +126,6 @@ def _together(
     )
     for k in range(len(node.types)):
         _stand_in(b, node, k, b("item", made, index=k + (len(sums) if k >= carries else 0)))
-    _is_forward(b, made)
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate(sums, carries):
         total = b("item", made, index=k)
@@ -146,11 +148,13 @@ def _stand_in(b: Builder, old: Node, index: int, new: Node) -> None:
             b.origins.pop(new, None)
 
 
-def _is_forward(b: Builder, loop: Node) -> None:
-    """Notes that `loop`, made while a gradient is, belongs to the forward pass: what follows is the
+def _forward(b: Builder, *args: Node, **attrs: Any) -> Node:
+    """A loop that belongs to the forward pass, made while a gradient is; what follows is the
     gradient of it."""
-    b.origins.pop(loop, None)
-    b.origin = loop if b.origin is not None else None
+    before, b.origin = b.origin, None
+    loop = b("scan", *args, **attrs)
+    b.origin = loop if before is not None else None
+    return loop
 
 
 def _backwards(
@@ -166,6 +170,7 @@ def _backwards(
     consts, carries = attrs["consts"], attrs["carries"]
     first_x = consts + carries
     inner = resume(body, b)
+    inner.gathers_again = b.gathers_again and attrs["policy"] == "save"
     # What comes back: the carries' gradients go round, those of stacked results come iteration by
     # iteration.
     g_carry = {
@@ -212,9 +217,11 @@ def _backwards(
     run = node
     if saved:
         forward = whole.part(body.inputs, [*ends, *saved])
-        run = b("scan", *node.args, **{**attrs, "body": forward})
-        if b.replaced.setdefault(node, run) is run:
-            _is_forward(b, run)
+        told = {**attrs, "body": forward}
+        if node in b.replaced:
+            run = b("scan", *node.args, **told)
+        else:
+            run = b.replaced[node] = _forward(b, *node.args, **told)
     starts = [
         zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
         for i, n in g_carry.items()

@@ -29,6 +29,14 @@ def free_nodes(nodes: Iterable[Node]) -> frozenset[Node]:
     return frozenset(found)
 
 
+def is_form(n: Node) -> bool:
+    """Whether `n` only shows its one argument in another form: as a view, in another dtype, or a
+    part of it."""
+    kind = n.kind
+    other = kind.memory == "moves" and kind.elements in ("computed", "chosen")
+    return len(n.args) == 1 and n.op != "item" and (kind.memory == "view" or other)
+
+
 def kept(
     wanted: Iterable[Node], own: Container[Node], given: Container[Node]
 ) -> tuple[frozenset[Node], frozenset[Node]]:
@@ -69,6 +77,8 @@ def kept(
 def _follows(n: Node) -> bool:
     """Whether `n` is computed from its arguments at little cost wherever it is read."""
     kind = n.kind
+    if n.attrs.get("again"):
+        return True
     if len(n.types) > 1 or kind.bodies or not kind.pure or n.is_collective:
         return False
     ins = tuple(a.type for a in n.args if len(a.types) == 1)

@@ -14,7 +14,8 @@ from ...core.reshard import steps_between
 from ...ops.cast import narrowed, rounded
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
-from ...ops.redistribute import NAMES, step_attrs
+from ...ops.redistribute import NAMES, gathers_for_use, step_attrs
+from .again import is_form
 from .node import NO_ATTRS, Graph, Node, copied, input_node
 
 
@@ -44,9 +45,11 @@ class Builder:
         self.constants: Set[Node] = set()  # by which no gradient flows, now
         self.origins: dict[Node, Node] = {}  # of nodes of gradients: what they are the gradient of
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
+        self.gathers_again = options.schedule.reshard_after_forward is not False
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
         self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
         self._moved: dict[tuple[Node, TensorType, bool, bool], Node] = {}
+        self._gathered: dict[Node, Node] = {}  # weights, for the forward and the backward pass
 
     @contextmanager
     def at(self, loc: str | None, scope: str) -> Iterator[None]:
@@ -97,10 +100,32 @@ class Builder:
         return bool(to.rest) and self.options.mesh_invariant and x.op == broadcast_to.name
 
     def _add(self, node: Node) -> Node:
-        self.nodes.append(node)
         if self.origin is not None:
+            if self.gathers_again:
+                node = node.with_args(tuple(map(self._again, node.args)))
             self.origins[node] = self.origin
+        self.nodes.append(node)
         return node
+
+    def _again(self, n: Node) -> Node:
+        """`n` as a gradient reads it: a matrix at rest that was gathered for the forward pass is
+        gathered again, so that nobody keeps it whole. Vectors, such as those of norms, are small:
+        they stay."""
+        if n in self.origins:
+            return n
+        if n not in self._gathered:
+            new = n
+            if gathers_for_use(n) and n.note and n.type.rank > 1:
+                attrs, why = {**n.attrs, "again": True}, "again for the gradient"
+                new = Node(n.op, n.args, n.types, attrs, n.loc, n.scope, why)
+            elif is_form(n):
+                new = n.with_args((self._again(n.args[0]),))
+            if new is not n:
+                assert self.origin is not None
+                self.nodes.append(new)
+                self.origins[new] = self.origin
+            self._gathered[n] = new
+        return self._gathered[n]
 
     def _insert(self, x: Node, want: TensorType, op: str) -> Node:
         if self.strict and any(s.wire_bytes for s in steps_between(x.type, want)):

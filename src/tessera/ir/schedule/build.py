@@ -1,29 +1,28 @@
 """How does a graph become a schedule? Its nodes in order, cut into steps at the collectives.
 
-Without options the order is the graph's. With `overlap` a collective comes as soon as its operand
-is there; with `overlap=False` everything waits for it. Sums that may wait for each other form
-buckets; gathers of weights move ahead of their use by `prefetch` blocks of work. The body of a loop
-that has collectives becomes a schedule of its own, by the same options.
+Without options neighbours that compute are one step, and nothing waits but for what it reads. With
+`overlap` a step computes only what needs the same collectives and is needed by the same ones, so no
+collective waits for work that it does not need; with `overlap=False` everything waits for each
+collective. The body of a loop that has collectives becomes a schedule of its own, by the same
+options. order.py has the order of the nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
-from typing import Any
 
 from ...core.options import ScheduleOptions
-from ...ops.redistribute import all_gather
 from ..graph.again import is_free
 from ..graph.node import Graph, Node, input_node
+from .order import ordered
 from .schedule import Collective, Compute, Loop, Region, Schedule, Step
 
 
 def build_schedule(graph: Graph) -> Schedule:
     """The schedule of `graph` under its options."""
     o = graph.options.schedule
-    steps = _cut(_order(graph, o), graph, o)
+    steps = _cut(ordered(graph, o), graph, o)
     made = {n: k for k, group in enumerate(steps) for n in group}
     leaving: list[dict[Node, None]] = [{} for _ in steps]
     for k, group in enumerate(steps):
@@ -36,12 +35,15 @@ def build_schedule(graph: Graph) -> Schedule:
     buffer = {n: i for i, n in enumerate(graph.inputs)}
     types = [n.type for n in graph.inputs]
     built: list[Step] = []
+    ahead = _one_ahead(steps)
     for k, group in enumerate(steps):
         for n in leaving[k]:
             buffer[n] = len(types)
             types.append(n.type)
-        after = _after(built, group, o)
+        after = (k - 1,) if o.overlap is False and k else ahead.get(k, ())
         built.append(_step(graph, group, list(leaving[k]), buffer, after))
+    if o.overlap:
+        built = _in_streams(built)
     return Schedule(
         graph.name,
         graph.mesh,
@@ -77,23 +79,68 @@ def is_loop(n: Node) -> bool:
 # -- the steps ------------------------------------------------------------------------------------
 def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[Node]]:
     """The nodes of each step. What picks one result of several stays with its node."""
+    nodes = list(_needed(nodes, set(graph.outputs)))
+    sides = _sides(nodes) if o.overlap else {}
     groups: list[list[Node]] = []
-    last: object = None
+    last: dict[object, int] = {}  # by kind, its last step since a collective or a loop
     made: dict[Node, int] = {}
-    for n in _needed(nodes, set(graph.outputs)):
+    for n in nodes:
         if n.op == "item":
             made[n] = made[n.args[0]]
             groups[made[n]].append(n)
             continue
-        kind = _kind(n, o)
-        joins = bool(groups) and last == kind and kind is not None
-        if joins and n.is_collective:
-            joins = _fits(groups[-1], n, o)
+        kind = (_kind(n, o), sides.get(n))
+        at = last.get(kind, -1)
+        joins = 0 <= at == len(groups) - 1 and not is_loop(n)
+        if n.is_collective:
+            joins = joins and _fits(groups[at], n, o)
+        elif sides and at >= 0 and not is_loop(n):  # within one run of computing, neighbours or not
+            joins = all(made.get(a, -1) <= at for a in n.args)
         if not joins:
             groups.append([])
-        groups[-1].append(n)
-        made[n], last = len(groups) - 1, kind
+            at = len(groups) - 1
+        groups[at].append(n)
+        made[n] = at
+        if n.is_collective or is_loop(n):
+            last.clear()
+        if not is_loop(n):
+            last[kind] = at
     return groups
+
+
+def _one_ahead(steps: Sequence[Sequence[Node]]) -> dict[int, tuple[int, ...]]:
+    """For each step that gathers again what was gathered before, what it waits for: the work before
+    the last such step. So one is gathered while the one before it is used, and not all at once."""
+    first = {(n.op, n.args) for s in steps for n in s if not n.attrs.get("again")}
+    found: dict[int, tuple[int, ...]] = {}
+    work = before = -1
+    for k, s in enumerate(steps):
+        if s[0].attrs.get("again") and any((n.op, n.args) in first for n in s):
+            late = work if before < 0 else before
+            if late >= 0:
+                found[k] = (late,)
+            before = work
+        elif not s[0].is_collective:
+            work = k
+    return found
+
+
+def _sides(nodes: Sequence[Node]) -> dict[Node, tuple[int, int]]:
+    """For each of `nodes` that computes, the collectives and loops that it needs and those that
+    need it, as bits. Where nodes of one step have the same, no step waits for what its nodes do
+    not need."""
+    before, behind = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, 0)
+    own: dict[Node, int] = {}
+    for n in nodes:
+        for a in n.args:
+            before[n] |= before.get(a, 0) | own.get(a, 0)
+        if n.is_collective or is_loop(n):
+            own[n] = 1 << len(own)
+    for n in reversed(nodes):
+        for a in n.args:
+            if a in behind:
+                behind[a] |= behind[n] | own.get(n, 0)
+    return {n: (before[n], behind[n]) for n in nodes if n not in own}
 
 
 def _needed(nodes: Iterable[Node], given: set[Node]) -> Iterator[Node]:
@@ -111,13 +158,12 @@ def _needed(nodes: Iterable[Node], given: set[Node]) -> Iterator[Node]:
 
 
 def _kind(n: Node, o: ScheduleOptions) -> object:
-    """What neighbours must share to be one step; None for what is always a step of its own."""
+    """What nodes must share to be one step."""
     if n.is_collective:
         t = n.args[0].type
         kind = dict(t.partial).get(n.attrs["axes"][0])
-        return (n.op, n.attrs["axes"], t.dtype, kind, n.attrs.get("order"))
-    if is_loop(n):
-        return None
+        again = n.attrs.get("again")
+        return (n.op, n.attrs["axes"], t.dtype, kind, n.attrs.get("order"), again)
     return () if o.scope_depth is None else tuple(n.scope.split("/")[: o.scope_depth])
 
 
@@ -174,136 +220,35 @@ def _step(
     return kind(tuple(reads), writes, graph, after=after)
 
 
-def _after(steps: Sequence[Step], group: Sequence[Node], o: ScheduleOptions) -> tuple[int, ...]:
-    """What a step that comes after `steps` must wait for by the options, besides its buffers."""
-    if o.overlap is None or not steps:
-        return ()
-    if not o.overlap:
-        return (len(steps) - 1,)
-    # One stream of collectives, in this order; compute goes on beside it.
-    if group[0].is_collective:
-        return tuple(i for i, s in enumerate(steps) if isinstance(s, Collective))[-1:]
-    return ()
-
-
-# -- the order ------------------------------------------------------------------------------------
-def _order(graph: Graph, o: ScheduleOptions) -> list[Node]:
-    nodes = [n for n in graph.nodes if n.op != "input"]
-    if o.overlap:
-        nodes = _early(nodes)
-    if o.prefetch is not None:
-        nodes = _ahead(nodes, o.prefetch)
-    return _bucketed(nodes, o.bucket_bytes) if o.bucket_bytes else nodes
-
-
-def _early(nodes: Sequence[Node]) -> list[Node]:
-    """Each collective right behind its operand."""
-    here = set(nodes)
-    follow: dict[Node | None, list[Node]] = {}
-    for n in nodes:
-        if n.is_collective:
-            follow.setdefault(n.args[0] if n.args[0] in here else None, []).append(n)
-    out: list[Node] = []
-
-    def put(n: Node) -> None:
-        out.append(n)
-        for m in follow.get(n, ()):
-            put(m)
-
-    for m in follow.get(None, ()):
-        put(m)
-    for n in nodes:
-        if not n.is_collective:
-            put(n)
-    return out
-
-
-def _ahead(nodes: Sequence[Node], distance: int) -> list[Node]:
-    """The gathers of weights, each `distance` blocks of work before its use. A block begins where
-    a gathered weight is first used."""
-    gathers = {n for n in nodes if n.op == all_gather.name and _source(n).op == "input"}
-    moved = gathers | {m for g in gathers for m in _chain(g)}
-    work = [n for n in nodes if n not in moved]
-    use: dict[Node, int] = {}
-    for i, n in enumerate(work):
-        for a in n.args:
-            if a in moved:
-                use.setdefault(a, i)
-    starts = sorted({use[g] for g in gathers if g in use})
-    put: dict[int, list[Node]] = {}
-    for g in sorted((g for g in gathers if g in use), key=lambda g: use[g]):
-        block = starts.index(use[g])
-        put.setdefault(starts[block - distance] if block >= distance else 0, []).append(g)
-    out: list[Node] = []
-    done: set[Node] = set()
-
-    def place(g: Node) -> None:
-        for m in (*reversed(_chain(g)), g):
-            if m not in done:
-                done.add(m)
-                out.append(m)
-
-    for i, n in enumerate(work):
-        for g in put.get(i, ()):
-            place(g)
-        for a in n.args:  # a weight that is used as it is, beside its gather
-            if a in moved and a not in done:
-                place(a)
-        out.append(n)
-    for n in nodes:
-        if n in moved and n not in done:
-            place(n)
-    return out
-
-
-def _chain(g: Node) -> list[Node]:
-    """The silent nodes between a gather and what it gathers, nearest first."""
-    found = []
-    n = g.args[0] if g.op == all_gather.name else g
-    while _is_silent(n):
-        found.append(n)
-        n = n.args[0]
-    return [n for n in found if n is not g]
-
-
-def _is_silent(n: Node) -> bool:
-    """Whether `n` only shows its one argument in another form: as a view, or in another dtype."""
-    kind = n.kind
-    casts = kind.memory == "moves" and kind.elements == "computed"
-    return len(n.args) == 1 and n.op != "item" and (kind.memory == "view" or casts)
-
-
-def _source(g: Node) -> Node:
-    chain = _chain(g)
-    return chain[-1].args[0] if chain else g.args[0]
-
-
-def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
-    """Sums held back until `most` bytes are together or one of them is needed."""
-    out: list[Node] = []
-    held: list[Node] = []
-
-    def alike(n: Node) -> tuple[Any, ...]:
-        return n.op, n.attrs["axes"], n.attrs.get("order", "")
-
-    def flush() -> None:
-        for _, same in groupby(sorted(held, key=alike), key=alike):
-            out.extend(same)
-        held.clear()
-
-    size = 0
-    for n in nodes:
-        if any(a in held for a in n.args):
-            flush()
-            size = 0
-        if not n.is_collective or n.kind.mesh_invariance != "sums":
-            out.append(n)
+def _in_streams(steps: Sequence[Step]) -> list[Step]:
+    """`steps`, in which a collective comes after the one before it of its op and axes, where that
+    holds up nothing that computes. Of such sums the engine would else make one, at the end: they
+    are in order also where a step that computes does not read both, as long as the work that the
+    earlier needs comes no later than what the later needs."""
+    made = {b: i for i, s in enumerate(steps) for b in s.writes}
+    reads = [{made[b] for b in s.reads if b in made} for s in steps]
+    work = [0 if isinstance(s, Collective) else 1 << i for i, s in enumerate(steps)]
+    needed = [0] * len(steps)  # bits: the work that needs each step
+    for i in reversed(range(len(steps))):
+        for j in reads[i]:
+            needed[j] |= needed[i] | work[i]
+    needs = [0] * len(steps)
+    last: dict[object, int] = {}
+    out = list(steps)
+    for i, s in enumerate(steps):
+        for j in reads[i]:
+            needs[i] |= needs[j] | work[j]
+        if not isinstance(s, Collective):
             continue
-        here = n.args[0].type.local_bytes
-        if size + here > most:
-            flush()
-            size = 0
-        held.append(n)
-        size += here
-    flush()
+        j = last.get((s.op, s.axes), -1)
+        last[s.op, s.axes] = i
+        if j < 0:
+            continue
+        if s.nodes[0].kind.mesh_invariance == "sums":
+            free = needs[j].bit_length() <= needs[i].bit_length()
+        else:
+            free = not needs[j] & ~needs[i] and not needed[i] & ~needed[j]
+        if free:
+            out[i] = replace(s, after=tuple(sorted({*s.after, j})))
+            needs[i] |= needs[j]
     return out

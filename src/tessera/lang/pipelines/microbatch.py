@@ -187,6 +187,7 @@ class PipeState(Frame):
     ) -> list[Node]:
         """The sums of the gradients over all microbatches, laid as they are on a stage."""
         b = recorder.builder
+        b.gathers_again = False  # all microbatches share what is gathered
         if self.trial:
             found = self._stand_ins(recorder, loss, wrt)
         else:

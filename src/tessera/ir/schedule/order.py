@@ -1,0 +1,154 @@
+"""The order in which the nodes of a graph run: its own, but for what the options move.
+
+With `overlap` a collective comes as soon as its operand is made. What has its operand from the
+start, or shares it (a weight that is gathered, a block that goes around a ring), would fill memory
+if it came at once: it comes one block of work before its use. `prefetch` says how many blocks that
+is for weights. Sums that may wait for each other form buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Any
+
+from ...core.options import ScheduleOptions
+from ...ops.redistribute import all_gather, gathers_for_use
+from ..graph.again import is_form
+from ..graph.node import Graph, Node
+
+
+def ordered(graph: Graph, o: ScheduleOptions) -> list[Node]:
+    """The nodes of `graph` without its inputs, in the order in which they run under `o`."""
+    nodes = [n for n in graph.nodes if n.op != "input"]
+    gathers = {
+        n
+        for n in nodes
+        if gathers_for_use(n) or (n.op == all_gather.name and _source(n).op == "input")
+    }
+    if o.overlap:
+        late = _late(nodes) - gathers
+        nodes = _ahead(_early(nodes, late | gathers), late, 1)
+    if o.overlap or o.prefetch is not None:
+        nodes = _ahead(nodes, gathers, 1 if o.prefetch is None else o.prefetch)
+    return _bucketed(nodes, o.bucket_bytes) if o.bucket_bytes else nodes
+
+
+def _late(nodes: Sequence[Node]) -> set[Node]:
+    """The collectives whose operand is given, or is another collective's result that more than one
+    reads: to come as soon as the operand is there would keep a value for nothing."""
+    readers: dict[Node, int] = {}
+    for n in nodes:
+        for a in set(n.args):
+            readers[a] = readers.get(a, 0) + 1
+
+    def is_late(n: Node) -> bool:
+        source = _source(n)
+        return source.op == "input" or (source.is_collective and readers[source] > 1)
+
+    return {n for n in nodes if n.is_collective and is_late(n)}
+
+
+def _early(nodes: Sequence[Node], late: Collection[Node]) -> list[Node]:
+    """Each collective right behind what it sends, but for those that are `late`."""
+    follow: dict[Node, list[Node]] = {}
+    moved: set[Node] = set()
+    for n in nodes:
+        if n.is_collective and n not in late:
+            behind = [*reversed(_chain(n)), n]
+            follow.setdefault(_source(n), []).extend(behind)
+            moved.update(behind)
+    out: dict[Node, None] = {}
+    for n in nodes:
+        todo = [] if n in moved else [n]
+        while todo:
+            m = todo.pop()
+            if m not in out:
+                out[m] = None
+                todo += reversed(follow.get(m, ()))
+    return list(out)
+
+
+def _ahead(nodes: Sequence[Node], chosen: Collection[Node], distance: int) -> list[Node]:
+    """The collectives `chosen`, each `distance` blocks of work before its use. A block begins where
+    one of them, or what one sends on, is first used."""
+    moved = {m for g in chosen for m in (g, *_chain(g))}
+    sources = {_source(g) for g in chosen}
+    work = [n for n in nodes if n not in moved]
+    made = {n: i for i, n in enumerate(work)}
+    use: dict[Node, int] = {}
+    for i, n in enumerate(work):
+        for a in n.args:
+            if a in moved or (a in sources and a.is_collective):
+                use.setdefault(a, i)
+    starts = sorted({i for n, i in use.items() if n in chosen or n in sources})
+    put: dict[int, list[Node]] = {}
+    for g in sorted((g for g in chosen if g in use), key=lambda g: use[g]):
+        block = starts.index(use[g])
+        at = starts[block - distance] if block >= distance else 0
+        put.setdefault(max(at, made.get(_source(g), -1) + 1), []).append(g)
+    out: dict[Node, None] = {}
+
+    def place(g: Node) -> None:
+        chain = [g]
+        while chain[-1].args[0] in moved and chain[-1].args[0] not in out:
+            chain.append(chain[-1].args[0])
+        out.update(dict.fromkeys(reversed(chain)))
+
+    for i, n in enumerate(work):
+        for g in put.get(i, ()):
+            place(g)
+        for a in n.args:  # a weight that is used as it is, beside its gather
+            if a in moved and a not in out:
+                place(a)
+        out[n] = None
+    for n in nodes:
+        if n not in out:
+            place(n)
+    return list(out)
+
+
+def _chain(g: Node) -> list[Node]:
+    """The nodes that only change the form between a collective and what it sends, nearest first."""
+    found = []
+    n = g.args[0]
+    while is_form(n):
+        found.append(n)
+        n = n.args[0]
+    return found
+
+
+def _source(g: Node) -> Node:
+    chain = _chain(g)
+    return chain[-1].args[0] if chain else g.args[0]
+
+
+def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
+    """Sums held back until `most` bytes are together or one of them is needed."""
+    out: list[Node] = []
+    held: list[Node] = []
+
+    def alike(n: Node) -> tuple[Any, ...]:
+        return n.op, n.attrs["axes"], n.attrs.get("order", "")
+
+    def flush() -> None:
+        for _, same in groupby(sorted(held, key=alike), key=alike):
+            out.extend(same)
+        held.clear()
+
+    size = 0
+    for n in nodes:
+        if any(a in held for a in n.args):
+            flush()
+            size = 0
+        if not n.is_collective or n.kind.mesh_invariance != "sums":
+            out.append(n)
+            continue
+        here = n.args[0].type.local_bytes
+        if size + here > most:
+            flush()
+            size = 0
+        held.append(n)
+        size += here
+    flush()
+    return out

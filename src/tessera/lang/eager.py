@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.context import settings
+from ..core.devices import process_count
 from ..core.errors import DonatedError, caller
 from ..core.layout import TensorType, plain, same_type
 from ..core.options import ProgramOptions
@@ -152,11 +153,11 @@ def full_now(attrs: dict[str, Any]) -> Tensor:
         return run_now("full", (), attrs)[0]
     out = Tensor(None, number)
     out._pending = held = Number(attrs["value"], number)
-    out._recipe = Recipe(lambda to: engine().place(held.value, to))
+    out._recipe = Recipe(lambda to: engine().place(held.value, to), kept=True)
     if attrs["shape"] or layout is not None:
         spread = {k: v for k, v in attrs.items() if k in ("shape", "layout")}
         (t,) = infer(broadcast_to, (number,), spread).outs
-        out = _waiting(broadcast_to, [out], spread, t)
+        out = _waiting(broadcast_to, [out], spread, t, kept=True)
     out._made = Made("full", (), attrs, 0, caller())
     return out
 
@@ -165,19 +166,24 @@ def full_now(attrs: dict[str, Any]) -> Tensor:
 def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
     """The result of `op` on `args` that are not made yet, which is not made either; None where the
     op has to run now."""
-    if not args or any(a._data is not None or a._recipe is None for a in args):
+    if not args or any(a._recipe is None for a in args):
         return None
     args = [a.now() for a in args]
     recipes = [a._recipe for a in args if a._recipe is not None]
     if len(recipes) < len(args):  # another thread made one of them
         return None
+    alone = process_count() == 1
+    if not alone and any(r.of_host for r in recipes):  # not all processes may have read the value
+        return None
     if op == "redistribute":
         to: TensorType = attrs["to"]
+        if not alone and args[0].mesh not in (None, to.mesh):
+            return None
         if to.partial or to.varying or args[0].type.partial:
             return None
     else:
         kind, ins = op_named(op), tuple([a.type for a in args])
-        if all(map(_is_held, args)) or not can_wait(kind, recipes):
+        if not any(a.shape for a in args) or not can_wait(kind, recipes):
             return None
         got = infer(kind, ins, attrs)
         if len(got.outs) > 1 or not all(map(same_type, got.wants, ins)):
@@ -189,7 +195,13 @@ def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | 
     return out
 
 
-def _waiting(op: Op | None, args: Sequence[Tensor], attrs: dict[str, Any], t: TensorType) -> Tensor:
+def _waiting(
+    op: Op | None,
+    args: Sequence[Tensor],
+    attrs: dict[str, Any],
+    t: TensorType,
+    kept: bool = False,
+) -> Tensor:
     """A tensor of type `t` with the recipe to run `op` on `args`, which are not made yet; without
     one it is the argument in another layout."""
     now = settings()
@@ -212,7 +224,7 @@ def _waiting(op: Op | None, args: Sequence[Tensor], attrs: dict[str, Any], t: Te
     recipes = [r for _, _, r in parts if r is not None]
     steps = sum(r.steps for r in recipes) + (op is not None)
     out = Tensor(None, t)
-    out.wait(Recipe(make, steps, any(r.of_host for r in recipes)))
+    out.wait(Recipe(make, steps, any(r.of_host for r in recipes), kept))
     return out
 
 

@@ -31,11 +31,14 @@ class Recipe:
     """A call with a type of the value's shape and dtype makes the data, each time anew.
 
     `steps` are the ops that it runs, beyond first values. `of_host` if it holds values of the host.
+    It is let go of once the value is there, unless it is `kept`, as one that holds nothing large:
+    then processes that have read the value, and others that have not, do the same with it.
     """
 
     make: Callable[[TensorType], Any]
     steps: int = 0
     of_host: bool = False
+    kept: bool = False
 
     def __call__(self, to: TensorType) -> Any:
         return self.make(to)

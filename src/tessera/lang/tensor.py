@@ -187,7 +187,9 @@ class Tensor:
             pending = self._pending  # another thread may be here, too
             if pending is not None:
                 self._data = pending()
-                self._pending = self._recipe = None
+                self._pending = None
+                if self._recipe is not None and not self._recipe.kept:
+                    self._recipe = None
             elif self._node is not None:
                 raise fail(
                     UsageError,

@@ -195,6 +195,20 @@ def test_host_values_are_those_of_when_they_were_given() -> None:
     np.testing.assert_array_equal(b.numpy(), want)
 
 
+def test_what_was_given_up_is_an_error_whatever_it_was_made_of() -> None:
+    for make in (
+        lambda: ts.ones((64,)),
+        lambda: dist.tensor((64,)),
+        lambda: ts.tensor(np.ones(64)),
+    ):
+        t = make()
+        ts.jit(lambda x: x * 2.0, donate=0)(t)
+        with pytest.raises(ts.DonatedError):
+            t + 1.0
+        with pytest.raises(ts.DonatedError):
+            dist.place([t], ZERO, NEAR)[0].numpy()
+
+
 def test_what_adds_up_runs_at_once_and_long_recipes_end() -> None:
     w = nn.Parameter(8, 8, init="ones")
     assert (w * w).sum()._data is not None  # devices may have to add: when, is for all to see

@@ -107,3 +107,31 @@ runpy.run_path({str(ROOT / "examples" / "train_gpt.py")!r}, run_name="__main__")
         rows = (folder / "run" / "metrics.jsonl").read_text().splitlines()
         losses.append([float(row.split('"loss": ')[1].split(",")[0]) for row in rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+READ_BY_ONE = """
+from tessera import nn
+mesh, zero = dist.Mesh.parse("dp=4"), dist.strategy("zero_redundancy_optimizer", stage=3)
+layer = nn.Linear(4, 8).to(ts.bf16)
+given = {"z": ts.zeros((4, 4)), "n": ts.full((), 2.0), "t": ts.tensor(np.arange(4.0))}
+given["narrow"] = given["t"].to(ts.bf16)
+if dist.process_index() == 0:
+    print(*(float(x.numpy().sum()) for x in given.values()))
+placed = {**dist.place(given, zero, mesh), **dist.place(layer, zero, mesh).state_dict()}
+total = ts.jit(lambda x: {k: v.to(ts.f32).sum() for k, v in x.items()})(placed)
+print({k: v.item() for k, v in total.items()}, placed["weight"].type)
+"""
+
+
+def test_what_one_process_has_read_is_placed_by_all_of_them(tmp_path: Path) -> None:
+    """Whether a value is made already must not decide which programs a placing runs."""
+    texts = []
+    for size in (1, 2):
+        ended = run_ranks(
+            READ_BY_ONE, tmp_path, size=size, limit_s=120, head=HEAD,
+            TESSERA_DEVICES=str(4 // size),
+        )  # fmt: skip
+        assert [e.code for e in ended] == [0] * size, ended
+        texts += [e.out.splitlines() for e in ended]
+    assert texts[0][0] == texts[1][0] == "0.0 2.0 6.0 6.0"
+    assert texts[0][1] == texts[1][1] == texts[2][0]

@@ -166,7 +166,8 @@ def full_now(attrs: dict[str, Any]) -> Tensor:
 def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
     """The result of `op` on `args` that are not made yet, which is not made either; None where the
     op has to run now."""
-    if not args or any(a._recipe is None for a in args):
+    moves = op == "redistribute"
+    if not args or any(a._recipe is None or (a._data is not None and not moves) for a in args):
         return None
     args = [a.now() for a in args]
     recipes = [a._recipe for a in args if a._recipe is not None]
@@ -175,7 +176,9 @@ def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | 
     alone = process_count() == 1
     if not alone and any(r.of_host for r in recipes):  # not all processes may have read the value
         return None
-    if op == "redistribute":
+    if moves:
+        if args[0]._data is not None:  # of a recipe that is kept: it may have been given up
+            engine().alive(args[0]._data, args[0].type)
         to: TensorType = attrs["to"]
         if not alone and args[0].mesh not in (None, to.mesh):
             return None
@@ -189,7 +192,7 @@ def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | 
         if len(got.outs) > 1 or not all(map(same_type, got.wants, ins)):
             return None  # devices would exchange something: when, is for all of them to see
         (to,) = got.outs
-    out = _waiting(None if op == "redistribute" else kind, args, attrs, to)
+    out = _waiting(None if moves else kind, args, attrs, to)
     if not settings().no_grad and to.dtype.is_float:
         out._made = made(op, args, attrs, 0, caller())
     return out

@@ -48,6 +48,9 @@ def moved(t: Tensor, to: TensorType) -> Tensor:
         return t
     later = waiting("redistribute", [t], {"to": to})
     if later is not None:
+        if t.mesh not in (None, to.mesh):
+            later._made = None
+            apart_from(later, t)
         return later
     if t.mesh is None or t.mesh == to.mesh:
         return redistribute_now(t, to)

@@ -1,4 +1,4 @@
-"""Does each text that tells a user to install Tessera name what pip knows it by?"""
+"""The name by which pip knows Tessera, in each text that tells a user to install it."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _differences(want: GPTConfig, have: GPTConfig) -> list[tuple[str, str]]:
 def written_as(
     model: GPT, architecture: str | None
 ) -> tuple[Architecture, dict[str, Any], GPTConfig]:
-    """What to write `model` as: the architecture, the content of config.json, what that says."""
+    """(the architecture that `model` is written as, the content of config.json, its options)."""
     origin = json.loads(model.origin) if model.origin else {}
     if origin and architecture in (None, origin["model_type"]):
         known = KNOWN[origin["model_type"]]

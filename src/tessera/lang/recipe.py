@@ -1,4 +1,4 @@
-"""How is a value made that is not there yet? By a recipe, in whatever layout it is wanted then.
+"""Recipes of values that are not made yet, in whatever layout they are wanted then.
 
 A new weight has a recipe and no data. So do zeros, what is converted, scaled, cut or turned of
 such tensors, and what is placed: it is all made when a value is read.

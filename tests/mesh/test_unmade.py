@@ -224,3 +224,9 @@ def test_gradients_flow_through_what_is_not_made_yet() -> None:
     w = nn.Parameter(4, 8, name="w")
     loss = ((w * 3.0).T.to(ts.bf16).to(ts.f32) * 2.0).sum()
     np.testing.assert_array_equal(ts.grad(loss, w).numpy(), np.full((4, 8), 6.0))
+
+
+def test_a_batch_without_values_is_laid_on_devices_that_are_not_here() -> None:
+    ts.ones(2).numpy()  # the engine runs: it has no more devices
+    x = dist.place(dist.tensor((512, 64)), "data_parallel", FAR, kind="batch")
+    assert str(x.type) == "f32[512@dp, 64]" and x.mesh is FAR and x._data is None

@@ -332,7 +332,8 @@ def place(
             x.put(_laid(x, want))
         else:
             x = _laid(x, want)
-        if kind == "batch" and current() is None:
+        of_host = x._recipe is not None and x._recipe.of_host
+        if kind == "batch" and of_host and current() is None:
             x.stored  # noqa: B018  # on its way to the devices while they are at work
         if type(x) is Parameter or given.home is not None:
             done[id(given)] = given, x

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -34,15 +35,11 @@ def taken(layers: int, rounds: int) -> None:
 
     start(2)
     run, _ = ours(jax_gpt.GPTConfig(layers=layers), {"dp": 2}, zero=0)
-    came, compare = CallOrder.came, compiled.compare_calls
 
     def without() -> float:
-        CallOrder.came = lambda *_: None  # type: ignore[method-assign]
-        compiled.compare_calls = lambda: None
-        try:
+        noted = patch.object(CallOrder, "came", lambda *_: None)
+        with noted, patch.object(compiled, "compare_calls", lambda: None):
             return run()
-        finally:
-            CallOrder.came, compiled.compare_calls = came, compare  # type: ignore[method-assign]
 
     found = in_turn({"with": timed(run), "without": timed(without)}, rounds, warm=6)
     a, b = found["with"], found["without"]

@@ -130,8 +130,8 @@ def cheapest(
 ) -> list[Move]:
     """The collectives from `src` to `dst`, whose open sums are all open in `src` too.
 
-    With `in_order` sums are completed one axis after the other, the last name first: that fixes
-    the order of additions. `topology` prices the axes.
+    With `in_order` sums are completed one axis after the other, axes in time and then the last name
+    first: that fixes the order of additions. `topology` prices the axes.
     """
     return _Search(src, dst, in_order, topology).way()
 
@@ -324,7 +324,8 @@ class _Search:
         at = [self.place[p] for p in where]
         sums = [k for k, p in enumerate(at) if p is not None and p.dim < 0]
         if self.in_order and sums:
-            sums = [max(sums, key=self.axes.__getitem__)]
+            time = self.src.mesh.time if self.src.mesh is not None else ()
+            sums = [max(sums, key=lambda k: (self.axes[k] in time, self.axes[k]))]
         taken = 0
         for q in where:
             taken |= 1 << q

@@ -62,6 +62,8 @@ class Mesh:
     sizes: Mapping[str, int]
     onto: Mesh | None  # the smaller mesh that runs it, where it is folded
     links: Topology | None  # how the devices are wired, by their ids, where a machine says so
+    time: tuple[str, ...]  # axes whose places a device takes one after the other: see `in_time`
+    space: Mesh | None  # the mesh without those axes, None also where no other axis is left
     _hash: int
 
     def __init__(self, axes: Sequence[str], devices: Devices = None, shape: Shape = None) -> None:
@@ -93,6 +95,8 @@ class Mesh:
         put(self, "sizes", MappingProxyType(dict(zip(names, dims))))
         put(self, "onto", None)
         put(self, "links", None)
+        put(self, "time", ())
+        put(self, "space", None)
         put(self, "_hash", hash((names, dims, ids, None)))
 
     @staticmethod
@@ -105,8 +109,10 @@ class Mesh:
         'dp=2 tp=4'
         """
         sizes: dict[str, int] = {}
+        time: dict[str, int] = {}
         for part in text.replace(",", " ").split():
-            axis, equals, size = part.partition("=")
+            late = part.startswith("time(") and part.endswith(")")
+            axis, equals, size = (part[5:-1] if late else part).partition("=")
             if not (axis and equals and size.isdecimal()):
                 raise fail(
                     MeshError,
@@ -114,15 +120,16 @@ class Mesh:
                     [("text", repr(text))],
                     fix="write each axis as name=size, for instance dp=2,tp=4",
                 )
-            if axis in sizes:
+            if axis in sizes or axis in time:
                 raise fail(
                     MeshError,
                     f"Mesh: axis {axis!r} is named twice",
                     [("text", repr(text))],
                     fix="give each axis a name of its own",
                 )
-            sizes[axis] = int(size)
-        return Mesh(tuple(sizes), shape=sizes)
+            (time if late else sizes)[axis] = int(size)
+        mesh = Mesh(tuple(sizes), shape=sizes) if sizes or not time else None
+        return in_time(mesh, time) if time or mesh is None else mesh
 
     # ---- facts ---------------------------------------------------------------------------------
     @property
@@ -151,7 +158,10 @@ class Mesh:
 
     def text(self) -> str:
         """The text that `parse` reads and Graph IR prints: 'dp=2 tp=4'. It has no device ids."""
-        return " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+        return " ".join(
+            f"time({axis}={size})" if axis in self.time else f"{axis}={size}"
+            for axis, size in self.sizes.items()
+        )
 
     def text_beside(self, other: Mesh | None) -> str:
         """`text`, and where `other` has the same: what it is folded onto, and its devices."""
@@ -201,6 +211,19 @@ class Mesh:
             links.coords(max(self.ids))
         return self._made(self.onto, links)
 
+    def in_time(self, **turns: int) -> Mesh:
+        """This mesh with one more axis for each of `turns`, which lies in time: every device takes
+        the places along it one after the other.
+
+        A batch that is laid over the axis, below the axes of devices, is computed in so many
+        microbatches. Raises MeshError if the mesh has the axis already, or has an axis in time.
+
+        >>> mesh = Mesh.parse("dp=2").in_time(mb=4)
+        >>> mesh.text(), mesh.time, mesh.space.text()
+        ('dp=2 time(mb=4)', ('mb',), 'dp=2')
+        """
+        return in_time(self, turns)
+
     def _folded(self, onto: Mesh | None) -> Mesh:
         return self._made(onto, self.links)
 
@@ -211,6 +234,8 @@ class Mesh:
             put(made, name, getattr(self, name))
         put(made, "onto", onto)
         put(made, "links", links)
+        put(made, "time", ())
+        put(made, "space", None)
         put(made, "_hash", hash((self.axes, self.shape, self.ids, onto)))
         return made
 
@@ -374,24 +399,26 @@ class Mesh:
             return True
         if not isinstance(other, Mesh):
             return NotImplemented
-        return (self._hash, self.axes, self.shape, self.ids, self.onto) == (
-            other._hash,
-            other.axes,
-            other.shape,
-            other.ids,
-            other.onto,
+        mine, theirs = (
+            (m._hash, m.axes, m.shape, m.ids, m.onto, m.time, m.space) for m in (self, other)
         )
+        return mine == theirs
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         # The hash of a string differs between processes, so a mesh travels as its arguments.
+        if self.time:
+            return (in_time, (self.space, {a: self.sizes[a] for a in self.time}))
         return (_mesh, (self.axes, self.ids, self.shape, self.onto, self.links))
 
     def __repr__(self) -> str:
         first = self.ids[0]
         run = range(first, first + len(self.ids))
+        if self.time:
+            turns = ", ".join(f"{a}={self.sizes[a]}" for a in self.time)
+            return f"{self.space!r}.in_time({turns})"
         if self.onto is not None:
             return f"{self.unfolded!r}.fold({self.onto.text()!r})"
         if self.ids != tuple(run):
@@ -419,6 +446,46 @@ class Mesh:
             f"mesh.{call}: {axis}={value!r} is outside the axis, which has size {size}",
             f"give a number from 0 to {size - 1}",
         )
+
+
+def in_time(mesh: Mesh | None, turns: Mapping[str, int]) -> Mesh:
+    """`mesh`, or one device where that is None, with the axes `turns` in time (`Mesh.in_time`)."""
+    names, sizes = checked_axes(tuple(turns)), tuple(turns.values())
+    if not all(is_whole(n) and n > 0 for n in sizes):
+        raise fail(MeshError, f"mesh.in_time: {dict(turns)} are no numbers of turns",
+                   fix="give a number above 0: mesh.in_time(mb=8)")  # fmt: skip
+    if mesh is not None and (mesh.time or any(a in mesh for a in names)):
+        raise mesh._wrong(f"mesh.in_time: it cannot have the axis {names[0]!r} in time besides",
+                          "name another axis; a mesh gets its axes in time at once")  # fmt: skip
+    return _in_time(mesh, names, sizes)
+
+
+@lru_cache(maxsize=1024)
+def _in_time(mesh: Mesh | None, names: tuple[str, ...], sizes: tuple[int, ...]) -> Mesh:
+    one = Mesh(("device",), 1) if mesh is None else mesh
+    count, put, made = math.prod(sizes), object.__setattr__, object.__new__(Mesh)
+    axes, shape = (() if mesh is None else mesh.axes), (() if mesh is None else mesh.shape)
+    put(made, "axes", (*axes, *names))
+    put(made, "shape", (*shape, *sizes))
+    put(made, "ids", tuple(i for i in one.ids for _ in range(count)))
+    put(made, "sizes", MappingProxyType(dict(zip(made.axes, made.shape))))
+    put(made, "onto", None if one.onto is None else _in_time(one.onto, names, sizes))
+    put(made, "links", one.links)
+    put(made, "time", names)
+    put(made, "space", mesh)
+    put(made, "_hash", hash((made.axes, made.shape, made.ids, made.onto, names)))
+    return made
+
+
+@lru_cache(maxsize=1024)
+def joined(a: Mesh, b: Mesh) -> Mesh | None:
+    """The mesh with the devices and the axes in time of both; None where these are not alike."""
+    spaces = {m.space if m.time else m for m in (a, b)} - {None}
+    times = [{x: m.sizes[x] for x in m.time} for m in (a, b) if m.time]
+    if len(spaces) > 1 or any(t != times[0] for t in times):
+        return None
+    space = spaces.pop() if spaces else None
+    return in_time(space, times[0]) if times else space
 
 
 def _mesh(

@@ -39,9 +39,17 @@ class Step:
 
 
 def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType) -> int:
-    """Bytes that one place of the mesh receives in a bandwidth-optimal form of the collective."""
-    return _received(kind, ways(axes, src.sizes), src.local_bytes, dst.local_bytes,
+    """Bytes that one place of the mesh receives in a bandwidth-optimal form of the collective: none
+    along an axis in time, whose places are one device."""
+    space = in_space(axes, src)
+    return _received(kind, ways(space, src.sizes), src.local_bytes, dst.local_bytes,
                      travelling(src, axes))  # fmt: skip
+
+
+def in_space(axes: Iterable[str], t: TensorType) -> tuple[str, ...]:
+    """Those of `axes` along which the mesh of `t` has devices."""
+    time = t.mesh.time if t.mesh is not None else ()
+    return tuple(a for a in axes if a not in time)
 
 
 def device_wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType) -> int:
@@ -59,7 +67,7 @@ def device_wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: Tens
     """
     if src.mesh is None or src.mesh.onto is None:
         return wire_bytes(kind, axes, src, dst)
-    n = ways(axes, src.mesh.physical.sizes)
+    n = ways(in_space(axes, src), src.mesh.physical.sizes)
     return _received(kind, n, src.device_bytes, dst.device_bytes, travelling_of_device(src, axes))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core.checks import shaped
-from ..core.dtypes import DType, counts_to
-from ..core.errors import DTypeError, LayoutError, fail
+from ..core.dtypes import DType, counts_to, uint32
+from ..core.errors import DTypeError, LayoutError, ShapeError, fail
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from .op import Array, Attrs, Call, Inferred, Op, define
@@ -45,23 +47,61 @@ full = define(
 )
 
 
-def _iota_local(c: Call) -> Array:
+def levels(attrs: Attrs) -> list[tuple[int, int, int]]:
+    """(dim, count, size) for each cut of a larger value that this one is a part of, the last cut
+    first: into `count` blocks along `dim`, of which a run of `size` indices is in one piece."""
+    blocks = attrs.get("blocks", ())
+    return list(zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True))
+
+
+def check_numbers(name: str, numbers: Sequence[TensorType], attrs: Attrs) -> None:
+    """Raises ShapeError unless each cut of `levels` has the number of its block."""
+    odd = any(n.shape or n.dtype is not uint32 for n in numbers)
+    if odd or len(numbers) != len(levels(attrs)):
+        raise fail(
+            ShapeError,
+            f"{name}: the number of a block is u32[], one for each three of `blocks`",
+            [(f"number{i}", n) for i, n in enumerate(numbers)],
+            fix="see ts.map_chunks",
+        )
+
+
+def line(c: Call, dim: int, numbers: Sequence[Array]) -> Array:
+    """The index (u32) along `dim`, in the largest value, of each local element. `numbers` say which
+    block of each cut it is."""
+    xp = c.xp
+    found = xp.cast(c.site.index(c.out, dim), uint32)
+    have = c.out.shape[dim]
+    for (d, count, size), number in zip(levels(c.attrs), numbers, strict=True):
+        if d != dim:
+            continue
+        first = xp.mul(number, xp.full((), size, uint32))
+        if size < have:  # the runs of the blocks take turns
+            runs, found = (f(found, xp.full((), size, uint32)) for f in (xp.floordiv, xp.mod))
+            first = xp.add(first, xp.mul(runs, xp.full((), count * size, uint32)))
+        found = xp.add(found, first)
+        have *= count
+    return found
+
+
+def _iota_local(c: Call, *numbers: Array) -> Array:
     dim = c.attrs["dim"]
     shape = [1] * len(c.shape)
     shape[dim] = c.shape[dim]
-    line = c.xp.reshape(c.xp.cast(c.site.index(c.out, dim), c.out.dtype), tuple(shape))
-    return c.xp.broadcast_to(line, c.shape)
+    index = line(c, dim, numbers) if numbers else c.site.index(c.out, dim)
+    return c.xp.broadcast_to(c.xp.reshape(c.xp.cast(index, c.out.dtype), tuple(shape)), c.shape)
 
 
 def _iota_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     dtype, count = attrs["dtype"], tuple(attrs["shape"])[attrs["dim"]]
+    check_numbers("iota", ins, attrs)
     if count - 1 > counts_to(dtype):
         raise fail(
             DTypeError,
             f"arange: {dtype} does not hold every whole number below {count}",
             fix=f"count in i32, and cast where that is meant: ts.arange({count}).to('{dtype}')",
         )
-    return _full_rule(ins, attrs)
+    return Inferred(tuple(t.replicated() for t in ins), _full_rule(ins, attrs).outs)
 
 
 iota = define(
@@ -71,7 +111,7 @@ iota = define(
         _iota_local,
         flops=lambda ins, outs, attrs: 0,
         creates=True,
-        attrs="dtype shape dim layout?",
+        attrs="dtype shape dim layout? blocks?",
         memory="created",
         incidental=True,
     )

@@ -16,7 +16,7 @@ from functools import lru_cache
 from ..core.dtypes import DType
 from ..core.errors import MeshError, ShapeError, fail
 from ..core.layout import Dim, Factor, Partial, TensorType, dim_axes, ways, without
-from ..core.mesh import Mesh
+from ..core.mesh import Mesh, joined
 from .op import Inferred
 
 
@@ -111,7 +111,9 @@ def common_mesh(name: str, ins: Sequence[TensorType], what: str = "argument") ->
     for t in ins:
         if t.mesh is None or t.mesh is mesh:
             continue
-        if mesh is not None and t.mesh != mesh:
+        both = t.mesh if mesh is None else joined(mesh, t.mesh)
+        if both is None:
+            assert mesh is not None
             two, rows = (mesh, t.mesh), list[tuple[str, object]]()
             for i, x in enumerate(ins):
                 other = two[x.mesh == mesh]
@@ -121,7 +123,7 @@ def common_mesh(name: str, ins: Sequence[TensorType], what: str = "argument") ->
             if mesh.unfolded == t.mesh.unfolded:
                 fix += "; in a loop that lost devices: put all that a step uses into its state"
             raise fail(MeshError, f"{name}: {what}s are on different meshes", rows, fix=fix)
-        mesh = t.mesh
+        mesh = both
     return mesh
 
 

@@ -64,7 +64,9 @@ def _blocks(
     if "ids" in attrs and not dtype.is_float:  # only NaN is the same in each term of a sum
         ins = (ins[0].complete(), ins[1])
     got = propagate(name, index, ins, dtype, linear="each")
-    if len(got.wants[0].dims[dim]) > 1 or dtype is bool_:  # truths cannot be summed
+    home, mesh = got.wants[0].dims[dim], ins[0].mesh
+    late = mesh is not None and bool({*dim_axes(home)} & {*mesh.time})  # not known in other turns
+    if len(home) > 1 or dtype is bool_ or late:  # truths cannot be summed
         whole = frozenset({index.args[0][dim]})
         got = propagate(name, index, ins, dtype, linear="each", whole=whole)
     return got
@@ -196,7 +198,8 @@ def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple
     for axis in dim_axes(goal):
         if axis not in sizes:
             raise unknown_axis(axis, mesh)
-    if len(goal) > 1 or set(dim_axes(goal)) & set(used):
+    taken = {*used, *(mesh.time if mesh is not None else ())}
+    if len(goal) > 1 or taken & {*dim_axes(goal)}:
         goal = (Factor(dim_size(goal)),)
     return dim_size(goal), goal
 

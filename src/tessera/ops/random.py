@@ -14,7 +14,7 @@ from typing import Any
 from ..core.dtypes import uint32
 from ..core.errors import ShapeError, fail
 from ..core.layout import TensorType
-from .create import created
+from .create import check_numbers, created, levels, line
 from .op import Array, Attrs, Call, Inferred, Op, define
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -45,41 +45,9 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     key, *numbers = ins
     if key.shape != (2,) or key.dtype is not uint32:
         raise fail(ShapeError, "random_bits: the key is u32[2]", [("key", key)], fix="see ts.seed")
-    if any(n.shape or n.dtype is not uint32 for n in numbers) or len(numbers) != len(
-        _levels(attrs)
-    ):
-        raise fail(
-            ShapeError,
-            "random_bits: the number of a block is u32[], one for each three of `blocks`",
-            [(f"number{i}", n) for i, n in enumerate(numbers)],
-            fix="see ts.map_chunks",
-        )
+    check_numbers("random_bits", numbers, attrs)
     wants = tuple(t.replicated() for t in ins)
     return Inferred(wants, (created("random_bits", uint32, attrs, key.mesh),))
-
-
-def _levels(attrs: Attrs) -> list[tuple[int, int, int]]:
-    """(dim, count, size) for each cut of a larger draw that this one is a part of, the last cut
-    first: into `count` blocks along `dim`, of which a run of `size` indices is in one piece."""
-    blocks = attrs.get("blocks", ())
-    return list(zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True))
-
-
-def _line(c: Call, dim: int, numbers: Sequence[Array]) -> Array:
-    """The index along `dim`, in the largest draw, of each local element."""
-    xp = c.xp
-    line = xp.cast(c.site.index(c.out, dim), uint32)
-    have = c.out.shape[dim]
-    for (d, count, size), number in zip(_levels(c.attrs), numbers, strict=True):
-        if d != dim:
-            continue
-        first = xp.mul(number, xp.full((), size, uint32))
-        if size < have:  # the runs of the blocks take turns
-            runs, line = (f(line, xp.full((), size, uint32)) for f in (xp.floordiv, xp.mod))
-            first = xp.add(first, xp.mul(runs, xp.full((), count * size, uint32)))
-        line = xp.add(line, first)
-        have *= count
-    return line
 
 
 def _linear(c: Call, dims: range, whole: Sequence[int], numbers: Sequence[Array]) -> Array:
@@ -88,9 +56,8 @@ def _linear(c: Call, dims: range, whole: Sequence[int], numbers: Sequence[Array]
     total = xp.full((1,) * t.rank, 0, uint32)
     stride = 1
     for d in reversed(dims):
-        line = _line(c, d, numbers)
         shape = tuple(c.shape[d] if i == d else 1 for i in range(t.rank))
-        step = xp.mul(xp.reshape(line, shape), xp.full((), stride, uint32))
+        step = xp.mul(xp.reshape(line(c, d, numbers), shape), xp.full((), stride, uint32))
         total = xp.add(total, step)
         stride *= whole[d]
     return total
@@ -101,7 +68,7 @@ def _local(c: Call, key: Array, *numbers: Array) -> Array:
     and the number of the stream."""
     xp, t = c.xp, c.out
     whole = list(t.shape)
-    for d, count, _ in _levels(c.attrs):
+    for d, count, _ in levels(c.attrs):
         whole[d] *= count
     # Trailing dims fill the low word; where they would overflow it, leading ones go to the high.
     cut = t.rank

@@ -344,7 +344,8 @@ to_partial = define(
     Op("to_partial", _to_partial, _to_partial_local, _grad, flops=_free, attrs="axes",
        elements="moved", memory="moves")
 )  # fmt: skip
-# A value without a mesh, computed alike everywhere, as a replicated value of the mesh in `layout`.
+# A value without a mesh, computed alike everywhere, as a replicated value of the mesh in `layout`;
+# or one on a mesh with or without axes in time, along which it is whole, as one on the other.
 to_mesh = define(
     Op("to_mesh", _to_mesh, lambda c, x: x, _grad, flops=_free, attrs="layout",
        elements="moved", memory="view")

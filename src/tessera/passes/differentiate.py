@@ -11,6 +11,7 @@ from collections.abc import Sequence, Set
 
 from ..core.errors import GraphError, fail
 from ..core.layout import Partial, TensorType
+from ..core.reshard import completed, gathered
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, reachable
 from ..ops.elementwise import add, stop_gradient
@@ -130,8 +131,14 @@ def _own(b: Builder, g: Node | None, of: TensorType) -> Node | None:
 
 def _summed(b: Builder, part: Node, arg: Node) -> Node:
     """The gradient `part` of `arg`: where `arg` is one value and its gradient each device's own,
-    it is the sum of theirs, still to be completed."""
+    it is the sum of theirs, still to be completed. A sum over an axis in time, on which `arg` does
+    not lie, ends here, but for that of a loop's body."""
     here = part.type
+    time = here.mesh.time if here.mesh is not None else ()
+    if time and not b.is_body and arg.type.mesh != here.mesh:
+        whole = gathered(completed(here, time), time)
+        to = whole if arg.type.mesh is None else whole.on(arg.type.mesh)
+        return b.redistribute(part, to, "for the gradient")
     own = [a for a in here.varying if a not in arg.type.varying]
     if not own:
         return part

@@ -73,7 +73,7 @@ def resume(body: Graph, around: Builder) -> Builder:
     b = Builder(body.name, around.options, around.strict, around.ordered)
     b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
     b.reduce_dtype = around.reduce_dtype
-    b.gathers_again = False
+    b.gathers_again, b.is_body = False, True
     return b
 
 

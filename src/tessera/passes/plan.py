@@ -11,6 +11,7 @@ from ..ir.schedule.verify import verify_schedule
 from .algorithms import algorithms
 from .determinism import need_kept
 from .simplify import simplify
+from .time import in_turns
 
 
 def plan(graph: Graph) -> Schedule:
@@ -27,6 +28,9 @@ def prepared(graph: Graph) -> Graph:
     keep its level of determinism."""
     graph = simplify(graph)
     verify(graph, "simplify")
+    if any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types):
+        graph = simplify(in_turns(graph))
+        verify(graph, "in_turns")
     if graph.options.mesh_invariant:
         need_kept(graph)
     return graph

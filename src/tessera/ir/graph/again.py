@@ -17,7 +17,7 @@ MOST_FLOPS = 16  # an element: random bits take more
 
 def is_free(n: Node) -> bool:
     """Whether `n` is made of nothing, and so made again wherever it is read."""
-    return n.kind.memory == "created"
+    return n.kind.memory == "created" and not n.args
 
 
 def free_nodes(nodes: Iterable[Node]) -> frozenset[Node]:

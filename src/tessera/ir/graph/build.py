@@ -9,8 +9,9 @@ from typing import Any
 from ...core.dtypes import DType
 from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
+from ...core.mesh import Mesh, joined
 from ...core.options import PLAIN, ProgramOptions
-from ...core.reshard import steps_between
+from ...core.reshard import completed, steps_between
 from ...ops.cast import narrowed, rounded
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
@@ -46,6 +47,7 @@ class Builder:
         self.origins: dict[Node, Node] = {}  # of nodes of gradients: what they are the gradient of
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.gathers_again = options.schedule.reshard_after_forward is not False
+        self.is_body = False  # of a loop or a branch, whose gradient is summed outside of it
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
         self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
         self._moved: dict[tuple[Node, TensorType, bool, bool], Node] = {}
@@ -70,6 +72,8 @@ class Builder:
     def __call__(self, op: str, /, *args: Node, **attrs: Any) -> Node:
         """Adds a node for `op`, redistributing arguments to the layouts that its rule wants."""
         value = op_named(op)
+        if any(a.types[0].mesh is not args[0].types[0].mesh for a in args):
+            args = self._on_one_mesh(args)
         if self.options.mesh_invariant and any(a.types[0].rest for a in args):
             args = self._awake(value, args)
         ins = args[0].types if op == "item" else tuple([a.types[0] for a in args])
@@ -81,6 +85,27 @@ class Builder:
             )
         loc = caller() if self.loc is None else self.loc
         return self._add(Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope))
+
+    def _on_one_mesh(self, args: tuple[Node, ...]) -> tuple[Node, ...]:
+        """`args`, those without an axis in time that others have as values that are whole along
+        it."""
+        meshes = [a.types[0].mesh for a in args if a.types[0].mesh is not None]
+        if not any(m.time for m in meshes):
+            return args
+        mesh: Mesh | None = meshes[0]
+        for m in meshes:
+            mesh = mesh and joined(mesh, m)
+        return args if mesh is None else tuple([self._onto(a, mesh) for a in args])
+
+    def _onto(self, x: Node, mesh: Mesh | None) -> Node:
+        """`x`, which is whole along the axes in time that `mesh` lacks, on `mesh`."""
+        to = x.type.on(mesh)
+        if x.type.mesh is None or x.type.mesh == mesh or len(x.types) > 1:
+            return x
+        known = self._moved.get((x, to, False, False))
+        if known is None:
+            known = self._moved[x, to, False, False] = self("to_mesh", x, layout=to)
+        return known
 
     def _awake(self, op: Op, args: tuple[Node, ...]) -> tuple[Node, ...]:
         """`args` as a program whose bits no layout at rest may change sees them: whole along the
@@ -140,9 +165,12 @@ class Builder:
     def summed(self, g: Node, to: TensorType, reason: str) -> Node:
         """The gradient `g` in the layout `to`, its sums over devices sent in `reduce_dtype`: each
         device's term is rounded to it."""
+        time = g.type.mesh.time if g.type.mesh is not None else ()
         sent = self.reduce_dtype
         if sent is None or not g.type.partial:
             return self.redistribute(g, to, reason)
+        if time:  # what a device adds up itself is not rounded
+            g = self.redistribute(g, completed(g.type, time), reason)
         if sent is not g.type.dtype:
             g = self("cast", g, dtype=sent, terms=True)
         made = self.redistribute(g, to.with_dtype(sent), reason, as_is=True)
@@ -155,6 +183,12 @@ class Builder:
         sends it in its own dtype, also if it was made of narrower values."""
         if x.type is to:
             return x
+        if x.type.mesh != to.mesh and x.type.mesh is not None and to.mesh is not None:
+            mesh = joined(x.type.mesh, to.mesh)
+            if mesh == to.mesh:
+                x = self._onto(x, mesh)
+            elif mesh is not None and to.mesh == mesh.space:
+                x = self._onto(self.redistribute(x, to.on(mesh), reason), to.mesh)
         o = self.options
         exact = self.ordered or o.mesh_invariant
         done = self._moved.get((x, to, exact, as_is))

@@ -31,7 +31,7 @@ import numpy as np
 from ...core.dtypes import BY_NAME, DType
 from ...core.errors import GraphError, TesseraError, UsageError, fail
 from ...core.layout import TensorType, parse_type
-from ...core.mesh import Mesh
+from ...core.mesh import Mesh, in_time
 from ...core.mesh_input import ids_of, ids_text
 from ...core.options import PLAIN, ProgramOptions, parse_options
 from .node import NO_ATTRS, Graph, Node
@@ -62,7 +62,7 @@ def to_text(graph: Graph, around: ProgramOptions = PLAIN) -> str:
     middle = _width((types for _, types, comment in rows if comment), _MIDDLE)
     own = graph.options.text()
     options = "" if own == around.text() else f"  options {own}"
-    lines = [f"graph {_name(graph.name)}  v{VERSION}{_mesh_text(graph.mesh)}{options}"]
+    lines = [f"graph {_name(graph.name)}  v{VERSION}{_mesh_text(_widest(graph))}{options}"]
     for a, types, comment in rows:
         line = f"{a:<{left}} : {types}" if types else a
         lines.append(f"{line:<{left + 3 + middle}}  # {comment}" if comment else line)
@@ -93,9 +93,18 @@ def _name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][\w.]*", name) else _value(name)
 
 
+def _widest(graph: Graph) -> Mesh | None:
+    """The mesh of `graph`, with its axes in time where a part of it has any."""
+    meshes = (t.mesh for n in graph.nodes for t in n.types if t.mesh is not None)
+    return next((m for m in meshes if m.time), graph.mesh)
+
+
 def _mesh_text(mesh: Mesh | None) -> str:
     if mesh is None:
         return ""
+    if mesh.time:
+        turns = " ".join(f"{a}={mesh.sizes[a]}" for a in mesh.time)
+        return f"{_mesh_text(mesh.space) or '  mesh'} time({turns})"
     plain = mesh.ids == tuple(range(mesh.size))
     devices = "" if plain else f" devices={_ids(mesh.ids)}"
     onto = ""
@@ -345,9 +354,16 @@ class _Parser:
         """The mesh of a line such as `dp=2 tp=4 devices=(...) onto=(...) at=(...)`; `onto` and `at`
         are sizes and ids of the mesh that it is folded onto."""
         sizes: dict[str, int] = {}
+        time: dict[str, int] = {}
         lists: dict[str, list[int]] = {}
         while line.sees("word"):
             axis = line.take("word")
+            if axis == "time" and line.skip("mark", "("):
+                while not line.skip("mark", ")"):
+                    axis = line.take("word")
+                    line.take("mark", "=")
+                    time[axis] = int(line.take("number"))
+                continue
             line.take("mark", "=")
             if axis in ("devices", "onto", "at") and line.skip("mark", "("):
                 lists[axis] = line.listed(lambda: int(line.take("number")), ")")
@@ -355,10 +371,12 @@ class _Parser:
                 lists[axis] = list(ids_of(line.string()))
             else:
                 sizes[axis] = int(line.take("number"))
-        mesh = Mesh(tuple(sizes), devices=lists.get("devices"), shape=sizes)
-        if "onto" not in lists:
-            return mesh
-        return mesh.fold(Mesh(mesh.axes, lists.get("at"), lists["onto"]))
+        mesh = None
+        if sizes:
+            mesh = Mesh(tuple(sizes), devices=lists.get("devices"), shape=sizes)
+        if mesh is not None and "onto" in lists:
+            mesh = mesh.fold(Mesh(mesh.axes, lists.get("at"), lists["onto"]))
+        return in_time(mesh, time) if mesh is None or time else mesh
 
     def body(self, name: str) -> Graph:
         """The nodes up to `return`, as a graph. Inputs stand in the order of their nodes, unless a

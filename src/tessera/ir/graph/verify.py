@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from ...core.errors import GraphError, TesseraError, fail
 from ...core.layout import TensorType, same_type
-from ...core.mesh import Mesh
+from ...core.mesh import Mesh, joined
 from ...ops.op import OPS, Op, infer
 from .node import Graph, Node, need_graph
 from .text import node_text
@@ -88,9 +88,9 @@ class _Verifier:
         for t in (*n.types, *inside):
             if t.mesh is None or t.mesh is self.mesh:
                 continue
-            if self.mesh is not None and t.mesh != self.mesh:
+            if self.mesh is not None and joined(t.mesh, self.mesh) is None:
                 self.wrong(f"mesh {t.mesh.text()} in a graph on mesh {self.mesh.text()}", n)
-            self.mesh = t.mesh
+            self.mesh = t.mesh.space if t.mesh.time else t.mesh
 
     def input(self, n: Node) -> None:
         if n.args or len(n.types) != 1:

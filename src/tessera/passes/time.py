@@ -1,0 +1,487 @@
+"""Axes in time: a graph on a mesh that has one, as loops on the mesh of the devices.
+
+What is split over the axis, or a sum still to be completed over it, is computed in a loop with one
+turn for each place of the axis. A node that needs all places at once, such as a collective over the
+axis, is computed outside, in global terms: it ends one loop, and another begins. So a loop computes
+what has the same number of such nodes between itself and the results. A sum over the axis is added
+up by the loop that makes it. What does not depend on the axis is computed once.
+
+A value lies in one of three ways: as `rest` outside (whole along the axis), as `turn` in a loop
+(the part of one place), and as a stack of its turns from one loop to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..core.dtypes import bool_, f32, uint32
+from ..core.errors import TesseraError
+from ..core.layout import TensorType, dim_text, grouped, plain, same_type, without
+from ..core.mesh import Mesh
+from ..ir.graph.again import is_form, is_free, kept
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Graph, Node, input_node
+from ..ir.graph.xp_numpy import identity
+from ..ops.control import item, scan, stacked
+from ..ops.create import iota
+from ..ops.custom import custom
+from ..ops.elementwise import add, maximum, minimum
+from ..ops.local import cond
+from ..ops.movement import broadcast_to, pad, slice_
+from ..ops.op import BODIES, OPS, infer
+from ..ops.random import random_bits
+from ..ops.redistribute import NAMES, gathers_for_use, to_mesh
+
+
+def in_turns(graph: Graph) -> Graph:
+    """`graph` without axes in time: its inputs and results lie on the mesh of the devices."""
+    if any(n.op in BODIES for n in graph.nodes):
+        graph = graph.rewrite(None, lambda body: body if _is_open(body) else in_turns(body))
+    every = (t.mesh for n in graph.nodes for t in n.types if t.mesh is not None)
+    for mesh in dict.fromkeys(m for m in every if m.time):
+        graph = _Turns(graph, mesh).lowered()
+    return graph
+
+
+def _is_open(body: Graph) -> bool:
+    """Whether `body` is a part of what is computed in turns, and no program of its own."""
+    ends = (*body.inputs, *body.outputs)
+    return any(n.type.mesh is not None and n.type.mesh.time for n in ends)
+
+
+def depends_on_time(t: TensorType) -> bool:
+    """Whether a value of type `t` differs between the turns of its mesh's axis in time."""
+    time = t.mesh.time if t.mesh is not None else ()
+    return any(a in time for a in (*t.split_axes, *t.partial_axes, *t.varying))
+
+
+def at_rest(t: TensorType) -> TensorType:
+    """`t` on the mesh of the devices: whole along its axis in time, sums over it completed."""
+    if t.mesh is None or not t.mesh.time:
+        return t
+    time, dims = t.mesh.time, (without(d, t.mesh.time, t.sizes) for d in t.dims)
+    partial = tuple(p for p in t.partial if p[0] not in time)
+    return TensorType(t.dtype, dims, partial, t.mesh.space, t.varying, t.rest)
+
+
+@lru_cache(maxsize=4096)
+def one_turn(t: TensorType) -> TensorType:
+    """The part of a value of type `t` that one turn computes, on the mesh of the devices."""
+    if t.mesh is None or not t.mesh.time:
+        return t
+    time = t.mesh.time
+    dims = (grouped(d for d in t.digits(i) if not {*d.axes} & {*time}) for i in range(t.rank))
+    partial = tuple(p for p in t.partial if p[0] not in time)
+    return TensorType(t.dtype, dims, partial, t.mesh.space, t.varying, t.rest)
+
+
+def _at(t: TensorType) -> tuple[int, int, int]:
+    """Where the axis in time splits `t`: the dim, and the product of sizes above and below it."""
+    assert t.mesh is not None
+    (axis,) = t.mesh.time
+    dim = next(i for i, d in enumerate(t.dims) if any(axis in f.axes for f in d))
+    run = t.digits(dim)
+    place = next(i for i, d in enumerate(run) if d.axes == (axis,))
+    return dim, math.prod(d.size for d in run[:place]), math.prod(d.size for d in run[place + 1 :])
+
+
+# -- one node, for one turn or for all ------------------------------------------------------------
+def over_time(n: Node) -> bool:
+    """Whether `n` changes a layout along the axis in time."""
+    time = n.type.mesh.time if n.type.mesh is not None else ()
+    return n.op in NAMES and any(a in time for a in n.attrs.get("axes", ()))
+
+
+def _counts(n: Node) -> bool:
+    """Whether `n` computes with the places of elements along the axis in time."""
+    if n.op in (iota.name, random_bits.name):
+        return depends_on_time(n.type)
+    return any(map(_counts, (m for g in _bodies(n).values() for m in g.nodes)))
+
+
+def _bodies(n: Node) -> dict[str, Graph]:
+    """What `n` runs: its bodies, but for a gradient that is in the graph already."""
+    if n.op not in BODIES or n.op == custom.name:
+        return {}
+    return {k: v for k, v in n.attrs.items() if isinstance(v, Graph)}
+
+
+def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
+    """`n` for one turn, of `args`. `number` is the turn's, u32[]."""
+    types = tuple(map(one_turn, n.types))
+    attrs: dict[str, Any] = {
+        k: one_turn(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
+    }
+    attrs |= {k: _turned_body(g, _counts(n)) for k, g in _bodies(n).items()}
+    out, now = n.type, types[0]
+    if n.op == broadcast_to.name and "layout" in attrs and out.shape == now.shape:
+        attrs["layout"] = at_rest(n.attrs["layout"])  # a sum over the axis, whose copies are whole
+    if "shape" in attrs and tuple(attrs["shape"]) == out.shape:
+        attrs["shape"] = now.shape
+    if n.op == pad.name:
+        attrs["starts"] = _scaled(attrs["starts"], out.shape, now.shape)
+    elif n.op == slice_.name:
+        t = n.args[0].type
+        starts = attrs["starts"] = _scaled(attrs["starts"], t.shape, one_turn(t).shape)
+        rows = zip(starts, attrs["steps"], now.shape, strict=True)
+        attrs["stops"] = tuple(s + (m - 1) * k + 1 if m else s for s, k, m in rows)
+    if "to_dim" in attrs:
+        attrs["into"] = dim_text(now.dims[attrs["to_dim"]])
+    given = list(args)
+    if _counts(n):
+        given.insert(n.op in (random_bits.name, cond.name), number)
+        if n.op == scan.name:
+            attrs["consts"] += 1
+        elif n.op != cond.name:
+            dim, _, below = _at(out)
+            attrs["blocks"] = (dim, _turns_of(out), below, *attrs.get("blocks", ()))
+    return Node(n.op, tuple(given), types, attrs, n.loc, n.scope, n.note)
+
+
+def _scaled(starts: Sequence[int], of: Sequence[int], here: Sequence[int]) -> tuple[int, ...]:
+    """Places in dims of the sizes `of` as places in dims of the sizes `here`."""
+    return tuple(s if n == m else s * m // n for s, n, m in zip(starts, of, here, strict=True))
+
+
+def _turned_body(graph: Graph, counts: bool) -> Graph:
+    """`graph`, which a loop or a branch runs, for one turn; with the turn's number as its first
+    input if it `counts`."""
+    number = input_node(plain(uint32, ()), "turn")
+    new: dict[Node, Node] = {}
+    for n in graph.nodes:
+        if n.op == "input":
+            new[n] = input_node(one_turn(n.type), n.attrs["name"])
+        else:
+            new[n] = turned(n, [new[a] for a in n.args], number)
+    first = (number,) if counts else ()
+    ends = (*first, *(new[n] for n in graph.inputs)), tuple(new[o] for o in graph.outputs)
+    return Graph(graph.name, (*first, *new.values()), *ends, graph.options)
+
+
+def can_turn(n: Node) -> bool:
+    """Whether `n` can be computed turn by turn: the rule of its op holds for one turn."""
+    if over_time(n) or not all(map(can_turn, (m for g in _bodies(n).values() for m in g.nodes))):
+        return False
+    time = {*n.type.mesh.time} if n.type.mesh is not None else set()
+    digits = (d for t in (*n.ins, *n.types) for i in range(t.rank) for d in t.digits(i))
+    if any(d.uneven and time & {*d.axes} for d in digits):
+        return False
+    if n.op in ("input", item.name, to_mesh.name):
+        return True
+    made = turned(n, [input_node(one_turn(t), "x") for t in n.ins], _NUMBER)
+    ins = tuple(a.type for a in made.args)
+    try:
+        got = infer(OPS[n.op], ins, made.attrs)
+    except TesseraError:
+        return False
+    pairs = [*zip(got.wants, ins, strict=True)]
+    pairs += zip(got.outs, made.types, strict=True)
+    return all(same_type(a, b) for a, b in pairs)
+
+
+_NUMBER = input_node(plain(uint32, ()), "turn")
+
+
+def rested(b: Builder, n: Node, args: Sequence[Node]) -> Node:
+    """`n` for all turns at once, of `args`, added to `b`."""
+    to = at_rest(n.type)
+    if over_time(n):
+        return b.redistribute(args[0], to, n.note)
+    if n.op == to_mesh.name and args[0].type is to:
+        return args[0]
+    types = tuple(map(at_rest, n.types))
+    attrs: dict[str, Any] = {
+        k: at_rest(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
+    }
+    attrs |= {k: _rested_body(g) for k, g in _bodies(n).items() if _in_time(g)}
+    if "to_dim" in attrs:
+        attrs["into"] = dim_text(to.dims[attrs["to_dim"]])
+    return b._add(Node(n.op, tuple(args), types, attrs, n.loc, n.scope, n.note))
+
+
+def _rested_body(graph: Graph) -> Graph:
+    b, new = Builder(graph.name, graph.options), dict[Node, Node]()
+    for n in graph.nodes:
+        b.loc = n.loc
+        if n.op == "input":
+            new[n] = b.input(at_rest(n.type), n.attrs["name"])
+        else:
+            new[n] = rested(b, n, [new[a] for a in n.args])
+    b.inputs = [new[n] for n in graph.inputs]
+    return b.graph([new[o] for o in graph.outputs])
+
+
+def _in_time(graph: Graph) -> bool:
+    return any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types)
+
+
+def _turns_of(t: TensorType) -> int:
+    assert t.mesh is not None
+    return t.mesh.sizes[t.mesh.time[0]]
+
+
+# -- the whole graph ------------------------------------------------------------------------------
+class _Turns:
+    """The lowering of `graph`, whose nodes in turns are on `mesh`."""
+
+    def __init__(self, graph: Graph, mesh: Mesh) -> None:
+        self.graph, self.mesh, self.count = graph, mesh, mesh.sizes[mesh.time[0]]
+        self.place = {n: i for i, n in enumerate(graph.nodes)}
+        timed = {
+            n
+            for n in graph.nodes
+            if any(t.mesh == mesh and depends_on_time(t) for t in (*n.types, *n.ins))
+        }
+        outside = {n for n in timed if n.op == "input" or not can_turn(n)}
+        # Values made again wherever they are read: constants, and weights gathered for use.
+        keeps = graph.options.schedule.reshard_after_forward is False
+        self.again: set[Node] = set()
+        for n in graph.nodes:
+            gathered = gathers_for_use(n) or (is_form(n) and n.args[0] in self.again)
+            if n not in outside and n.op != "input" and (is_free(n) or (gathered and not keeps)):
+                self.again.add(n)
+        self.inner = timed - outside - self.again
+        self.phase = self._phases()
+        self.b = Builder(graph.name, graph.options)
+        self.out: dict[Node, Node] = {}  # values outside of loops, at rest
+        self.stack: dict[Node, Node] = {}  # values of all turns, stacked
+
+    def _phases(self) -> dict[Node, int]:
+        """For each node, how many loops come after the one that computes it, and it as well, where
+        a result needs that: a value that leaves a loop ends it."""
+        nodes = self.graph.nodes
+        early: dict[Node, int] = {}
+        for n in nodes:
+            early[n] = max((self._after(a, n) + early[a] for a in n.args), default=0)
+        late = self._late(nodes, {})
+        most = max(late.values(), default=0)
+        # A row of a result is computed in the loop of the gradients, where nothing is against it.
+        ends = {o: 1 for o in self.graph.outputs if o in self.inner and early[o] < most}
+        return self._late(nodes, ends)
+
+    def _late(self, nodes: Sequence[Node], ends: Mapping[Node, int]) -> dict[Node, int]:
+        late = dict.fromkeys(nodes, 0)
+        for n in reversed(nodes):
+            late[n] = max(late[n], ends.get(n, 0))
+            for a in n.args:
+                late[a] = max(late[a], late[n] + self._after(a, n))
+        for n in nodes:  # what picks a result is with what makes it
+            if n.op == item.name:
+                late[n] = late[n.args[0]]
+        return late
+
+    def _after(self, a: Node, n: Node) -> int:
+        return int(a in self.inner and n not in self.inner)
+
+    def lowered(self) -> Graph:
+        for n in self.graph.inputs:
+            self.out[n] = self.b.input(at_rest(n.type), n.attrs["name"])
+        groups: dict[int, list[Node]] = {}
+        for n, phase in self.phase.items():
+            if n.op != "input" and n not in self.again:
+                groups.setdefault(phase, []).append(n)
+        plans = {k: self._reads(k, group) for k, group in groups.items()}
+        read = {a for n in self.phase if n not in self.inner for a in n.args}
+        self.leaves = (read | {*self.graph.outputs}) & self.inner
+        self.saved = {n for _, saved in plans.values() for n in saved}
+        for k in sorted(groups, reverse=True):
+            for n in groups[k]:
+                if n not in self.inner:
+                    self._outside(n)
+            body = [n for n in groups[k] if n in self.inner]
+            if body:
+                self._loop(body, *plans[k])
+        return self.b.graph([self._value(o) for o in self.graph.outputs])
+
+    def _reads(self, k: int, group: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+        """(what the loop of phase `k` computes again, what it reads of earlier loops), so that few
+        bytes are kept from one loop to the next."""
+        own = {n for n in self.inner if self.phase[n] > k}
+        read = own.intersection(a for n in group if n in self.inner for a in n.args)
+        if not read:
+            return [], []
+        saved, again = kept(read, own, {n for n in self.graph.nodes if n not in self.inner})
+        return sorted(again, key=self.place.__getitem__), sorted(saved, key=self.place.__getitem__)
+
+    def _value(self, n: Node) -> Node:
+        if n not in self.out:
+            self._outside(n)
+        return self.out[n]
+
+    def _outside(self, n: Node) -> None:
+        if n in self.out:
+            return
+        args = [self._value(a) for a in n.args]
+        self.b.loc, self.b.scope = n.loc, n.scope
+        self.out[n] = rested(self.b, n, args)
+
+    # -- a loop ------------------------------------------------------------------------------------
+    def _loop(self, own: Sequence[Node], again: Sequence[Node], saved: Sequence[Node]) -> None:
+        """Adds the loop that computes the nodes `own`, and computes `again` what it does not read
+        as `saved` by an earlier one."""
+        b = Builder("microbatches", self.graph.options)
+        new: dict[Node, Node] = {}
+        consts: dict[Node, Node] = {}  # input of the body to the value outside
+        rows: dict[Node, Node] = {}  # input of the body to the stack outside
+        number: list[Node] = []
+        here = {*own, *again}
+
+        def value(n: Node) -> Node:
+            if n in new:
+                return new[n]
+            if n in here or n in self.again:
+                made([n])
+            elif n in saved and n in self.stack:
+                new[n] = b.input(one_turn(n.type), "kept")
+                rows[new[n]] = self.stack[n]
+            else:
+                x = self._value(n)
+                new[n] = b.input(one_turn(n.type), str(n.attrs.get("name", n.op)))
+                if depends_on_time(n.type) and self._kind(n) in ("", "sum"):
+                    rows[new[n]] = self._cut(n, x)
+                else:
+                    consts[new[n]] = x
+            return new[n]
+
+        def made(nodes: Iterable[Node]) -> None:
+            for n in nodes:
+                if n in new:
+                    continue
+                if n.op == to_mesh.name and one_turn(n.type) is (x := value(n.args[0])).type:
+                    new[n] = x
+                    continue
+                args = [value(a) for a in n.args]
+                if _counts(n) and not number:
+                    number.append(b.input(plain(uint32, ()), "turn"))
+                    self.b.loc = ""
+                    rows[number[0]] = self.b("iota", dtype=uint32, shape=(self.count,), dim=0)
+                new[n] = b._add(turned(n, args, *number or (_NUMBER,)))
+
+        made(sorted(here, key=self.place.__getitem__))
+        left = [n for n in own if n in self.leaves or n in self.saved]
+        sums = [n for n in left if self._kind(n) and (n in self.leaves or self._kind(n) == "same")]
+        stacks = [n for n in left if n not in sums or (n in self.saved and self._kind(n) != "same")]
+        totals, ends = [], []
+        b.loc = ""
+        for n in sums:
+            x, kind, dtype = new[n], self._kind(n), n.type.dtype
+            exact = self.graph.options.mesh_invariant
+            if kind == "sum" and dtype.is_float and dtype.bytes < 4 and not exact:
+                x = b("cast", x, dtype=f32)
+            if kind not in ("sum", "same") or dtype is bool_:
+                x = b.redistribute(x, x.type.complete())
+            totals.append(b.input(x.type, "sum"))
+            ends.append(_combined(b, kind, totals[-1], x))
+        outs = [*ends, *(new[n] for n in stacks)]
+        b.inputs = [*consts, *totals, *rows]
+        kinds = [self._kind(n) for n in sums]
+        found = self._scan(b.graph(outs), list(consts.values()), kinds, list(rows.values()), own[0])
+        for n, x in zip(sums, found, strict=False):
+            self.b.loc, self.b.scope = n.loc, n.scope
+            if x.type.dtype is not n.type.dtype:
+                x = self.b("cast", x, dtype=n.type.dtype, terms=True)
+            self.out[n] = x
+        for n, x in zip(stacks, found[len(sums) :], strict=True):
+            self.stack[n] = x
+            if n in self.leaves:
+                self.out[n] = self._whole(n, x)
+
+    def _kind(self, n: Node) -> str:
+        """How the turns of `n` are combined: "" where each is a part of the whole, "same" where all
+        turns have the same."""
+        if not depends_on_time(n.type):
+            return "same"
+        return next((kind for a, kind in n.type.partial if a in self.mesh.time), "")
+
+    def _scan(
+        self, body: Graph, consts: Sequence[Node], kinds: Sequence[str], rows: Sequence[Node],
+        at: Node,
+    ) -> list[Node]:  # fmt: skip
+        """The results of `body` run for all turns: totals of these `kinds`, then stacks. Where bits
+        are promised, totals are those of adjacent pairs, then of pairs of these."""
+        b, sizes = self.b, [self.count]
+        while self.graph.options.mesh_invariant and sizes[0] % 2 == 0 and sizes[0] > 2:
+            sizes[:1] = [sizes[0] // 2, 2]
+        first = len(consts)
+        for size in sizes[:0:-1]:
+            inner = Builder(body.name, body.options)
+            inner.loc = ""
+            xs = [inner.input(n.type, n.attrs["name"]) for n in body.inputs[:first]]
+            totals = [inner.input(n.type, "sum") for n in body.outputs[: len(kinds)]]
+            ys = [inner.input(stacked(n.type, size), n.attrs["name"])
+                  for n in body.inputs[first + len(kinds) :]]  # fmt: skip
+            got = _run(inner, body, size, xs, kinds, ys)
+            pairs = zip(kinds, totals, got, strict=False)
+            ends = [_combined(inner, kind, t, x) for kind, t, x in pairs]
+            body = inner.graph([*ends, *got[len(kinds) :]])
+        b.loc, b.scope = at.loc, ""
+        if len(sizes) > 1:
+            rows = [b("reshape", x, shape=(*sizes, *x.type.shape[1:])) for x in rows]
+        found = _run(b, body, sizes[0], consts, kinds, rows)
+        stacks = found[len(kinds) :]
+        if len(sizes) > 1:
+            stacks = [
+                b("reshape", x, shape=(self.count, *x.type.shape[len(sizes) :])) for x in stacks
+            ]
+        return [*found[: len(kinds)], *stacks]
+
+    def _cut(self, n: Node, x: Node) -> Node:
+        """The turns of `n`, stacked; `x` is its value at rest. Of a sum the first turn has all."""
+        if n in self.stack:
+            return self.stack[n]
+        b, shape = self.b, x.type.shape
+        b.loc, b.scope = n.loc, n.scope
+        if self._kind(n):
+            x = b("reshape", x, shape=(1, *shape))
+            zeros = {"starts": (0,) * x.type.rank, "steps": (1,) * x.type.rank}
+            self.stack[n] = b("pad", x, **zeros, shape=(self.count, *shape))
+            return self.stack[n]
+        dim, above, below = _at(n.type)
+        x = b("reshape", x, shape=(*shape[:dim], above, self.count, below, *shape[dim + 1 :]))
+        x = b("transpose", x, perm=(dim + 1, *(i for i in range(x.type.rank) if i != dim + 1)))
+        turn = one_turn(n.type)
+        x = b("reshape", x, shape=(self.count, *turn.shape))
+        self.stack[n] = b.redistribute(x, stacked(turn, self.count))
+        return self.stack[n]
+
+    def _whole(self, n: Node, x: Node) -> Node:
+        """The value at rest of `n`, of which `x` are the turns, stacked."""
+        dim, above, below = _at(n.type)
+        b, shape = self.b, one_turn(n.type).shape
+        b.loc, b.scope = n.loc, n.scope
+        x = b("reshape", x, shape=(self.count, *shape[:dim], above, below, *shape[dim + 1 :]))
+        order = [*range(1, x.type.rank)]
+        order.insert(dim + 1, 0)
+        x = b("transpose", x, perm=tuple(order))
+        x = b("reshape", x, shape=n.type.shape)
+        return b.redistribute(x, at_rest(n.type))
+
+
+def _combined(b: Builder, kind: str, total: Node, x: Node) -> Node:
+    """`total` after one more turn, which gives `x`."""
+    if kind == "same":
+        return x
+    if x.type.dtype is bool_:
+        return b("logical_or", total, x)
+    op = add if kind == "sum" else maximum if kind == "max" else minimum
+    return b(op.name, total, x)
+
+
+def _run(
+    b: Builder, body: Graph, count: int, consts: Sequence[Node], kinds: Sequence[str],
+    rows: Sequence[Node],
+) -> list[Node]:  # fmt: skip
+    """The results of `body` run `count` times, with new totals of these `kinds`."""
+    starts = [
+        b("full", dtype=o.type.dtype, shape=o.type.shape, layout=o.type,
+          value=0 if kind == "same" else identity(kind, o.type.dtype.numpy))
+        for o, kind in zip(body.outputs, kinds, strict=False)
+    ]  # fmt: skip
+    loop = b(
+        "scan", *consts, *starts, *rows, body=body, length=count, consts=len(consts),
+        carries=len(kinds), reverse=False, policy="recompute",
+    )  # fmt: skip
+    return [b("item", loop, index=i) for i in range(len(body.outputs))]

@@ -98,10 +98,6 @@ REFUSED = {
         "tied", cp=2, tp=2, context="all_to_all"
     ),
     "zigzag: a sequence of 16 does not divide into 6 chunks": Hybrid("even", cp=3, context="ring"),
-    "compose: a batch of 24 does not divide into 5 microbatches": replace(PIPE, microbatches=5),
-    "compose: the rows of a batch do not divide into 8 microbatches on each device": replace(
-        PIPE, dp=2, microbatches=8
-    ),
     "pipeline: DualPipeV on 2 ranks needs 4 microbatches": replace(
         PIPE, schedule="DualPipeV", microbatches=3
     ),

@@ -408,7 +408,8 @@ class Jit(Generic[P, R]):
         gone = entry.donated and entry.donated - {sources.get(n) for n in done.kept}
         rec = Recording(self.name, recorder.options, list(recorder.builder.nodes), sources)
         self._last = recorder.builder, results, None
-        scheduled = recorder.frame.scheduled(recorder, results, lambda n: held(sources[n], tensors))
+        how = recorder.stages or recorder.frame
+        scheduled = how.scheduled(recorder, results, lambda n: held(sources[n], tensors))
         if scheduled is not None:
             given, schedule = scheduled
             at = enumerate(sources[n] for n in given)

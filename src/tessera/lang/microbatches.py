@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from ..core.context import settings
 from ..core.layout import Factor, ways
 from ..core.mesh import Mesh, in_time
 from .functions import relayout
+from .parameter import Parameter
 from .tensor import Tensor
 
 AXIS = "mb"
 
 
-def in_microbatches(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
-    """`tensors`, of which those with as many rows as the first are laid over an axis in time: each
-    device takes its rows in `count` turns.
+def is_weight(t: Tensor) -> bool:
+    """Whether the way `t` was made says that it is a weight, or state of one."""
+    return isinstance(t, Parameter) or bool(t.name) or t.drawn or bool(t.type.rest)
+
+
+def rows_of(tensors: Sequence[Tensor], alone: Sequence[Tensor]) -> Tensor | None:
+    """The first of `tensors` that holds the batch. Of those that are no weights it is the first of
+    whole numbers or truths, such as tokens, labels and masks; where there is none the first that is
+    an argument `alone`, not in a container, one whose rows are split before others; else the
+    first."""
+    able = [t for t in tensors if t.ndim and not is_weight(t)]
+    mine = {id(t) for t in able}
+    own = [t for t in alone if id(t) in mine]
+    whole = (t for t in able if not t.dtype.is_float)
+    split = (t for t in own if any(f.axes for f in t.type.dims[0]))
+    return next(chain(whole, split, own, able), None)
+
+
+def in_microbatches(
+    tensors: Sequence[Tensor], count: int, first: Tensor | None, mesh: Mesh | None = None
+) -> list[Tensor]:
+    """`tensors`, of which those that are no weights and have as many rows as `first` are laid over
+    an axis in time: each device takes its rows in `count` turns.
 
     Where they do not divide into so many, it takes the next larger number that divides them. Rows
-    that lie uneven on the devices are taken at once.
+    that lie uneven on the devices are taken at once. `mesh` is the one of the devices; None takes
+    that of the tensors.
     """
-    first = next((t for t in tensors if t.ndim), None)
-    if first is None:
+    turns = 1 if first is None else _turns(first, count)
+    if first is None or turns == 1:
         return list(tensors)
-    turns = _turns(first, count)
-    if turns == 1:
-        return list(tensors)
-    mesh = next((t.mesh for t in tensors if t.mesh is not None), settings().mesh)
+    mesh = mesh or next((t.mesh for t in tensors if t.mesh is not None), settings().mesh)
     axis = AXIS if mesh is None or AXIS not in mesh else f"{AXIS}_"
     late = in_time(mesh, {axis: turns})
-    rows = [t.ndim and t.shape[0] == first.shape[0] and _turns(t, turns) == turns for t in tensors]
+    rows = [
+        t.ndim and t.shape[0] == first.shape[0] and not is_weight(t) and _turns(t, turns) == turns
+        for t in tensors
+    ]
     return [_laid(t, late) if own else t for t, own in zip(tensors, rows, strict=True)]
 
 

@@ -179,12 +179,15 @@ class Recorder:
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
         self.seen: list[tuple[Tensor, ref[Tensor]]] = []  # from outside, read: (where, its value)
         self.piped = False  # whether a pipeline was played as a plain function
+        self.stages: Any = None  # what is known of the pipeline that it calls
         self.chosen: dict[
             Any, None
         ] = {}  # what functions in it were to be carried out under: chosen.py
         self.frame = WHOLE
         if parent is not None:
-            self.builder.scope = parent.builder.scope
+            around, b = parent.builder, self.builder
+            b.scope, b.slices, b.whole = around.scope, around.slices, around.whole
+            b.stages_axis = around.stages_axis
             self.frame, self.compiles = parent.frame, parent.compiles
 
     @property

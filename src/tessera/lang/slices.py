@@ -69,7 +69,7 @@ class Slices(Frame):
         return self.here(t.type) if known else t.type  # an op that meets another says so
 
     def laid(self, to: TensorType, of: TensorType) -> TensorType:
-        return self.here(to)
+        return to if to.mesh is not None and to.mesh.time else self.here(to)
 
     def gradients(
         self,
@@ -93,8 +93,9 @@ class Slices(Frame):
         types = [KEY_TYPE if t is None else t.type for t in map(held, given)]
         wholes = [t if t.mesh in self.meshes else laid_on(t, self.whole) for t in types]
         known = {g: b.replaced.get(g, g) for g, w in self.gradient_of.items() if w in given}
-        back = {b.finals.get(n, n): self.gradient_of[g] for g, n in known.items()}
-        return given, spread(graph, recorder.key, wholes, back, self.meshes, self.whole)
+        at = dict(zip(given, wholes, strict=True))
+        back = {b.finals.get(n, n): at[self.gradient_of[g]] for g, n in known.items()}
+        return given, spread(graph, wholes, back, self.meshes, self.whole)
 
 
 class NeedsSlices(Reframe):
@@ -115,7 +116,7 @@ class NeedsSlices(Reframe):
 
 def need_one_mesh(recorder: Recorder) -> None:
     """Raises NeedsSlices where the inputs of `recorder` lie on several slices of one mesh."""
-    if recorder.frame is WHOLE and not recorder.builder.strict:
+    if recorder.frame is WHOLE and not recorder.builder.strict and recorder.stages is None:
         found = Slices.among(n.type.mesh for n in recorder.builder.inputs)
         if found is not None:
             raise NeedsSlices(found)

@@ -274,6 +274,7 @@ def use(slot: Slot, mesh: Mesh | None = None, store: Store | None = None) -> Ten
     if recorder is not None:
         mesh = recorder.frame.home or mesh  # not where they are used
     mesh = mesh or settings().mesh or now.mesh
+    mesh = mesh.space if mesh is not None and mesh.time else mesh
     want = now.type
     if now.mesh != mesh and (now.mesh is not None or now._data is None):
         want = plain(now.dtype, now.shape, mesh)

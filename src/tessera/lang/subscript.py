@@ -19,10 +19,11 @@ from ..core.checks import shown
 from ..core.dtypes import bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError, UsageError, fail
 from ..core.layout import dim_axes
+from ..ops.create import iota
 from . import record
 from .index_bounds import NOTHING, check_ids
 from .operands import as_tensor, binary, emit, scalar
-from .shaping import permute, reshape, sliced
+from .shaping import broadcast_to, permute, reshape, sliced
 from .tensor import Tensor, method
 
 
@@ -205,6 +206,10 @@ def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
 def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, Tensor]:
     """(the elements at all `ids` together, their places in the dims as one)."""
     dims, sizes = [*ids], [t.shape[d] for d in ids]
+    if dims == [0, 1] and _each_row(ids[0], sizes[0]) and ids[1].shape in ((), (1,), (sizes[0],)):
+        at = broadcast_to(ids[1], (sizes[0],))  # one of each row: rows stay where they are
+        at = reshape(at, (sizes[0], *(1,) * (t.ndim - 1)))
+        return emit("take_along", t, at, dim=1, ids="signed"), ids[0]
     flat, seen = None, None
     for n, k in zip(sizes, ids.values(), strict=True):
         k = (k if k.dtype is not uint32 else binary("minimum", k, 2**31 - 1)).to(int32)
@@ -220,3 +225,12 @@ def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, 
     t = permute(t, (*rest[:first], *dims, *rest[first:]))
     t = reshape(t, (*t.shape[:first], count, *t.shape[first + len(dims) :]))
     return emit("take", t, flat, dim=first, ids="exact"), flat
+
+
+def _each_row(ids: Tensor, rows: int) -> bool:
+    """Whether `ids` are 0, 1, 2, ... up to the number of `rows`, as `ts.arange(rows)` is."""
+    recorder = record.current()
+    if recorder is None or ids.shape != (rows,):
+        return False
+    node = recorder.node(ids)
+    return node.op == iota.name

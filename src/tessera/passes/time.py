@@ -12,23 +12,31 @@ A value lies in one of three ways: as `rest` outside (whole along the axis), as 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.dtypes import bool_, f32, uint32
 from ..core.errors import TesseraError
-from ..core.layout import TensorType, dim_text, grouped, plain, same_type, without
+from ..core.layout import TensorType, dim_text, plain, same_type
 from ..core.mesh import Mesh
 from ..ir.graph.again import is_form, is_free, kept
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node
+from ..ir.graph.turns import (
+    at_rest,
+    combined,
+    combining,
+    cut,
+    depends_on_time,
+    joined,
+    one_turn,
+    place_of_time,
+    turns_of,
+)
 from ..ir.graph.xp_numpy import identity
 from ..ops.control import item, scan, stacked
 from ..ops.create import iota
 from ..ops.custom import custom
-from ..ops.elementwise import add, maximum, minimum
 from ..ops.local import cond
 from ..ops.movement import broadcast_to, pad, slice_
 from ..ops.op import BODIES, OPS, infer
@@ -42,7 +50,7 @@ def in_turns(graph: Graph) -> Graph:
         graph = graph.rewrite(None, lambda body: body if _is_open(body) else in_turns(body))
     every = (t.mesh for n in graph.nodes for t in n.types if t.mesh is not None)
     for mesh in dict.fromkeys(m for m in every if m.time):
-        graph = _Turns(graph, mesh).lowered()
+        graph = Turns(graph, mesh).lowered()
     return graph
 
 
@@ -50,42 +58,6 @@ def _is_open(body: Graph) -> bool:
     """Whether `body` is a part of what is computed in turns, and no program of its own."""
     ends = (*body.inputs, *body.outputs)
     return any(n.type.mesh is not None and n.type.mesh.time for n in ends)
-
-
-def depends_on_time(t: TensorType) -> bool:
-    """Whether a value of type `t` differs between the turns of its mesh's axis in time."""
-    time = t.mesh.time if t.mesh is not None else ()
-    return any(a in time for a in (*t.split_axes, *t.partial_axes, *t.varying))
-
-
-def at_rest(t: TensorType) -> TensorType:
-    """`t` on the mesh of the devices: whole along its axis in time, sums over it completed."""
-    if t.mesh is None or not t.mesh.time:
-        return t
-    time, dims = t.mesh.time, (without(d, t.mesh.time, t.sizes) for d in t.dims)
-    partial = tuple(p for p in t.partial if p[0] not in time)
-    return TensorType(t.dtype, dims, partial, t.mesh.space, t.varying, t.rest)
-
-
-@lru_cache(maxsize=4096)
-def one_turn(t: TensorType) -> TensorType:
-    """The part of a value of type `t` that one turn computes, on the mesh of the devices."""
-    if t.mesh is None or not t.mesh.time:
-        return t
-    time = t.mesh.time
-    dims = (grouped(d for d in t.digits(i) if not {*d.axes} & {*time}) for i in range(t.rank))
-    partial = tuple(p for p in t.partial if p[0] not in time)
-    return TensorType(t.dtype, dims, partial, t.mesh.space, t.varying, t.rest)
-
-
-def _at(t: TensorType) -> tuple[int, int, int]:
-    """Where the axis in time splits `t`: the dim, and the product of sizes above and below it."""
-    assert t.mesh is not None
-    (axis,) = t.mesh.time
-    dim = next(i for i, d in enumerate(t.dims) if any(axis in f.axes for f in d))
-    run = t.digits(dim)
-    place = next(i for i, d in enumerate(run) if d.axes == (axis,))
-    return dim, math.prod(d.size for d in run[:place]), math.prod(d.size for d in run[place + 1 :])
 
 
 # -- one node, for one turn or for all ------------------------------------------------------------
@@ -115,6 +87,8 @@ def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
     attrs: dict[str, Any] = {
         k: one_turn(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
     }
+    if n.op == custom.name:  # its gradient is in the graph already
+        attrs["backward"] = _rested_body(attrs["backward"], at_rest)
     attrs |= {k: _turned_body(g, _counts(n)) for k, g in _bodies(n).items()}
     out, now = n.type, types[0]
     if n.op == broadcast_to.name and "layout" in attrs and out.shape == now.shape:
@@ -136,8 +110,8 @@ def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
         if n.op == scan.name:
             attrs["consts"] += 1
         elif n.op != cond.name:
-            dim, _, below = _at(out)
-            attrs["blocks"] = (dim, _turns_of(out), below, *attrs.get("blocks", ()))
+            dim, _, below = place_of_time(out)
+            attrs["blocks"] = (dim, turns_of(out), below, *attrs.get("blocks", ()))
     return Node(n.op, tuple(given), types, attrs, n.loc, n.scope, n.note)
 
 
@@ -185,46 +159,45 @@ def can_turn(n: Node) -> bool:
 _NUMBER = input_node(plain(uint32, ()), "turn")
 
 
-def rested(b: Builder, n: Node, args: Sequence[Node]) -> Node:
-    """`n` for all turns at once, of `args`, added to `b`."""
-    to = at_rest(n.type)
-    if over_time(n):
+Lie = Callable[[TensorType], TensorType]
+
+
+def rested(b: Builder, n: Node, args: Sequence[Node], lie: Lie = at_rest) -> Node:
+    """`n` of `args` for all turns at once, added to `b`; each value lies as `lie` says, on a mesh
+    of fewer axes."""
+    to = lie(n.type)
+    lost = n.op in NAMES and any(a not in to.sizes for a in n.attrs.get("axes", ()))
+    if lost or (n.op == to_mesh.name and args[0].type.mesh != to.mesh):
         return b.redistribute(args[0], to, n.note)
     if n.op == to_mesh.name and args[0].type is to:
         return args[0]
-    types = tuple(map(at_rest, n.types))
+    types = tuple(map(lie, n.types))
     attrs: dict[str, Any] = {
-        k: at_rest(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
+        k: lie(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
     }
-    attrs |= {k: _rested_body(g) for k, g in _bodies(n).items() if _in_time(g)}
+    bodies = ((k, g) for k, g in n.attrs.items() if isinstance(g, Graph))
+    attrs |= {k: _rested_body(g, lie) for k, g in bodies}
     if "to_dim" in attrs:
         attrs["into"] = dim_text(to.dims[attrs["to_dim"]])
     return b._add(Node(n.op, tuple(args), types, attrs, n.loc, n.scope, n.note))
 
 
-def _rested_body(graph: Graph) -> Graph:
+def _rested_body(graph: Graph, lie: Lie) -> Graph:
+    if all(lie(t) is t for n in graph.nodes for t in n.types):
+        return graph
     b, new = Builder(graph.name, graph.options), dict[Node, Node]()
     for n in graph.nodes:
-        b.loc = n.loc
+        b.loc, b.scope = n.loc, n.scope
         if n.op == "input":
-            new[n] = b.input(at_rest(n.type), n.attrs["name"])
+            new[n] = b.input(lie(n.type), n.attrs["name"])
         else:
-            new[n] = rested(b, n, [new[a] for a in n.args])
+            new[n] = rested(b, n, [new[a] for a in n.args], lie)
     b.inputs = [new[n] for n in graph.inputs]
     return b.graph([new[o] for o in graph.outputs])
 
 
-def _in_time(graph: Graph) -> bool:
-    return any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types)
-
-
-def _turns_of(t: TensorType) -> int:
-    assert t.mesh is not None
-    return t.mesh.sizes[t.mesh.time[0]]
-
-
 # -- the whole graph ------------------------------------------------------------------------------
-class _Turns:
+class Turns:
     """The lowering of `graph`, whose nodes in turns are on `mesh`."""
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
@@ -340,7 +313,7 @@ class _Turns:
             else:
                 x = self._value(n)
                 new[n] = b.input(one_turn(n.type), str(n.attrs.get("name", n.op)))
-                if depends_on_time(n.type) and self._kind(n) in ("", "sum"):
+                if depends_on_time(n.type) and combined(n.type) in ("", "sum"):
                     rows[new[n]] = self._cut(n, x)
                 else:
                     consts[new[n]] = x
@@ -362,12 +335,16 @@ class _Turns:
 
         made(sorted(here, key=self.place.__getitem__))
         left = [n for n in own if n in self.leaves or n in self.saved]
-        sums = [n for n in left if self._kind(n) and (n in self.leaves or self._kind(n) == "same")]
-        stacks = [n for n in left if n not in sums or (n in self.saved and self._kind(n) != "same")]
+        sums = [
+            n for n in left if combined(n.type) and (n in self.leaves or combined(n.type) == "same")
+        ]
+        stacks = [
+            n for n in left if n not in sums or (n in self.saved and combined(n.type) != "same")
+        ]
         totals, ends = [], []
         b.loc = ""
         for n in sums:
-            x, kind, dtype = new[n], self._kind(n), n.type.dtype
+            x, kind, dtype = new[n], combined(n.type), n.type.dtype
             exact = self.graph.options.mesh_invariant
             if kind == "sum" and dtype.is_float and dtype.bytes < 4 and not exact:
                 x = b("cast", x, dtype=f32)
@@ -377,7 +354,7 @@ class _Turns:
             ends.append(_combined(b, kind, totals[-1], x))
         outs = [*ends, *(new[n] for n in stacks)]
         b.inputs = [*consts, *totals, *rows]
-        kinds = [self._kind(n) for n in sums]
+        kinds = [combined(n.type) for n in sums]
         found = self._scan(b.graph(outs), list(consts.values()), kinds, list(rows.values()), own[0])
         for n, x in zip(sums, found, strict=False):
             self.b.loc, self.b.scope = n.loc, n.scope
@@ -387,14 +364,8 @@ class _Turns:
         for n, x in zip(stacks, found[len(sums) :], strict=True):
             self.stack[n] = x
             if n in self.leaves:
-                self.out[n] = self._whole(n, x)
-
-    def _kind(self, n: Node) -> str:
-        """How the turns of `n` are combined: "" where each is a part of the whole, "same" where all
-        turns have the same."""
-        if not depends_on_time(n.type):
-            return "same"
-        return next((kind for a, kind in n.type.partial if a in self.mesh.time), "")
+                self.b.loc, self.b.scope = n.loc, n.scope
+                self.out[n] = joined(self.b, x, n.type)
 
     def _scan(
         self, body: Graph, consts: Sequence[Node], kinds: Sequence[str], rows: Sequence[Node],
@@ -429,45 +400,18 @@ class _Turns:
         return [*found[: len(kinds)], *stacks]
 
     def _cut(self, n: Node, x: Node) -> Node:
-        """The turns of `n`, stacked; `x` is its value at rest. Of a sum the first turn has all."""
-        if n in self.stack:
-            return self.stack[n]
-        b, shape = self.b, x.type.shape
-        b.loc, b.scope = n.loc, n.scope
-        if self._kind(n):
-            x = b("reshape", x, shape=(1, *shape))
-            zeros = {"starts": (0,) * x.type.rank, "steps": (1,) * x.type.rank}
-            self.stack[n] = b("pad", x, **zeros, shape=(self.count, *shape))
-            return self.stack[n]
-        dim, above, below = _at(n.type)
-        x = b("reshape", x, shape=(*shape[:dim], above, self.count, below, *shape[dim + 1 :]))
-        x = b("transpose", x, perm=(dim + 1, *(i for i in range(x.type.rank) if i != dim + 1)))
-        turn = one_turn(n.type)
-        x = b("reshape", x, shape=(self.count, *turn.shape))
-        self.stack[n] = b.redistribute(x, stacked(turn, self.count))
+        """The turns of `n`, stacked; `x` is its value at rest."""
+        if n not in self.stack:
+            self.b.loc, self.b.scope = n.loc, n.scope
+            self.stack[n] = cut(self.b, x, n.type)
         return self.stack[n]
-
-    def _whole(self, n: Node, x: Node) -> Node:
-        """The value at rest of `n`, of which `x` are the turns, stacked."""
-        dim, above, below = _at(n.type)
-        b, shape = self.b, one_turn(n.type).shape
-        b.loc, b.scope = n.loc, n.scope
-        x = b("reshape", x, shape=(self.count, *shape[:dim], above, below, *shape[dim + 1 :]))
-        order = [*range(1, x.type.rank)]
-        order.insert(dim + 1, 0)
-        x = b("transpose", x, perm=tuple(order))
-        x = b("reshape", x, shape=n.type.shape)
-        return b.redistribute(x, at_rest(n.type))
 
 
 def _combined(b: Builder, kind: str, total: Node, x: Node) -> Node:
     """`total` after one more turn, which gives `x`."""
     if kind == "same":
         return x
-    if x.type.dtype is bool_:
-        return b("logical_or", total, x)
-    op = add if kind == "sum" else maximum if kind == "max" else minimum
-    return b(op.name, total, x)
+    return b(combining(kind, x.type.dtype).name, total, x)
 
 
 def _run(

@@ -86,7 +86,9 @@ def accumulated(
             loss_fn, batch, weights, count, goal, reduce_dtype))  # fmt: skip
         return run.at_once(batch, weights)
     given = _tensors(batch)
-    parts = dict(zip(given, in_microbatches(list(given.values()), count), strict=True))
+    tensors = list(given.values())
+    first = next((t for t in tensors if t.ndim), None)
+    parts = dict(zip(given, in_microbatches(tensors, count, first), strict=True))
     loss = loss_fn(parts, weights)
     need_loss("accumulated", loss, "return the loss alone, a scalar tensor, from loss_fn")
     return loss, grad(goal(loss), weights, reduce_dtype=reduce_dtype)

@@ -11,7 +11,7 @@ from ...core.errors import LayoutError, caller, fail
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.mesh import Mesh, joined
 from ...core.options import PLAIN, ProgramOptions
-from ...core.reshard import completed, steps_between
+from ...core.reshard import completed, gathered, steps_between
 from ...ops.cast import narrowed, rounded
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
@@ -47,6 +47,10 @@ class Builder:
         self.origins: dict[Node, Node] = {}  # of nodes of gradients: what they are the gradient of
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.gathers_again = options.schedule.reshard_after_forward is not False
+        # Of a pipeline: the slices that its stages lie on, of which mesh, and along which axis.
+        self.slices: tuple[Mesh, ...] = ()
+        self.whole: Mesh | None = None
+        self.stages_axis = ""
         self.is_body = False  # of a loop or a branch, whose gradient is summed outside of it
         self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
         self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
@@ -88,20 +92,26 @@ class Builder:
 
     def _on_one_mesh(self, args: tuple[Node, ...]) -> tuple[Node, ...]:
         """`args`, those without an axis in time that others have as values that are whole along
-        it."""
-        meshes = [a.types[0].mesh for a in args if a.types[0].mesh is not None]
-        if not any(m.time for m in meshes):
+        it; what a stage of a pipeline holds, as a value of the mesh."""
+        mesh: Mesh | None = None
+        for m in dict.fromkeys(a.types[0].mesh for a in args):
+            if m is not None and m not in self.slices:
+                mesh = m if mesh is None else joined(mesh, m)
+                if mesh is None:
+                    return args
+        mesh = mesh or (self.whole if self.slices else None)
+        if mesh is None or not (mesh.time or self.slices):
             return args
-        mesh: Mesh | None = meshes[0]
-        for m in meshes:
-            mesh = mesh and joined(mesh, m)
-        return args if mesh is None else tuple([self._onto(a, mesh) for a in args])
+        return tuple([self._onto(a, mesh) for a in args])
 
-    def _onto(self, x: Node, mesh: Mesh | None) -> Node:
-        """`x`, which is whole along the axes in time that `mesh` lacks, on `mesh`."""
-        to = x.type.on(mesh)
+    def _onto(self, x: Node, mesh: Mesh) -> Node:
+        """`x`, which is whole along the axes that it or `mesh` lacks, on `mesh`. For a pipeline's
+        stages it is whole along their axis too."""
         if x.type.mesh is None or x.type.mesh == mesh or len(x.types) > 1:
             return x
+        if mesh.time and self.stages_axis in x.type.split_axes:
+            x = self.redistribute(x, gathered(x.type, (self.stages_axis,)), "for a stage")
+        to = x.type.on(mesh)
         known = self._moved.get((x, to, False, False))
         if known is None:
             known = self._moved[x, to, False, False] = self("to_mesh", x, layout=to)
@@ -184,11 +194,7 @@ class Builder:
         if x.type is to:
             return x
         if x.type.mesh != to.mesh and x.type.mesh is not None and to.mesh is not None:
-            mesh = joined(x.type.mesh, to.mesh)
-            if mesh == to.mesh:
-                x = self._onto(x, mesh)
-            elif mesh is not None and to.mesh == mesh.space:
-                x = self._onto(self.redistribute(x, to.on(mesh), reason), to.mesh)
+            x = self._between(x, to, reason)
         o = self.options
         exact = self.ordered or o.mesh_invariant
         done = self._moved.get((x, to, exact, as_is))
@@ -216,6 +222,21 @@ class Builder:
             made = self("reinterpret", made, layout=to)  # it rests now, or it no longer does
         self._moved[start, to, exact, as_is] = made
         return made
+
+    def _between(self, x: Node, to: TensorType, reason: str) -> Node:
+        """`x` on the mesh of `to`, which has an axis in time more or less, or is a stage's slice or
+        the mesh that it is a slice of."""
+        assert x.type.mesh is not None and to.mesh is not None
+        if to.mesh in self.slices and self.whole is not None:
+            if x.type.mesh not in self.slices:
+                x = self.redistribute(x, to.on(self.whole), reason)
+            return self._onto(x, to.mesh)
+        mesh = to.mesh if x.type.mesh in self.slices else joined(x.type.mesh, to.mesh)
+        if mesh is not None and mesh == to.mesh:
+            return self._onto(x, mesh)
+        if mesh is not None and to.mesh == mesh.space:
+            return self._onto(self.redistribute(x, to.on(mesh), reason), to.mesh)
+        return x
 
     def _narrow(self, x: Node, to: TensorType) -> Node | None:
         """What crosses wires in place of `x`, in fewer bytes."""

@@ -29,6 +29,16 @@ def _checked(
     return axes[0], count, many
 
 
+def names_of(name: str, batch: object) -> tuple[str, ...] | None:
+    """The arguments that `batch` names. Raises UsageError if they are not names."""
+    names = (batch,) if isinstance(batch, str) else batch
+    if names is None:
+        return None
+    if not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+        raise unfit(name, "batch", batch, 'name arguments, such as batch="images"')
+    return tuple(names)
+
+
 def _parts(name: str, stages: object) -> list[Callable[..., Any]]:
     if not isinstance(stages, (list, tuple)) or not stages:
         raise unfit(name, "stages", stages, "give a list of functions")
@@ -43,14 +53,20 @@ def pipeline(
     schedule: Any = "1F1B",
     microbatches: int | None = None,
     chunks: int | None = None,
+    batch: str | Sequence[str] | None = None,
 ) -> Callable[[Callable[..., Any]], Pipe]:
     """`@graph.pipeline(stages=[encoder, decoder], axis="pp")`: runs a model as a pipeline.
 
     It stands above the function that calls the `stages`. The stages are placed along `axis` and
     microbatches go through them by `schedule` (guide 3, 4.4): a name ("GPipe", "1F1B",
     "Interleaved1F1B", "ZB-H1", "ZB-H2", "ZBV", "DualPipeV"), a table or a CSV file. If there are
-    more functions than stages, neighbours are grouped by cost. Raises UsageError if `stages` is not
-    a list of functions or a setting is unknown, MeshError at the call if no mesh has the axis.
+    more functions than stages, neighbours are grouped by cost. The batch is known by the first
+    argument of whole numbers or truths, such as tokens, or where there is none by the first that is
+    a tensor and no parameter; what has as many rows is cut into microbatches. `batch` names the
+    arguments instead. That matters for speed and memory alone.
+
+    Raises UsageError if `stages` is not a list of functions or a setting is unknown, MeshError at
+    the call if no mesh has the axis.
     """
     axis, count, many = _checked("pipeline", axis, microbatches, chunks, schedule)
     parts = _parts("pipeline", stages)
@@ -60,6 +76,7 @@ def pipeline(
         body = fn if all(isinstance(p, Stage) for p in parts) else None
         name = getattr(fn, "__name__", "model")
         made = Pipe(parts, axis, mesh, schedule, count, many, name, body=body)
+        made.batch = names_of("pipeline", batch)
         functools.update_wrapper(made, fn, updated=())
         return made
 
@@ -75,11 +92,13 @@ def compose(
     schedule: Any = "1F1B",
     microbatches: int | None = None,
     chunks: int | None = None,
+    batch: str | Sequence[str] | None = None,
 ) -> Pipe:
     """A pipeline of `stages` stages that runs the functions `assign` one after the other.
 
-    If there are more functions than stages, neighbours are grouped by cost (guide 2, 3.3). Raises
-    UsageError if there are fewer functions than stages.
+    If there are more functions than stages, neighbours are grouped by cost (guide 2, 3.3). `batch`
+    names arguments of the first function, as in `graph.pipeline`. Raises UsageError if there are
+    fewer functions than stages.
     """
     axis, count, many = _checked("compose", axis, microbatches, chunks, schedule)
     n = whole("compose", "stages", stages, 1)
@@ -90,7 +109,9 @@ def compose(
             f"compose: {len(parts)} functions for {n} stages",
             fix="give a function for each stage, or fewer stages",
         )
-    return Pipe(parts, axis, mesh, schedule, count, many, "compose", n)
+    made = Pipe(parts, axis, mesh, schedule, count, many, "compose", n)
+    made.batch = names_of("compose", batch)
+    return made
 
 
 def run(
@@ -100,17 +121,20 @@ def run(
     *,
     mesh: Mesh | None = None,
     chunks: int | None = None,
+    batch: str | Sequence[str] | None = None,
 ) -> Callable[[Callable[..., Any]], Pipe]:
     """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)`: pipelines a function.
 
     The function is split into stages of similar cost at places where one value passes (guide 2,
-    3.3). Raises UsageError if `mesh_axes` is not one axis or a setting is unknown.
+    3.3). `batch` names arguments, as in `graph.pipeline`. Raises UsageError if `mesh_axes` is not
+    one axis or a setting is unknown.
     """
     axis, count, many = _checked("run", mesh_axes, microbatches, chunks, schedule)
 
     def wrap(fn: Callable[..., Any]) -> Pipe:
         function_of("run", "the function", fn)
         made = Pipe([fn], axis, mesh, schedule, count, many, getattr(fn, "__name__", "model"))
+        made.batch = names_of("run", batch)
         functools.update_wrapper(made, fn, updated=())
         return made
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...core.errors import UsageError, fail
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.stages import balanced
-from .finished import Microbatch
+from .microbatch import Microbatch
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Division:
 
 def divided(m: Microbatch, count: int) -> Division:
     """`m` in `count` stages. Raises UsageError if it has fewer parts."""
-    parts = m.parts()
+    parts = m.parts
     if len(parts) == 1:
         parts = _pieces(parts[0])
     if len(parts) < count:
@@ -43,7 +43,7 @@ def divided(m: Microbatch, count: int) -> Division:
     starts = balanced(list(map(_flops, shares)), count)
     spans = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(parts)], strict=True)]
     work = [_joined(shares[s]) for s in spans]
-    other = {*m.state.batch, *m.state.sums, *m.state.ahead}
+    other = {*m.rows, *m.sums, *m.early}
     return Division(
         [_joined(parts[s]) for s in spans],
         [s.stop - s.start for s in spans],

@@ -21,7 +21,6 @@ from ...core.dtypes import bool_
 from ...core.layout import TensorType, plain
 from ...ir.graph.node import Node, input_node, reachable
 from ...ir.graph.oracle import value_of
-from ...ir.schedule.pipelines.stages import depends
 from ...ops.cast import cast
 from ...ops.control import item, scan
 from ...ops.create import full, iota
@@ -37,10 +36,8 @@ from .apart import (
     kept_apart,
     one_after_other,
     rows_of,
-    ways_cut,
 )
 from .loops import MOVING, added_to, of_loop
-from .microbatch import PipeState
 
 Degree = float | None  # None: it cannot be told
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -156,49 +153,6 @@ def values(
 def of_experts(n: Node) -> bool:
     """Whether `n` is of a layer of experts, whose rows go by places of their own."""
     return "moe" in n.scope.split("/")
-
-
-def nodes_of(state: PipeState) -> list[Node]:
-    """What was recorded in `state`."""
-    assert state.recorder is not None
-    return state.recorder.builder.nodes
-
-
-def reading(once: PipeState) -> Reading:
-    """That of a pipelined function, whose stages see one microbatch."""
-    nodes, pipe = nodes_of(once), once.pipe
-    late = depends(nodes, once.asked)
-    inside = [n for first, stop in once.spans for n in nodes[first:stop]]
-    if pipe.body is not None:
-        inside = [n for n in nodes if pipe.name in n.scope.split("/")]
-    late.update(once.kept_after)  # those of modules are averaged, whatever they are
-    outs = [o for o in once.outputs if o not in late and o.op != "input"]
-    recorder = once.recorder
-    assert recorder is not None
-    micro, node = once.micro(recorder), recorder.node
-    seen = [
-        ([n for t in x.tensors if t._trace is recorder and (n := node(t)) in micro], x)
-        for x in recorder.host_outputs
-    ]
-    devices = ways_cut(n.type for n in once.batch)
-    blocks = once.trial * once.count
-    if once.rows * once.trial % (blocks * devices):  # which will be an error
-        blocks = 1
-    return Reading(
-        pipe.name,
-        nodes,
-        once.batch,
-        once.ahead,
-        once.losses,
-        outs,
-        [nodes for nodes, _ in seen],
-        inside={*inside},
-        drawn=micro - depends(nodes, once.batch) if once.count > 1 else (),
-        told=pipe.said,
-        blocks=blocks,
-        devices=devices,
-        apart={i for i, (nodes, x) in enumerate(seen) if nodes and x.turns},
-    )
 
 
 def _value(once: Reading, n: Node, m: Node, values: dict[Node, Value], inside: bool) -> Value:

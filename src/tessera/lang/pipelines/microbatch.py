@@ -1,347 +1,316 @@
-"""What does a recording for one microbatch know? Which inputs have a part for each, what is summed
-over all of them, and what must be known before the first."""
+"""A pipelined function, as it was recorded, in microbatches: what one of them computes, and what
+comes after all of them.
+
+The function is recorded once, for the whole batch, whose rows lie over an axis in time. What is
+split over that axis belongs to a microbatch, sums over it are added up, and what needs all of them
+comes after, or before if it follows from the batch alone, such as how many labels count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from ...core.checks import divides
-from ...core.errors import GraphError, MeshError, ShapeError, UsageError, fail
-from ...core.layout import Factor, TensorType, ways
-from ...core.mesh import Mesh
-from ...core.reshard import completed, gathered
-from ...ir.graph.node import Node, reachable
-from ...ir.schedule.pipelines.stages import depends
+from ...core.dtypes import bool_, uint32
+from ...core.errors import GraphError, UsageError, fail
+from ...core.layout import TensorType, plain
+from ...core.mesh import Mesh, in_time
+from ...ir.graph.again import free_nodes
+from ...ir.graph.build import Builder
+from ...ir.graph.node import Graph, Node, reachable
+from ...ir.graph.turns import at_rest, combined, depends_on_time, on_fewer_axes, one_turn
+from ...ir.schedule.pipelines.pipeline import Recorded
+from ...ir.schedule.pipelines.stages import depends, stage_numbers
 from ...ir.schedule.pipelines.tables import Table
-from ...ir.schedule.schedule import Schedule
-from ...ops.elementwise import add
-from ...ops.movement import concat, pad
-from ...ops.redistribute import NAMES
-from ..functions import relayout
-from ..gradients import Goal, derived, laid
-from ..host_outputs import HostOutput, each_microbatch
-from ..record import KEY_TYPE, Frame, Held, Recorder, symbolic
+from ...ops.redistribute import shard, to_mesh
+from ...passes.time import Turns, in_turns, rested, turned
+from ..record import KEY_TYPE, Held, Recorder
 from ..slices import laid_on, with_two_axes
-from ..tensor import Tensor
-
-# What makes one gradient of several, where a weight is read at several places or in slices.
-TOGETHER = (add.name, concat.name, pad.name)
 
 
 class Pipeline(Protocol):
-    """What is asked of a pipeline while a microbatch of it is recorded."""
+    """What is asked of a pipeline while a function that calls it is recorded."""
 
-    parts: Sequence[Callable[..., Any]]
+    parts: Sequence[Any]
     axis: str
     name: str
-    body: Callable[..., Any] | None
-    said: set[str]  # what was warned of
+    body: Any
 
+    def table_of(self, state: PipeState) -> Table: ...
     def scheduled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
-    ) -> Schedule: ...
-    def table_of(self, state: PipeState) -> Table: ...
+    ) -> Any: ...
 
 
 @dataclass(eq=False)
-class PipeState(Frame):
-    """What a recording for one microbatch knows; or one that is a trial (batch_inputs.py), of the
-    whole batch or of one `trial` times as large. `cut` are the places, among the arguments'
-    tensors, of those that hold the batch.
-    """
+class PipeState:
+    """What a recording knows of the pipeline that it calls: the mesh as it is `given`, and with
+    two axes at least; how many microbatches there are, of so many rows each."""
 
     pipe: Pipeline
-    mesh: Mesh  # the whole; of one axis, that and another of size 1, or a stage had none
-    given: Mesh  # as the user has it
-    template: Mesh  # of one stage, whichever
+    given: Mesh
     count: int
-    trial: int
-    rows: int
-    cut: frozenset[int]
-    place: dict[Node, int] = field(default_factory=dict)  # of the inputs among the arguments
-    recorder: Recorder | None = None
-    taken: list[Node] = field(default_factory=list)  # the pipeline's arguments and results
-    results: list[Node] = field(default_factory=list)
-    wrt: set[Node] = field(default_factory=set)  # what a trial asks gradients for, and these
-    losses: list[Node] = field(default_factory=list)
-    outputs: list[Node] = field(default_factory=list)
-    asked: list[Node] = field(default_factory=list)
-    batch: dict[Node, TensorType] = field(default_factory=dict)
-    sums: dict[Node, Node] = field(default_factory=dict)
-    called: bool = False
+    rows: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list)  # where each part was recorded
-    # Inputs that are means over all microbatches, known before the first: of which values.
-    ahead: dict[Node, Node] = field(default_factory=dict)
-    gradient_of: dict[Node, Node] = field(default_factory=dict)  # to the weights they are of
-    resting: set[Node] = field(default_factory=set)  # inputs that lie on the whole mesh
-    apart: Set[int] = frozenset()  # which host outputs are of single microbatches, not of the batch
-    each: set[Node] = field(default_factory=set)  # their values, with a dim of size 1 in front
-    kept_after: list[Node] = field(default_factory=list)  # what modules' attributes were set to
 
-    is_read = False
-
-    @staticmethod
-    def begin(
-        pipe: Pipeline,
-        given: Mesh,
-        count: int,
-        trial: int,
-        rows: int = 0,
-        cut: frozenset[int] = frozenset(),
-    ) -> PipeState:
-        """The state of a recording on the first slice of the mesh along the pipeline's axis, of
-        `count` microbatches. Raises UsageError if `rows` do not divide into these."""
-        mesh = with_two_axes(given)
-        if not trial:
-            text = "a batch of {count} does not divide into {parts} microbatches"
-            divides(pipe.name, rows, count, text, "choose a number that divides it: microbatches=")
-        template = mesh.slice(**{pipe.axis: 0})
-        return PipeState(pipe, mesh, given, template, count, trial, rows, cut)
-
-    def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
-        """The type of `t` in the recording: one microbatch's part of a batch, on a stage's mesh.
-        `place` is its own among the arguments' tensors, None for one from outside."""
-        kind = t.type
-        if kind.mesh is None or kind.mesh in (self.mesh, self.given):
-            if self.pipe.axis in kind.split_axes and place in self.cut and not self.trial:
-                raise fail(
-                    MeshError,
-                    f"{self.pipe.name}: a batch is split over {self.pipe.axis!r}, which the stages"
-                    " lie along",
-                    [("batch", kind)],
-                    fix="leave it replicated there: each stage gets what it uses",
-                )
-        elif kind.mesh not in self.slices:
-            raise fail(
-                MeshError,
-                f"{self.pipe.name}: a tensor lies on another mesh",
-                [("tensor", f"{kind} on {kind.mesh.text()}"), ("mesh", self.mesh.text())],
-                fix="put it on the mesh, or on a stage's slice of it",
-            )
-        here = self.on_stage(kind)
-        if place not in self.cut:
-            return here
-        first = here.dims[0]
-        if self.trial and len(first) == 1:
-            return here.with_dims(
-                ((Factor(self.rows * self.trial, first[0].axes),), *here.dims[1:])
-            )
-        n = ways((a for f in first for a in f.axes), here.sizes)
-        if len(first) > 1 or (self.rows // n) % self.count or self.rows % n:
-            raise fail(
-                ShapeError,
-                f"{self.pipe.name}: the rows of a batch do not divide into {self.count}"
-                " microbatches on each device",
-                [("batch", kind)],
-                fix=f"give a batch whose rows are a multiple of {n * self.count}, or another"
-                " number: microbatches=",
-            )
-        part = (Factor(self.rows // self.count, first[0].axes),)
-        return here.with_dims((part, *here.dims[1:]))
-
-    def laid(self, to: TensorType, of: TensorType) -> TensorType:
-        return self.on_stage(to)
-
-    @property
-    def home(self) -> Mesh:  # type: ignore[override]
-        return self.mesh
-
-    def on_stage(self, t: TensorType) -> TensorType:
-        """`t`, of the mesh or of a stage's slice of it, on the mesh that is recorded on. What rests
-        split over the stages' axis is put together before it is sent to one."""
-        return laid_on(t, self.template)
-
-    def together(self, t: Tensor) -> Tensor:
-        """`t`, not split over the stages' axis, so that it can be sent to one of them."""
-        apart = self.pipe.axis in t.type.split_axes and t._data is not None
-        return relayout(t, gathered(t.type, (self.pipe.axis,))) if apart else t
-
-    def met(self, node: Node, t: Tensor, place: int) -> None:
-        self.place[node] = place
-        if place in self.cut:
-            self.batch[node] = self.whole(t)
-        if t.mesh in (self.mesh, self.given):
-            self.resting.add(node)
-
-    def whole(self, t: Tensor) -> TensorType:
-        """The type in which `t` is given to the program."""
-        kind = t.type
-        return kind if kind.mesh in self.slices else laid_on(kind, self.mesh)
+    @cached_property
+    def mesh(self) -> Mesh:
+        return with_two_axes(self.given)
 
     @cached_property
     def slices(self) -> list[Mesh]:
         n = self.mesh.sizes[self.pipe.axis]
         return [self.mesh.slice(**{self.pipe.axis: r}) for r in range(n)]
 
-    def gradients(
-        self,
-        recorder: Recorder,
-        loss: Node,
-        wrt: Sequence[Node],
-        weights: Sequence[Tensor],
-        goals: Sequence[Goal],
-        mean_over: Sequence[str] = (),
-    ) -> list[Node]:
-        """The sums of the gradients over all microbatches, laid as they are on a stage."""
-        b = recorder.builder
-        b.gathers_again = False  # all microbatches share what is gathered
-        if self.trial:
-            found = self._stand_ins(recorder, loss, wrt)
-        else:
-            raw = derived(b, loss, wrt, [None] * len(wrt), mean_over)
-            found = self._accumulated(recorder, loss, raw)
-        here = [None if t is None else self.on_stage(t) for t in goals]
-        found = [laid(b, g, w, t) for g, w, t in zip(found, wrt, here, strict=True)]
-        self.gradient_of.update(zip(found, wrt, strict=True))
-        return found
+    def on_stage(self, t: TensorType) -> TensorType:
+        """`t` on the slice that stands for each stage, whole along the stages' axis."""
+        here = self.slices[0]
+        if t.mesh is None or t.mesh in self.slices:
+            return t.on(here)
+        if t.mesh.time:
+            here = in_time(here, {a: t.mesh.sizes[a] for a in t.mesh.time})
+        return on_fewer_axes(t, here)
 
-    def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> Frame:
-        own = self.trial or not self.micro(recorder).isdisjoint(rows)
-        return RowOfBatch(self) if own else self
-
-    def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
-        if made_of.isdisjoint((*self.asked, *self.sums)):
-            return None
-        return (
-            "a gradient of a pipeline has no gradient itself",
-            "compute second gradients without stages: @schedule(pipeline=False)",
-        )
+    def whole(self, t: TensorType) -> TensorType:
+        """The type in which a value of type `t` is given to the program."""
+        return t if t.mesh in self.slices else laid_on(at_rest(t), self.mesh)
 
     def scheduled(
         self, recorder: Recorder, results: Sequence[Node], held: Held
-    ) -> tuple[list[Node], Schedule]:
-        inner = {*self.sums, *self.ahead}
-        given = [n for n in recorder.builder.inputs if n not in inner]
-        tensors = map(held, given)
-        wholes = [KEY_TYPE.on(self.mesh) if t is None else self.whole(t) for t in tensors]
-        return given, self.pipe.scheduled(recorder, results, wholes)
-
-    def _stand_ins(self, recorder: Recorder, loss: Node, wrt: Sequence[Node]) -> list[Node]:
-        """In a trial, what stands for the gradients of `wrt`: only their types matter."""
-        self.losses.append(loss)
-        self.wrt.update(wrt)
-        made = [recorder.builder.input(n.type.complete(), "gradient") for n in wrt]
-        self.asked += made
-        return made
-
-    def _accumulated(self, recorder: Recorder, loss: Node, found: Sequence[Node]) -> list[Node]:
-        """What stands for the sums of the gradients `found` over all microbatches."""
-        b = recorder.builder
-        if recorder.parent is not None:
-            raise fail(
-                UsageError,
-                f"{self.pipe.name}: gradients are asked for in a loop of a pipelined function",
-                [("loss", loss.type)],
-                fix="call ts.grad after the loop",
-            )
-        micro = self.micro(recorder)
-        made: dict[Node, Node] = {}
-
-        def sum_of(n: Node) -> Node:
-            if n not in micro:  # the same for each microbatch
-                return n
-            if n.op in TOGETHER and n not in b.origins:  # of a weight that several stages use
-                return b(n.op, *map(sum_of, n.args), **n.attrs)
-            if n.op in NAMES and n not in b.origins:  # one of those, on its way to the others
-                return b.redistribute(sum_of(n.args[0]), n.type, n.note)
-            if n not in made:
-                made[n] = b.input(n.type, f"sum{len(self.sums)}")
-                self.sums[made[n]] = n
-            return made[n]
-
-        return [sum_of(n) for n in found]
-
-    def micro(self, recorder: Recorder) -> set[Node]:
-        """What has a value of its own for each microbatch, of what is recorded so far."""
-        key = [recorder.key] if recorder.key is not None else []
-        return depends(recorder.builder.nodes, [*self.batch, *key])
-
-    def sets(self, node: Node) -> None:
-        self.kept_after.append(node)
-
-    def seen(self, recorder: Recorder) -> list[HostOutput]:
-        b = recorder.builder
-        cut = self.micro(recorder) - depends(b.nodes, self.sums)
-
-        def stacked(t: Tensor) -> Tensor:
-            node = recorder.node(t)
-            if node not in cut:
-                return t
-            b.loc = node.loc
-            node = b.redistribute(node, completed(node.type, node.type.partial_axes))
-            node = b("reshape", node, shape=(1, *node.type.shape))
-            b.loc = None
-            self.each.add(node)
-            return symbolic(node, recorder)
-
-        def of_each(output: HostOutput) -> HostOutput:
-            own = [recorder.node(t) in cut for t in output.tensors]
-            return each_microbatch(output, self.count, list(map(stacked, output.tensors)), own)
-
-        return [of_each(x) if i in self.apart else x for i, x in enumerate(recorder.host_outputs)]
-
-    def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
-        """(the mean of `x`, which follows from the batch, over the microbatches; how many they
-        are). What is the same for all of them is its own mean. Raises GraphError if `x` depends on
-        what the model computes, or on random numbers."""
-        if recorder.parent is not None:
-            raise fail(
-                UsageError,
-                f"{self.pipe.name}: a loss over labels is computed in a loop, where it is unknown"
-                " how many labels the other microbatches have",
-                [("count", x.type)],
-                fix="compute it outside of ts.scan",
-            )
-        x = relayout(x, completed(x.type, x.type.partial_axes))
-        node = recorder.node(x)
-        if node not in self.micro(recorder):
-            return x, 1
-        of = reachable([node])
-        drawn = recorder.key is not None and recorder.key in of
-        if drawn or any(n.kind.memory == "product" or n.kind.bodies for n in of):
-            raise fail(
-                GraphError,
-                f"{self.pipe.name}: how many labels count depends on"
-                f" {'random numbers' if drawn else 'what the model computes'}",
-                at=node.loc,
-                fix="choose the labels that count before the step, in the batch",
-            )
-        made = recorder.builder.input(node.type, f"mean{len(self.ahead)}")
-        self.ahead[made] = node
-        return symbolic(made, recorder), self.count
+    ) -> tuple[list[Node], Any]:
+        given = recorder.builder.inputs
+        types = [KEY_TYPE if t is None else t.type for t in map(held, given)]
+        return given, self.pipe.scheduled(recorder, results, [self.whole(t) for t in types])
 
 
-@dataclass(eq=False)
-class RowOfBatch(Frame):
-    """One row of a microbatch: gradients of its loss are its own."""
+class Microbatch:
+    """One microbatch of the function that `recorder` has recorded, with the results `outputs`.
 
-    microbatch: PipeState
-    is_read = False
+    `graph` is on the mesh of a stage. It has what one microbatch computes, and what comes after
+    all of them; `rows`, `sums`, `ahead` and `early` are those of `Recorded`.
+    """
 
-    def laid(self, to: TensorType, of: TensorType) -> TensorType:
-        return self.microbatch.on_stage(to)
+    def __init__(self, recorder: Recorder, outputs: Sequence[Node]) -> None:
+        self.recorder, self.state = recorder, recorder.stages
+        self.whole, self.staged = self._on_stage(outputs)
+        self.turns = self._turns()
+        self.rows: dict[Node, tuple[Node | None, TensorType]] = {}
+        self.sums: dict[Node, tuple[Node, TensorType]] = {}
+        self._early: dict[Node, Node] = {}  # nodes of `whole` to the inputs that stand for them
+        self._after: dict[Node, Node] = {}  # the same, of what all microbatches make
+        self.one: dict[Node, Node] = {}  # nodes of `whole` to those of a microbatch
+        self.graph = self._divided()
+        at = {n: self.one.get(x) for n, x in self.staged.items()}
+        of = recorder.builder.origins
+        plain = {x for n, x in at.items() if n not in of}  # as which a gradient may read a value
+        pairs = ((at.get(n), at.get(o)) for n, o in of.items())
+        self.origins = {n: o for n, o in pairs if n and o and n not in plain}
+        self.parts = self._parts()
+        self.ahead = self._ahead()
 
     @property
-    def home(self) -> Mesh:  # type: ignore[override]
-        return self.microbatch.home
+    def early(self) -> tuple[Node, ...]:
+        return tuple(self._early.values())
 
-    def gradients(
-        self,
-        recorder: Recorder,
-        loss: Node,
-        wrt: Sequence[Node],
-        weights: Sequence[Tensor],
-        goals: Sequence[Goal],
-        mean_over: Sequence[str] = (),
-    ) -> list[Node]:
-        here = [None if t is None else self.microbatch.on_stage(t) for t in goals]
-        return derived(recorder.builder, loss, wrt, here, mean_over)
+    def _on_stage(self, outputs: Sequence[Node]) -> tuple[Graph, dict[Node, Node]]:
+        """What was recorded, on the mesh of a stage; and of each recorded node the one there."""
+        b, state = self.recorder.builder, self.state
+        graph, finals = b.graph(outputs), b.finals
+        made, new = Builder(graph.name, graph.options), dict[Node, Node]()
+        for n in graph.nodes:
+            made.loc, made.scope = n.loc, n.scope
+            if n.op == "input":
+                new[n] = made.input(state.on_stage(n.type), n.attrs["name"])
+            else:
+                new[n] = rested(made, n, [new[a] for a in n.args], state.on_stage)
+        made.inputs = [new[n] for n in graph.inputs]
+        whole = made.graph([new[o] for o in graph.outputs])
+        staged = new | {old: new[n] for old, n in finals.items() if n in new}
+        staged |= {old: staged[n] for old, n in b.replaced.items() if n in staged}
+        return whole, staged
+
+    def _turns(self) -> Turns | _Once:
+        """Which nodes are computed for each microbatch. Raises UsageError where none is."""
+        meshes = (t.mesh for n in self.whole.nodes for t in n.types if t.mesh is not None)
+        mesh = next((m for m in meshes if m.time), None)
+        if mesh is not None:
+            return Turns(self.whole, mesh)
+        if self.state.count > 1:
+            raise fail(
+                UsageError,
+                f"{self.state.pipe.name}: no argument of the pipeline holds a batch to cut",
+                fix="hand the batch to the pipeline as an argument of its own; where others have"
+                " another number of rows, name it: batch=",
+            )
+        slopes = {self.staged[g] for g in self.recorder.root.changes.slopes if g in self.staged}
+        after = depends(self.whole.nodes, slopes) - slopes
+        own = {n for part in self._written(self.staged, self.whole) for n in part}
+        inner = depends(self.whole.nodes, own) - after
+        return _Once(inner, dict.fromkeys(self.whole.nodes, 0), self.state.slices[0])
+
+    # -- taking it apart --------------------------------------------------------------------------
+    def _divided(self) -> Graph:
+        """One microbatch, and what comes after all: where a node of the first reads a value of the
+        whole batch, or one of the second a value of each microbatch, an input stands for it."""
+        turns, b = self.turns, Builder(self.whole.name, self.whole.options)
+        late = depends(self.whole.nodes, turns.inner) - turns.inner
+        before = {n for n in late if turns.phase[n]}
+        # Rows that need what all microbatches make are computed after them, of the whole batch.
+        inner = self.inner = turns.inner - depends(self.whole.nodes, late - before)
+        number = b.input(plain(uint32, ()), "microbatch")
+        self.rows[number] = None, number.type.on(turns.mesh)
+
+        def early(a: Node) -> Node:
+            if a not in self._early:
+                self._early[a] = b.input(at_rest(a.type), f"ahead{len(self._early)}")
+            return self._early[a]
+
+        def of_microbatch(a: Node) -> Node:
+            if a in inner or a in turns.again:
+                return self.one[a]
+            if not depends_on_time(a.type):
+                return early(a) if a in before else self.one[a]
+            source = a
+            while source.op in (shard.name, to_mesh.name):  # no other value at rest
+                source = source.args[0]
+            source = self.one[source] if source.op == "input" else early(source)
+            known = next((k for k, v in self.rows.items() if v == (source, a.type)), None)
+            if known is None:
+                known = b.input(one_turn(a.type), f"rows{len(self.rows)}")
+                self.rows[known] = source, a.type
+            return known
+
+        def of_all(a: Node) -> Node:
+            if a in inner:
+                if a not in self._after:
+                    x, t = self.one[a], a.type
+                    if combined(t) not in ("", "same", "sum") or t.dtype is bool_:
+                        x = b.redistribute(x, x.type.complete())  # only sums may stay open
+                        t = t.with_partial(tuple(p for p in t.partial if p[0] in turns.mesh.time))
+                    made = self._after[a] = b.input(at_rest(t), f"sum{len(self.sums)}")
+                    self.sums[made] = x, t
+                return self._after[a]
+            if a in turns.again and depends_on_time(a.type):
+                return rested(b, a, [of_all(x) for x in a.args])
+            return early(a) if a in before else self.one[a]
+
+        self.one = {n: b.input(n.type, n.attrs["name"]) for n in self.whole.inputs}
+        for n in self.whole.nodes:
+            b.loc, b.scope = n.loc, n.scope
+            if n.op == "input":
+                continue
+            if n in inner or n in turns.again:
+                self.one[n] = turned_into(b, n, list(map(of_microbatch, n.args)), number)
+            elif n not in before:
+                self.one[n] = rested(b, n, list(map(of_all, n.args)))
+        outputs = tuple(map(of_all, self.whole.outputs))
+        ends = tuple(b.inputs), outputs
+        return Graph(self.whole.name, tuple(b.nodes), *ends, self.whole.options)
+
+    def _ahead(self) -> Graph | None:
+        """What computes the values `early`. Raises GraphError where that is what stages compute."""
+        if not self._early:
+            return None
+        needed = reachable(self._early)
+        work = (n for n in needed if n.kind.memory in ("product", "conv") or n.kind.bodies)
+        staged = depends(self.whole.nodes, work)
+        for n in self.whole.nodes:
+            if n in needed and n in staged and n not in self.inner:
+                raise fail(
+                    GraphError,
+                    f"{self.state.pipe.name}: {n.op!r} needs all microbatches of a stage before the"
+                    " pipeline can go on with the first",
+                    [("value", n.type), *([("reason", n.note)] if n.note else [])],
+                    at=n.loc,
+                    fix="compute it from the batch alone; or run the stages one after the other, on"
+                    " the whole batch: @schedule(pipeline=False); where the batch is another"
+                    " argument, name it: batch=",
+                )
+        given = [n for n in self.whole.inputs if n in needed]
+        return in_turns(self.whole.part(given, [*self._early]))
+
+    # -- its stages -------------------------------------------------------------------------------
+    @cached_property
+    def free(self) -> frozenset[Node]:
+        """What each stage makes for itself."""
+        return free_nodes(self.graph.nodes)
+
+    @cached_property
+    def forward(self) -> set[Node]:
+        """The nodes of the forward pass, of which gradients are derived."""
+        behind = depends(self.graph.nodes, self.origins)
+        ends = (x for x, _ in self.sums.values() if x not in behind)
+        return reachable(ends) | (set(self.graph.nodes) - behind)
+
+    def _parts(self) -> list[list[Node]]:
+        """The nodes of the forward pass of each part that the pipeline was written with."""
+        at = {n: self.one[x] for n, x in self.staged.items() if x in self.one}
+        left = {n for n in self.forward if n.op != "input"} - self.free
+        parts = []
+        for part in self._written(at, self.graph):
+            parts.append([n for n in _with_loops(part) if n in left])
+            left -= {*parts[-1]}
+        return parts
+
+    def _written(self, at: Mapping[Node, Node], graph: Graph) -> list[list[Node]]:
+        """The nodes of each part, as the recorded ones stand in `graph`: `at` has them."""
+        pipe, nodes = self.state.pipe, self.recorder.builder.nodes
+        if pipe.body is not None:  # its parts are known by the names of their scopes
+            scopes = [getattr(p, "name", "") for p in pipe.parts]
+            return [[n for n in graph.nodes if s in n.scope.split("/")] for s in scopes]
+        return [[at[n] for n in nodes[a:b] if n in at] for a, b in self.state.spans]
+
+    def shares(self, parts: Sequence[Sequence[Node]]) -> list[list[Node]]:
+        """What each of `parts` computes for a microbatch: with gradients, and with the loss."""
+        marked = {n: i for i, part in enumerate(parts) for n in part}
+        numbers = stage_numbers(self.graph.nodes, marked, self.origins, len(parts) - 1, self.free)
+        used = reachable(x for x, _ in self.sums.values())
+        out: list[list[Node]] = [[] for _ in parts]
+        for n, i in numbers.items():
+            if n in used:
+                out[i].append(n)
+        return out
+
+    def recorded(self, stages: Sequence[Sequence[Node]], outputs: Sequence[Node]) -> Recorded:
+        """All that a schedule is made of, with the nodes of each of the `stages`. Of the results
+        `outputs` gradients come back to where their weights lie."""
+        state, slopes = self.state, self.recorder.root.changes.slopes
+        back = {
+            made: state.whole(o.type)
+            for o, made in zip(outputs, self.graph.outputs, strict=True)
+            if o in slopes and o.type.mesh in (state.given, state.mesh, *state.slices)
+        }
+        marked = {n: s for s, nodes in enumerate(stages) for n in nodes}
+        return Recorded(
+            self.graph, self.rows, self.sums, marked, self.origins, back, self.ahead, self.early
+        )
 
 
-def state_of(recorder: Recorder) -> PipeState | None:
-    """What is known where `recorder` records one microbatch of a pipeline."""
-    frame = getattr(recorder.frame, "outer", recorder.frame)  # behind a local body
-    return frame if isinstance(frame, PipeState) else None
+@dataclass(frozen=True)
+class _Once:
+    """A batch in one microbatch, as `Turns`: `inner` is what the stages compute, gradients too."""
+
+    inner: set[Node]
+    phase: Mapping[Node, int]
+    mesh: Mesh
+    again: frozenset[Node] = frozenset()
+
+
+def turned_into(b: Builder, n: Node, args: Sequence[Node], number: Node) -> Node:
+    """`n` for one turn, added to `b`; a value on another mesh is itself."""
+    if n.op == to_mesh.name and args[0].type is one_turn(n.type):
+        return args[0]
+    return b._add(turned(n, args, number))
+
+
+def _with_loops(nodes: Iterable[Node]) -> list[Node]:
+    """`nodes`, each once, and before each that is a result of several what gives them: a loop that
+    gives its own gradient too was made late, in place of another."""
+    found: dict[Node, None] = {}
+    for n in nodes:
+        if n.op == "item":
+            found.setdefault(n.args[0])
+        found.setdefault(n)
+    return list(found)

@@ -1,13 +1,13 @@
 """Pipelines: a model whose stages lie on slices of the mesh, run microbatch by microbatch.
 
-A function that calls one is recorded for one microbatch, on the mesh of a stage. Its losses and
-gradients mean their averages over the microbatches; what it does with the gradients happens once,
-after all of them. The schedule (ir/schedule/pipelines/pipeline.py) plays a table of actions.
+A function that calls one is recorded once, for the whole batch; the pipeline lays the batch among
+its arguments over an axis in time. What needs all microbatches, such as what a function does with
+gradients, happens once, after all of them. The schedule (ir/schedule/pipelines/pipeline.py) plays a
+table of actions.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.context import replaced, settings
 from ...core.errors import MeshError, UsageError, fail
-from ...core.layout import TensorType
+from ...core.layout import TensorType, dim_axes
 from ...core.mesh import Mesh
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.orders import known_order, pipeline_table
@@ -23,24 +23,17 @@ from ...ir.schedule.pipelines.tables import Table
 from ...ir.schedule.schedule import Schedule
 from ..checks import bound, signature_of
 from ..jit import jit
+from ..microbatches import in_microbatches, rows_of
 from ..record import WHOLE, Recorder, current, named_scope
 from ..slices import Slices
 from ..store import collector
 from ..tensor import Tensor
-from ..tree import flatten
-from .batch_inputs import NeedsPipe
-from .microbatch import PipeState, state_of
+from ..tree import flatten, unflatten
+from .microbatch import PipeState
 from .placing import placed
 from .program import PipeProgram, pipe_program
 
 MICROBATCHES = 2  # for each stage, where nobody says how many
-
-
-def _line(f: Any) -> Any:
-    """What is the same of functions that one line makes again and again."""
-    if isinstance(f, functools.partial):
-        return _line(f.func)
-    return getattr(f, "__code__", type(f) if callable(f) else f)
 
 
 @dataclass(eq=False, repr=False)
@@ -60,19 +53,10 @@ class Pipe:
     name: str
     stages: int | None = None
     body: Callable[..., Any] | None = None  # calls the parts, known by the names of their scopes
+    batch: tuple[str, ...] | None = None  # the arguments that hold the batch
     said: set[str] = field(default_factory=set, init=False)  # what was warned of
     program: PipeProgram | None = field(default=None, init=False)  # of the last recording
     _jit: Any = field(default=None, init=False)
-
-    def _is_remade(self, other: Pipe) -> bool:
-        """Whether `other` is another, made by the same line of the same functions: one that a
-        function makes itself is made by each recording anew."""
-        mine, theirs = (
-            (p.axis, p.mesh, _line(p.kind), p.count, p.chunks, p.name, p.stages,
-             [*map(_line, (*p.parts, p.body))])
-            for p in (self, other)
-        )  # fmt: skip
-        return other is not self and mine == theirs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
@@ -83,41 +67,60 @@ class Pipe:
                 call.__signature__ = inspect.signature(self.body or self.parts[0])  # type: ignore[attr-defined]
                 self._jit = jit(call)
             return self._jit.at_once(*args, **kwargs)
-        state, here = state_of(recorder), collector()
+        here, known = collector(), recorder.root.stages
         if here is not None:
             here.met(self.mesh)
-        if state is None and not recorder.compiles:
+        if not recorder.compiles or settings().program.schedule.pipeline is False:
             recorder.root.piped = True
-            return self._play(args, kwargs)  # as a plain function: nothing will run
-        if settings().program.schedule.pipeline is False:
-            recorder.root.piped = True
-            return self._play(args, kwargs)
-        plain = recorder.frame in (state, WHOLE) or isinstance(recorder.frame, Slices)
-        if recorder.parent is not None or not plain:
+            return self._play(args, kwargs)  # as a plain function
+        if recorder.parent is not None or not (
+            recorder.frame is WHOLE or isinstance(recorder.frame, Slices)
+        ):
             raise fail(
                 UsageError,
                 f"{self.name}: a pipeline is called in a loop or a local body",
                 fix="call it in the compiled function itself",
             )
-        leaves = [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        if state is None:
-            mesh = self._mesh(leaves)
-            raise NeedsPipe(self, mesh, self.microbatches(mesh.sizes[self.axis]))
-        known = state.pipe
-        if not state.called and isinstance(known, Pipe) and known._is_remade(self):
-            known.parts, known.body = self.parts, self.body
-            return known(*args, **kwargs)
-        if state.pipe is not self or state.called:
+        if known is not None:
             raise fail(
                 UsageError,
                 f"{self.name}: a function calls pipelines twice",
                 fix="put all stages into one pipeline, and call it once in a function",
             )
-        state.called, state.recorder = True, recorder
-        state.taken = [recorder.node(x) for x in leaves]
-        out = self._play(args, kwargs, state, recorder)
-        state.results = [recorder.node(x) for x in flatten(out)[0] if isinstance(x, Tensor)]
-        return out
+        leaves, spec = flatten((args, kwargs))
+        at = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        mesh = self._mesh([leaves[i] for i in at])
+        state = PipeState(self, mesh, self.microbatches(mesh.sizes[self.axis]))
+        recorder.root.stages, b = state, recorder.builder
+        wide = () if state.mesh == mesh else (state.mesh,)
+        b.slices, b.whole, b.stages_axis = (*state.slices, *wide), mesh, self.axis
+        b.gathers_again = False  # all microbatches share what is gathered
+        tensors = [leaves[i] for i in at]
+        alone = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        first = rows_of(self._named(args, kwargs), alone)
+        if first is not None and self.axis in dim_axes(first.type.dims[0]):
+            raise fail(
+                MeshError,
+                f"{self.name}: a batch is split over {self.axis!r}, which the stages lie along",
+                [("batch", first.type)],
+                fix="leave it replicated there: each stage gets what it uses",
+            )
+        count, state.count = state.count, state.count if first is None else 1
+        for i, x in zip(at, in_microbatches(tensors, count, first, mesh), strict=True):
+            leaves[i] = x
+            if x.mesh is not None and x.mesh.time:
+                state.count = x.mesh.sizes[x.mesh.time[0]]
+                state.rows = x.shape[0] // state.count
+        args, kwargs = unflatten(spec, leaves)
+        return self._play(args, kwargs, state, recorder)
+
+    def _named(self, args: Any, kwargs: Any) -> list[Tensor]:
+        """The tensors among which the batch is: those of the arguments that `batch` names."""
+        if self.batch is None:
+            return [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        fn = self.body or self.parts[0]
+        given = bound(self.name, signature_of(self.name, fn), args, kwargs).arguments
+        return [x for k in self.batch for x in flatten(given.get(k))[0] if isinstance(x, Tensor)]
 
     def _play(
         self, args: Any, kwargs: Any, state: PipeState | None = None, recorder: Any = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...core.reshard import gathered
+from ..functions import relayout
 from ..host_data import is_array
 from ..moving import sent
 from ..operands import as_tensor
@@ -22,13 +24,20 @@ def placed(program: PipeProgram, tree: Any) -> Any:
         for i, (x, path) in enumerate(zip(leaves, paths(tree), strict=True))
         if isinstance(x, Tensor) or is_array(x)  # the rest are settings
     }
-    weights = [program.state.together(as_tensor(leaves[i])) for i in at]
+    weights = [_together(program, as_tensor(leaves[i])) for i in at]
     new = _sent(program, weights, list(at.values()))
     if all(leaves[i] is t for i, t in zip(at, new, strict=True)):
         return tree
     for i, t in zip(at, new, strict=True):
         leaves[i] = t
     return unflatten(spec, leaves)
+
+
+def _together(program: PipeProgram, t: Tensor) -> Tensor:
+    """`t`, not split over the stages' axis, so that it can be sent to one of them."""
+    axis = program.state.pipe.axis
+    apart = axis in t.type.split_axes and t._data is not None
+    return relayout(t, gathered(t.type, (axis,))) if apart else t
 
 
 def _sent(program: PipeProgram, weights: list[Tensor], names: list[str]) -> list[Tensor]:

@@ -1,6 +1,7 @@
-"""How does the recording of one microbatch become a schedule?
+"""The schedule of a pipelined function.
 
-It is finished (finished.py), divided into stages (division.py), and played by a table of actions
+What was recorded is taken apart into one microbatch and what comes after all (microbatch.py),
+divided into stages (division.py), and played by a table of actions
 (ir/schedule/pipelines/pipeline.py).
 """
 
@@ -20,8 +21,7 @@ from ...ir.schedule.schedule import Schedule
 from ..record import Recorder
 from ..tensor import Tensor
 from .division import Division, divided
-from .finished import Microbatch
-from .microbatch import PipeState
+from .microbatch import Microbatch, PipeState
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PipeProgram:
     def text(self) -> str:
         """The stages: devices, number of parts, work of a microbatch, bytes of weights."""
         state, table, division = self.state, self.table, self.division
-        rows = state.rows // state.count
+        rows = state.rows
         lines = [
             f"{state.pipe.name}: {table.name}, {state.count} microbatches of {rows} rows, along"
             f" {state.pipe.axis} of {state.mesh.text()}"
@@ -89,9 +89,9 @@ class PipeProgram:
 def pipe_program(
     recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
 ) -> PipeProgram:
-    """The program of the one microbatch that `recorder` has recorded, with the results `outputs`;
-    `wholes` are the types of its inputs as the program is given them."""
-    m = Microbatch.of(recorder, outputs)
+    """The program of what `recorder` has recorded, with the results `outputs`; `wholes` are the
+    types of its inputs as the program is given them."""
+    m = Microbatch(recorder, outputs)
     state = m.state
     table = state.pipe.table_of(state)
     division = divided(m, table.stages)
@@ -99,11 +99,11 @@ def pipe_program(
     if told not in state.pipe.said:  # weights that come to lie on stages are recorded once more
         warn_if_few(table, stacklevel=lines_up())
         state.pipe.said.add(told)
-    made = pipelined(m.recorded(division.nodes), wholes, table, state.slices, state.mesh)
-    inner = {*state.batch, *state.sums, *state.ahead}
+    recorded = m.recorded(division.nodes, outputs)
+    made = pipelined(recorded, wholes, table, state.slices, state.mesh)
     names = {n: t.name for t, n in recorder.captured}
-    homes: dict[str, int | None] = dict.fromkeys(
-        str(n.attrs["name"]) for n in recorder.builder.inputs if n not in inner
-    )
-    homes |= {names.get(n) or str(n.attrs["name"]): rank for n, rank in made.homes.items()}
+    homes: dict[str, int | None] = {}
+    for n in recorder.builder.inputs:
+        name = names.get(n) or str(n.attrs["name"])
+        homes[name] = made.homes.get(m.one[m.staged[n]])
     return PipeProgram(state, division, made, homes)

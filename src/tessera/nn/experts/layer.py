@@ -37,7 +37,6 @@ from ...lang.collectives import split_over
 from ...lang.determinism import sums_in_order
 from ...lang.operands import as_tensor
 from ...lang.parameter import Parameter
-from ...lang.pipelines.microbatch import state_of
 from ...lang.record import current, named_scope
 from ...lang.store import weights
 from ...lang.tensor import Like, Tensor
@@ -223,21 +222,6 @@ def _need_placement(name: str, placement: object, experts: int) -> None:
         raise unfit(name, "placement", placement, f"give a placement of {experts} experts")
 
 
-def _need_whole_batch(bias: Tensor) -> None:
-    """Raises UsageError in a pipeline, whose stages see the load of one microbatch."""
-    recorder = current()
-    now = state_of(recorder) if recorder is not None else None
-    if now is None or now.count == 1:
-        return
-    raise fail(
-        UsageError,
-        f"MoE: a bias that balances the load of a whole batch is not moved by {now.count}"
-        " microbatches",
-        [("bias", bias.type)],
-        fix="leave out balance and add the auxiliary loss, or use microbatches=1",
-    )
-
-
 # -- a layer --------------------------------------------------------------------------------------
 class MoE(Module):
     """A mixture-of-experts layer: `experts` networks of width `hidden` for tokens [..., d].
@@ -341,7 +325,6 @@ class MoE(Module):
             as_tensor(x), self.weights(), options, None, True, mask
         )
         if self.balance == "bias" and self.training and learns:
-            _need_whole_batch(self.bias)
             self.bias = updated_expert_bias(self.bias, made[1].load, self.rate)
         return made
 

@@ -12,20 +12,22 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ....core.layout import TensorType
-from ....core.mesh import Mesh
+from ....core.layout import TensorType, plain
+from ....core.mesh import Mesh, in_time
 from ....core.reshard import gathered
 from ...graph.again import free_nodes
 from ...graph.build import Builder
-from ...graph.node import Graph, Node, copied, input_node, reachable
+from ...graph.node import Graph, Node
+from ...graph.turns import combined, cut, joined
 from ..build import with_regions
 from ..schedule import Compute, Schedule, Send
 from .check import run_order
 from .epilogue import by_rank, late_nodes, settle
 from .merge import merged
-from .microbatches import Totals, key_of, microbatches, together
+from .microbatches import Totals
 from .stages import (
     Region,
+    depends,
     moved_type,
     on_mesh,
     region_graph,
@@ -38,23 +40,24 @@ from .tables import Table
 
 @dataclass(frozen=True)
 class Recorded:
-    """One microbatch as it was recorded, on the mesh of a stage, and what comes after all of them.
+    """A program in microbatches, on the mesh of a stage: what one microbatch computes, and what
+    comes after all of them.
 
-    `batch` are inputs that a microbatch has a part of, with the types of their wholes; `sums` maps
-    inputs of what comes after to the values that are added up for them, over all microbatches;
-    `means` are the outputs that are averaged, `rows` those whose rows are put together.
+    `rows` are inputs that a microbatch has a part of: each with the input that is its whole, and
+    the type of that with its axis in time; without an input it is the microbatch's number. `sums`
+    are inputs of what comes after: each with the value that is combined for it over the
+    microbatches, and its type with the axis in time. `ahead` computes, before the first
+    microbatch, values of the whole batch for the inputs `early`.
     """
 
     graph: Graph
-    batch: Mapping[Node, TensorType]
-    sums: Mapping[Node, Node]
-    means: frozenset[Node]
-    rows: frozenset[Node]
+    rows: Mapping[Node, tuple[Node | None, TensorType]]
+    sums: Mapping[Node, tuple[Node, TensorType]]
     marked: Mapping[Node, int]
     origins: Mapping[Node, Node]
-    ahead: Mapping[Node, Node]  # inputs to the values whose means over the microbatches they are
-    back: Mapping[Node, Node]  # outputs that come back to where these inputs are, to lie as they do
-    key: Node | None = None
+    back: Mapping[Node, TensorType]  # outputs that come to the whole mesh, to lie so
+    ahead: Graph | None = None
+    early: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,8 @@ def pipelined(
 
 def spread(
     graph: Graph,
-    key: Node | None,
     wholes: Sequence[TensorType],
-    back: Mapping[Node, Node],
+    back: Mapping[Node, TensorType],
     meshes: Sequence[Mesh],
     mesh: Mesh,
 ) -> Schedule:
@@ -87,7 +89,7 @@ def spread(
     argument is, as what comes after the microbatches of a pipeline. `wholes` are the types of the
     inputs as they are given, `back` as in `Recorded`, `mesh` the one that `meshes` are slices
     of."""
-    made = Recorded(graph, {}, {}, frozenset(), frozenset(), {}, {}, {}, back, key)
+    made = Recorded(graph, {}, {}, {}, {}, back)
     none = Table(graph.name, ((),) * len(meshes), tuple(range(len(meshes))), 0)
     p = _Pipeline(made, wholes, none, meshes, mesh)
     return p.schedule(p.after({}))
@@ -107,7 +109,7 @@ class _Pipeline:
         self.options = made.graph.options
         self.stage_mesh = [meshes[r] for r in table.placement]
         self.types: list[TensorType] = list(wholes)
-        inner = {*made.sums, *made.ahead}
+        inner = {*made.rows, *made.sums, *made.early}
         real = [n for n in made.graph.inputs if n not in inner]
         self.free = free_nodes(made.graph.nodes)
         self.given = {n: i for i, n in enumerate(real)}
@@ -122,9 +124,10 @@ class _Pipeline:
         self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
         self.totals: dict[Node, int] = {}  # what is added up so far
         self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
-        # What is a mean over the microbatches, to what is added up for it; and the buffers of these
-        # means, complete over the devices of their stage.
-        self.means = {**made.sums, **{n: n for n in made.means}}
+        # What is added up for each input of what comes after, or put together; and the buffers of
+        # these totals, complete over the devices of their stage.
+        self.total_of = {n: x for n, (x, t) in made.sums.items() if combined(t) not in ("", "same")}
+        self.part_of = {n: x for n, (x, t) in made.sums.items() if combined(t) in ("", "same")}
         self.complete: dict[Node, int] = {}
         self.users: dict[Node, list[Node]] = {}
         for n in made.graph.nodes:
@@ -190,11 +193,12 @@ class _Pipeline:
         made = self.made
         last = len(self.stage_mesh) - 1
         stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
-        outputs = [o for o in made.graph.outputs if o in made.means or o in made.rows]
-        wanted = list(dict.fromkeys([*made.sums.values(), *outputs]))
-        found = regions(made.graph, wanted, outputs, stage, self.free, made.origins)
+        wanted = list(dict.fromkeys(x for x, _ in made.sums.values()))
+        behind = depends(made.graph.nodes, made.origins)
+        results = [x for x in wanted if x not in behind]
+        found = regions(made.graph, wanted, results, stage, self.free, made.origins)
         found |= whole_backward(found, wanted)
-        self.count_ahead()
+        self.compute_ahead()
         self.play(found, wanted)
         table = f"pipeline={self.table.name} microbatches={self.count}"
         schedule = self.schedule(self.after(found), table)
@@ -215,72 +219,47 @@ class _Pipeline:
         )))  # fmt: skip
 
     def cut(self, n: Node, rank: int) -> list[int]:
-        """The microbatches of input `n` on the mesh of `rank`; of the key, one for each."""
+        """The microbatches of the input `n` on the mesh of `rank`, or their numbers."""
         known = self.micro.get((n, rank))
         if known is not None:
             return known
-        whole = self.on(self.given[n], rank)
         b = Builder("cut", self.options)
         b.loc = ""
-        x = b.input(self.types[whole], "whole")
-        if n is self.made.key:
-            outs = [key_of(b, x, m) for m in range(self.count)]
+        source, t = self.made.rows[n]
+        reads: list[int] = []
+        if source is None:
+            line = plain(t.dtype, (self.count,), self.meshes[rank])
+            x = b("iota", dtype=t.dtype, shape=(self.count,), dim=0, layout=line)
         else:
-            to = moved_type(n.type, self.meshes[rank])
-            outs = [b.redistribute(p, to) for p in microbatches(b, x, self.count)]
-        found = self.run(b.graph(outs), [whole], rank, "microbatches")
-        self.micro[n, rank] = found
+            reads = [self.on(self.given[source], rank)]
+            x = cut(b, b.input(self.types[reads[0]], "whole"), _on_devices(t, self.meshes[rank]))
+        parts = b("unstack", x)
+        outs = [b("item", parts, index=i) for i in range(self.count)]
+        found = self.micro[n, rank] = self.run(b.graph(outs), reads, rank, "microbatches")
         return found
 
-    def region(self, name: str, region: Region, sums: Mapping[Node, int]) -> Graph:
+    def region(self, name: str, region: Region, sums: Mapping[Node, tuple[int, str]]) -> Graph:
         return region_graph(f"{self.name}_{name}", region, sums, self.free, self.options)
 
-    def count_ahead(self) -> None:
-        """What must be known of all microbatches before the first begins: how many labels count."""
-        ahead = self.made.ahead
-        if not ahead:
-            return
-        needed = reachable(ahead.values())
-        nodes = [n for n in self.made.graph.nodes if n in needed]
-        group = [n for n in nodes if n.op != "input" and n not in self.free]
-        rank = self.rank_of[-1]  # where the loss is
-        inputs: dict[int, Node] = {}
-        made: list[Node] = []
-        totals: dict[Node, Node] = {}
-        for m in range(self.count):
-            new: dict[Node, Node] = {n: n for n in made if n in self.free}
-            for n in nodes:
-                if n.op == "input":
-                    at = self.on(self._value({}, n, m, rank), rank)
-                    if at not in inputs:
-                        inputs[at] = input_node(n.type, f"b{at}")
-                    new[n] = inputs[at]
-            made += copied(group, new, among=self.free)
-            for k, source in ahead.items():
-                totals[k] = x = new[source] if m == 0 else Node(
-                    "add", (totals[k], new[source]), source.types, {}, source.loc
-                )  # fmt: skip
-                if m:
-                    made.append(x)
-        outs = []
-        for x in totals.values():
-            attrs = {"dtype": x.type.dtype, "shape": (), "value": 1.0 / self.count}
-            part = Node("full", (), (x.type.replicated(),), attrs)
-            outs.append(Node("mul", (x, part), x.types, {}, x.loc))
-            made += [part, outs[-1]]
-        ends = tuple(inputs.values()), tuple(outs)
-        graph = Graph("ahead", (*inputs.values(), *made), *ends, self.options)
-        ids = self.run(on_mesh(graph, self.meshes[rank]), list(inputs), rank, "ahead")
-        self.given.update(zip(totals, ids, strict=True))
+    def compute_ahead(self) -> None:
+        """What must be known of all microbatches before the first begins, such as how many labels
+        count: a step where the loss is."""
+        graph, rank = self.made.ahead, self.rank_of[-1]
+        if graph is not None:
+            by_name = {n.attrs["name"]: i for n, i in self.given.items()}
+            reads = self.all_on([by_name[n.attrs["name"]] for n in graph.inputs], rank)
+            ids = self.run(on_mesh(graph, self.meshes[rank]), reads, rank, "ahead")
+            self.given.update(zip(self.made.early, ids, strict=True))
 
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
         """Adds the steps of all microbatches, in an order that every rank can follow. A region's
         graph is one for all microbatches that add to as many earlier sums. A stage's gradients are
         reduced after its last region, while others work; with `overlap=False` after all of them."""
-        sums = set(self.made.sums.values()) | self.made.means
+        sums, rows = set(self.total_of.values()), set(self.part_of.values())
+        kinds = {x: combined(t) for x, t in self.made.sums.values()}
         values: dict[tuple[Node, int], int] = {}
         # Of what is added up nobody needs the parts, unless a region takes them.
-        parts = self.made.rows.union(*(r.takes for r in found.values()))
+        parts = rows.union(*(r.takes for r in found.values()))
         found = {
             k: replace(r, gives=tuple(n for n in r.gives if n in parts)) for k, r in found.items()
         }
@@ -308,7 +287,8 @@ class _Pipeline:
             counts = {n: len(earlier) for n, (earlier, _) in added.items()}
             key = s, kind, tuple(counts.values())
             if key not in graphs:
-                graph = self.region(f"{s}{kind}", r, counts)
+                terms = {n: (count, kinds[n]) for n, count in counts.items()}
+                graph = self.region(f"{s}{kind}", r, terms)
                 graphs[key] = on_mesh(graph, self.meshes[rank])
             reads = self.all_on([self._value(values, a, m, rank) for a in r.takes], rank)
             reads += [b for earlier, _ in added.values() for b in earlier]
@@ -317,7 +297,7 @@ class _Pipeline:
             for (n, (_, place)), total in zip(added.items(), ids[len(r.gives) :], strict=True):
                 totals.waiting[place] = self.totals[n] = total
             for n in r.gives:
-                if n in self.made.rows:
+                if n in rows:
                     self.parts.setdefault(n, []).append(values[n, m])
             left[s] -= 1
             if left[s]:
@@ -336,7 +316,7 @@ class _Pipeline:
 
     def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
         """The buffer of `n` of microbatch `m`, which of the batch is on the mesh of `rank`."""
-        if n in self.made.batch or n is self.made.key:
+        if n in self.made.rows:
             return self.cut(n, rank)[m]
         return self.given[n] if n.op == "input" else values[n, m]
 
@@ -345,18 +325,18 @@ class _Pipeline:
         """The buffers of the results: the means, rows put together, and the rest of the
         graph, node by node where its largest argument is."""
         made = self.made
-        env: dict[Node, int] = {n: i for n, i in self.given.items() if n not in made.batch}
+        env: dict[Node, int] = {**self.given}
         rank = self.rank = {}
         for (s, _), r in found.items():
             for a in r.takes:
-                if a.op == "input" and a not in made.batch and a not in made.ahead:
+                if a.op == "input" and a not in made.rows and a not in made.early:
                     rank.setdefault(a, self.rank_of[s])
         for n, i in env.items():
             where = self.types[i].mesh
             if where is not None and where in self.meshes:
                 rank[n] = self.meshes.index(where)
         env.update(self.complete)
-        for n in made.rows:
+        for n in self.part_of:
             env[n] = self.joined(n)
         late = late_nodes(made.graph, env)
         filled = {n: self.made_on[i] for n, i in env.items() if i in self.made_on}
@@ -368,12 +348,10 @@ class _Pipeline:
     def _result(self, o: Node, env: Mapping[Node, int]) -> int:
         made = self.made
         found = env[o] if o in env else self.given[o]
-        like = made.back.get(o)
-        t, rests = self.types[found], None if like is None else self.types[self.given[like]]
+        t, rests = self.types[found], made.back.get(o)
         # Losses, norms and a number of each microbatch go to the whole mesh, or processes of one
         # stage alone could read them.
-        each = o in made.rows and o.type.size == 1
-        number = (not t.rank and t.dtype.is_float) or each
+        number = not t.rank and t.dtype.is_float
         number = number and self.options.processes > 1 and not t.partial
         home = self.mesh if rests is None else rests.mesh
         if (rests is None and not number) or t.mesh == home or home is None:
@@ -390,26 +368,26 @@ class _Pipeline:
         return self.made_on.get(buffer, 0)
 
     def reduce(self, mine: Container[Node]) -> None:
-        """Adds the step of a stage that scales the totals of `mine` over the number of microbatches
-        and runs the collectives that these wait for."""
+        """Adds the step of a stage that runs the collectives which wait for the totals of
+        `mine`."""
         totals: dict[int, list[Node]] = {}
-        for n, source in self.means.items():
+        for n, source in self.total_of.items():
             if source in mine:
                 totals.setdefault(self.totals[source], []).append(n)
         if not totals:
             return
         rank = self._rank(next(iter(totals)))
-        b = Builder("mean", self.options)
+        b = Builder("sum", self.options)
         b.loc = ""
         outs: dict[Node, Node] = {}
+        ids: dict[Node, int] = {}
         for total, ns in totals.items():
-            t = self.types[total]
-            x = b.input(t, f"b{total}")
-            mean = b("mul", x, b("full", dtype=t.dtype, shape=(), value=1.0 / self.count))
+            x = b.input(self.types[total], f"b{total}")
+            ids[x] = total
             for n in ns:
-                outs.update(self._collected(b, n, mean, self.meshes[rank]))
-        ends = list(dict.fromkeys(outs.values()))
-        ids = dict(zip(ends, self.run(b.graph(ends), list(totals), rank, "mean"), strict=True))
+                outs.update(self._collected(b, n, x, self.meshes[rank]))
+        if ends := [o for o in dict.fromkeys(outs.values()) if o not in ids]:
+            ids.update(zip(ends, self.run(b.graph(ends), list(totals), rank, "sum"), strict=True))
         self.complete.update((n, ids[o]) for n, o in outs.items())
 
     def _collected(self, b: Builder, n: Node, x: Node, mesh: Mesh) -> Iterator[tuple[Node, Node]]:
@@ -423,11 +401,17 @@ class _Pipeline:
             yield from self._collected(b, u, made, mesh)
 
     def joined(self, n: Node) -> int:
-        parts = self.parts[n]
-        b = Builder("rows", self.options)
+        """The rows of all microbatches that `n` stands for; of what is the same for each, one."""
+        parts, (_, t) = self.parts[self.part_of[n]], self.made.sums[n]
+        if combined(t) == "same":
+            return parts[0]
+        b, rank = Builder("rows", self.options), self._rank(parts[0])
         b.loc = ""
         xs = [b.input(self.types[p], f"m{i}") for i, p in enumerate(parts)]
-        return self.run(b.graph([together(b, xs)]), parts, self._rank(parts[0]), "rows")[0]
+        each = [b("reshape", x, shape=(1, *x.type.shape)) for x in xs]
+        rows = b("concat", *each, dim=0) if len(each) > 1 else each[0]
+        whole = joined(b, rows, _on_devices(t, self.meshes[rank]))
+        return self.run(b.graph([whole]), parts, rank, "rows")[0]
 
     def _compute(
         self, group: Sequence[Node], env: dict[Node, int], rank: Mapping[Node, int]
@@ -447,3 +431,9 @@ class _Pipeline:
         graph = on_mesh(self.region("after", region, {}), self.meshes[here])
         reads = self.all_on([env[a] for a in takes], here)
         env.update(zip(gives, self.run(graph, reads, here, "after"), strict=True))
+
+
+def _on_devices(t: TensorType, mesh: Mesh) -> TensorType:
+    """`t`, which has an axis in time, on the devices of `mesh`."""
+    assert t.mesh is not None
+    return t.on(in_time(mesh, {a: t.sizes[a] for a in t.mesh.time}))

@@ -16,6 +16,7 @@ from ....core.mesh import Mesh
 from ....core.options import ProgramOptions
 from ...graph.again import kept
 from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
+from ...graph.turns import combining
 
 REGIONS = ("F", "I", "W")
 
@@ -211,22 +212,24 @@ def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int
 def region_graph(
     name: str,
     region: Region,
-    sums: Mapping[Node, int],
+    sums: Mapping[Node, tuple[int, str]],
     free: frozenset[Node],
     options: ProgramOptions,
 ) -> Graph:
-    """The graph of a region of a program. The nodes `sums` are added up over microbatches: it takes
-    that many earlier totals of each, and gives its own with these on top, one after the other."""
+    """The graph of a region of a program. The nodes `sums` are combined over microbatches, by sum,
+    max or min: it takes so many earlier totals of each, and gives its own with these on top, one
+    after the other."""
     new = {a: input_node(a.type, f"v{i}") for i, a in enumerate(region.takes)}
     inputs = list(new.values())
     nodes = copied(region.nodes, new, among=free | region.again)
     outs = [new[n] for n in region.gives]
-    for s, earlier in sums.items():
+    for s, (earlier, kind) in sums.items():
         total = new[s]
         for _ in range(earlier):
             before = input_node(s.type, f"sum{len(inputs)}")
             inputs.append(before)
-            total = Node("add", (before, total), s.types, {}, s.loc, s.scope)
+            op = combining(kind, s.type.dtype)
+            total = Node(op.name, (before, total), s.types, {}, s.loc, s.scope)
             nodes.append(total)
         outs.append(total)
     return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs), options)

@@ -48,7 +48,6 @@ class Frame:
 
     is_read = True  # a value may be read on the host on the way
     one_of_many = False  # another recording of the same function has what this one lacks
-    on_trial = False  # only the types of gradients are known
     home: Mesh | None = None  # where weights lie at rest, if that is not the mesh in force
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
@@ -90,17 +89,6 @@ class Frame:
     def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> Frame:
         """How one of these `rows` is seen: where they are those of a batch, its loss is its own."""
         return self
-
-    def summed(self) -> Frame:
-        """This one where a loss is a part of a sum over devices, not of a mean."""
-        return self
-
-    def devices_of(self, node: Node) -> int:
-        """Over how many devices a number `node` is averaged."""
-        return 1
-
-    def differentiates(self, number: Node) -> None:
-        """Is told of a `number` of which the mean over devices is differentiated."""
 
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         """What outlives the recording of the value `node` that an attribute called `name` is set

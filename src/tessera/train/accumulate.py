@@ -23,7 +23,7 @@ from ..lang.eager import here
 from ..lang.functions import relayout
 from ..lang.grad import completed, grad, summed_in
 from ..lang.gradient_checks import need_loss
-from ..lang.local.view import View
+from ..lang.local.view import View, view_of
 from ..lang.loop import scan
 from ..lang.map_chunks import row_blocks, to_blocks
 from ..lang.operands import as_tensor, scalar
@@ -203,7 +203,7 @@ def _ahead(
     buffers = [(a.holder, a.name) for a in once.changes.assigned.values()]
     if part is None:
         return [], buffers
-    if once.frame is part:  # a local body looks at its loss itself: lang/local/averages.py
+    if view_of(once) is None:  # in a local body a loss is each device's own
         seen: Trial = part, once, inputs, loss
         times, twice = 1, _trial(loss_fn, blocks, weights, count, 2)
         if not alike(once.builder.nodes, twice[1].builder.nodes):  # in blocks from some size on

@@ -345,3 +345,24 @@ def test_a_body_that_asks_for_its_rank_is_local_along_the_data_axes() -> None:
         lambda x: x * 0 + ts.mesh.current().rank, strategy="data_parallel", mesh=MESH, batch="x"
     )
     assert places(np.zeros(8, np.float32)).numpy().tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_body_sets_state_and_then_asks_for_its_rank() -> None:
+    """The whole recording begins again, so that state is set once, outside of its arguments too."""
+    held = {"turns": ts.tensor(0.0)}
+    norm = nn.BatchNorm(6)
+
+    def body(x: Any) -> Any:
+        held["turns"] = held["turns"] + 1.0
+        norm.weight = norm.weight * 2.0
+        return norm(x) + 0.0 * dist.broadcast(ts.mesh.current().rank, "dp", root=1)
+
+    run = ts.jit(ts.distribute(body, strategy="data_parallel", mesh=MESH, batch=()))
+    rows = run(BATCH["x"])
+    assert held["turns"].item() == 1.0 and (norm.weight.numpy() == 2.0).all()
+    want = nn.BatchNorm(6)
+    np.testing.assert_allclose(rows.numpy(), 2 * want(ts.tensor(BATCH["x"])).numpy(), atol=1e-5)
+    np.testing.assert_allclose(norm.running_mean.numpy(), want.running_mean.numpy(), rtol=1e-5)
+    with MESH:
+        by_rank = ts.distribute(lambda x: x * ts.mesh.current().rank, strategy="data_parallel")
+        assert "axis_index" in ts.graph.trace(by_rank, BATCH["x"]).text

@@ -114,6 +114,14 @@ class Frame:
         return None
 
 
+class NeedsLocal(Exception):
+    """The function must be recorded anew, with `body` in `Recorder.local`: a distributed function
+    whose body asks for its rank along a data axis."""
+
+    def __init__(self, body: object) -> None:
+        self.body = body
+
+
 class Reframe(Exception):
     """The function must be recorded anew, in another frame."""
 
@@ -170,6 +178,7 @@ class Recorder:
         self.chosen: dict[
             Any, None
         ] = {}  # what functions in it were to be carried out under: chosen.py
+        self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE
         if parent is not None:
             self.builder.scope = parent.builder.scope

@@ -119,7 +119,7 @@ class AxisStrategy(Strategy):
     """What errors call it: the name of its class."""
 
     splits_batch: bool = True
-    """Whether devices along the axis have different rows of a batch: a data axis, which is global in
+    """Whether devices along the axis have different rows of a batch: it is a data axis, global in
     the body of a `ts.distribute`. False, as for tensor parallelism: they work on the same rows."""
 
     def __init__(self, axis: str) -> None:

@@ -27,14 +27,14 @@ from ..jit import Jit
 from ..mutations import Edit, Pending, Snapshot
 from ..operands import as_tensor
 from ..parameter import Parameter, stand_ins
-from ..record import Frame, Recorder, current, symbolic
+from ..record import Recorder, current, symbolic
 from ..strategy import Combined, Strategy
 from ..tensor import Tensor
 from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
 from .boundary import Borders, by_name
 from .collectives import recorder_now
 from .merge import record_ranks
-from .view import NeedsLocal, NeedsRank, View, view_of
+from .view import NeedsRank, View, view_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,25 +120,15 @@ class Local(Generic[P, R]):
 
     # -- one call ---------------------------------------------------------------------------------
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The body, recorded inside the recording that is open, where the data axes are global, or
-        local if it asks for its rank along them."""
+        """The body, recorded inside the recording that is open: arguments enter, as blocks along
+        local axes, the body runs (once per rank, if it asks for its rank as a number), and results
+        and changed containers leave as whole tensors."""
         recorder = recorder_now()
-        mark = len(recorder.builder.nodes), len(recorder.host_outputs)
-        try:
-            return self._recorded(recorder, args, kwargs, ())
-        except NeedsLocal:
-            _forget(recorder, mark)
-        return self._recorded(recorder, args, kwargs, self._data())
-
-    def _recorded(self, recorder: Recorder, args: Any, kwargs: Any, local: tuple[str, ...]) -> Any:
-        """The body, with these data axes `local`: arguments enter, as blocks along local axes, the
-        body runs (once per rank, if it asks for its rank as a number), and results and changed
-        containers leave as whole tensors."""
         leaves, spec = flatten((args, kwargs))
         leaves = [as_tensor(x) if is_array(x) else x for x in leaves]
         names = call_paths(self._signature, spec)
         mesh = self._where([x for x in leaves if isinstance(x, Tensor)])
-        view = self._view(mesh, recorder.frame, local)
+        view = self._view(mesh, recorder)
         whole = {p: x for p, x in zip(names, leaves, strict=True) if isinstance(x, Tensor)}
         tensors = {i: x for i, x in enumerate(leaves) if isinstance(x, Tensor)}
         parts = self.strategy.parts if self.strategy is not None else ()
@@ -272,9 +262,9 @@ class Local(Generic[P, R]):
         parts, axes = self.strategy.parts if self.strategy is not None else (), self._axes()
         return tuple(p.axis for p in parts if p.splits_batch and p.axis in axes)
 
-    def _view(self, mesh: Mesh, outer: Frame, local: tuple[str, ...]) -> View:
-        """What a device sees on `mesh`, with these data axes `local`. Raises MeshError if an axis
-        of the body does not exist."""
+    def _view(self, mesh: Mesh, recorder: Recorder) -> View:
+        """What a device sees on `mesh`, where the data axes are global, or local if the body asks
+        for its rank along them. Raises MeshError if an axis of the body does not exist."""
         axes = self._axes() or mesh.axes
         lost = [a for a in axes if a not in mesh]
         if lost:
@@ -284,7 +274,8 @@ class Local(Generic[P, R]):
                 [("mesh", mesh.text())],
                 fix="name axes of the mesh: mesh_axes=[...]",
             )
-        data = self._data()
+        data, outer = self._data(), recorder.frame
+        local = data if self in recorder.root.local else ()
         own = tuple(a for a in mesh.axes if a in axes and a not in data)
         parts = self.strategy.parts if self.strategy is not None else ()
         columns = any(p.axis in own and not p.splits_batch for p in parts) and not local
@@ -294,6 +285,7 @@ class Local(Generic[P, R]):
             tuple(a for a in data if a not in local),
             own if parts else (),
             -1 if columns else 0,
+            self,
             outer=outer.outer if isinstance(outer, View) else outer,
             rests=functools.partial(self.strategy.optimizer, "") if self.strategy else None,
         )

@@ -24,7 +24,7 @@ from ...ir.graph.node import Node, reachable
 from ...ops.local import as_local, joined, own_along, with_dim
 from ...passes.differentiate import reached
 from ..gradients import Goal
-from ..record import WHOLE, Frame, Recorder, current, symbolic
+from ..record import WHOLE, Frame, NeedsLocal, Recorder, current, symbolic
 from ..tensor import Tensor
 from .twice import pending as pending_over
 from .twice import summed_over
@@ -32,11 +32,6 @@ from .twice import summed_over
 
 class NeedsRank(Exception):
     """The body cannot go on with a symbol for its rank. Caught where the body is recorded."""
-
-
-class NeedsLocal(Exception):
-    """The body asks for its rank along a data axis, which is to be local then. Caught where the
-    body is recorded."""
 
 
 class Rank(Tensor):
@@ -68,7 +63,7 @@ class Rank(Tensor):
 
 @dataclass(eq=False)
 class View(Frame):
-    """The body of a distributed function: local along `axes` of `mesh`, global along the others.
+    """The `body` of a distributed function: local along `axes` of `mesh`, global along the others.
 
     `data` are its data axes, as long as they are global. Along `tensor` a device has blocks of
     weights. Blocks are joined along `dim` where nothing else is said. `rank` is the place along
@@ -81,6 +76,7 @@ class View(Frame):
     data: tuple[str, ...] = ()
     tensor: tuple[str, ...] = ()
     dim: int = 0
+    body: object = None
     rank: int | None = None
     log: Any = field(default=None, repr=False)
     outer: Frame = WHOLE  # that of the function which calls the body
@@ -290,7 +286,7 @@ class LocalMesh(Mesh):
                 fix="ask ts.mesh.current() inside the body",
             )
         if any(seen.mesh.sizes[a] > 1 for a in self.axes if a in seen.data):
-            raise NeedsLocal
+            raise NeedsLocal(seen.body)
         return replace(seen, axes=self.axes).symbol(recorder)
 
 

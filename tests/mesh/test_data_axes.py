@@ -184,6 +184,13 @@ def test_which_rows_are_split() -> None:
     assert layouts(x, y, w, batch=()) == ["[8, 2]", "[8]", "[2, 8]"]
 
 
+def test_a_result_is_laid_out_as_it_is_said() -> None:
+    spec = {"return": dist.ShardSpec(("col",), ("dp",))}
+    body = ts.distribute(lambda x: x * 2, strategy="data_parallel", mesh=MESH, layouts=spec)
+    got = body(np.ones((8, 4), np.float32))
+    assert got.layout == "[8, 4@dp]" and (got.numpy() == 2).all()
+
+
 def test_what_no_argument_splits_is_told_of() -> None:
     whole = ts.tensor(np.ones((8, 2), np.float32), mesh=MESH)
     with pytest.warns(ts.StrategyWarning, match=r"'dp' cuts none of the arguments[^!]*batch=\"x\""):

@@ -154,16 +154,19 @@ class Call:
     def record(self, reads: Reads) -> Recorded:
         """The recording, in the frame that the function turns out to need."""
         frame, tensors = WHOLE, {i: self.leaves[i] for i in self.dynamic}
+        need: Reframe | None = None
         while True:
-            need = None
             try:
+                if need is not None:
+                    frame = need.frame(
+                        tensors, self.names, lambda f: self.within(f, Reads()).outputs
+                    )
                 return self.within(frame, reads)
             except NeedsLocal as found:
                 self.local |= {found.body}
+                frame, need = WHOLE, None
             except Reframe as found:
                 need = found.with_traceback(None)
-            if need is not None:
-                frame = need.frame(tensors, self.names, lambda f: self.within(f, Reads()).outputs)
             reads.begin()
 
     @opens

@@ -94,7 +94,7 @@ def all_reduce(
                 _check_sum("all_reduce", t, own, op == "mean")
             key = ("all_reduce", own, op or "sum")
             t = ranks.issue(key, t, lambda block: reduced(block, own, op or "sum"))
-        return _completed(t, rest, "sum" if op == "mean" else op) if rest else t
+        return _completed(t, rest, op) if rest else t
 
     with sums_in_order("all_reduce", deterministic):
         return _each("all_reduce", x, reduce)
@@ -102,7 +102,8 @@ def all_reduce(
 
 def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
     """The global meaning: what is pending over `axes` is completed."""
-    other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and op not in (None, k)]
+    may = {None: PARTIAL_KINDS, "mean": ("sum",)}.get(op, (op,))
+    other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and k not in may]
     if other:
         raise fail(
             LayoutError,

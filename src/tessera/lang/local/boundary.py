@@ -149,11 +149,11 @@ class Borders:
             return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
         if home is not None and own and as_local(home, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=home), recorder)
+        spec = self.layouts.get("return") if not path else None
+        if spec is not None and (own or (self.view.data and t.rank)):
+            return self._returned(recorder, node, spec)
         if not own:
             return symbolic(node, recorder)
-        spec = self.layouts.get("return") if not path else None
-        if spec is not None:
-            return self._returned(recorder, node, spec)
         if laid is not None and as_local(laid, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=laid), recorder)
         if not t.rank:
@@ -215,7 +215,10 @@ class Borders:
                 [("result", node.type)],
                 fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
             )
-        return symbolic(recorder.builder("reinterpret", node, layout=t), recorder)
+        if t is not node.type:
+            node = recorder.builder("reinterpret", node, layout=t)
+        to = self._along(gathered(t.complete(), self.view.data), spec)
+        return symbolic(recorder.builder.redistribute(node, to), recorder)
 
 
 def by_name(

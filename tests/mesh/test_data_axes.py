@@ -354,6 +354,22 @@ def test_a_body_that_asks_for_its_rank_is_local_along_the_data_axes() -> None:
     assert places(np.zeros(8, np.float32)).numpy().tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_owners_of_weights_on_one_device_and_on_two(devices: int) -> None:
+    @ts.distribute(strategy="zero_redundancy_optimizer", mesh=dist.Mesh(("dp",), devices=devices))
+    def update(weights: Any) -> Any:
+        mesh, new = ts.mesh.current(), {}
+        for i, name in enumerate(weights):
+            if mesh.rank == i % mesh.size:
+                new[name] = weights[name] - i
+            else:
+                new[name] = ts.distributed.recv_from(i % mesh.size, name)
+        return new
+
+    new = update({name: np.ones((4, 2), np.float32) for name in "abc"})
+    assert [w.numpy().max() for w in new.values()] == [1.0, 0.0, -1.0]
+
+
 def test_a_body_sets_state_and_then_asks_for_its_rank() -> None:
     """The whole recording begins again, so that state is set once, outside of its arguments too."""
     held = {"turns": ts.tensor(0.0)}

@@ -285,7 +285,10 @@ class LocalMesh(Mesh):
                 [("mesh", self.text())],
                 fix="ask ts.mesh.current() inside the body",
             )
-        if any(seen.mesh.sizes[a] > 1 for a in self.axes if a in seen.data):
+        along = [a for a in self.axes if seen.mesh.sizes[a] > 1]
+        if not along:
+            return 0
+        if any(a in seen.data for a in along):
             raise NeedsLocal(seen.body)
         return replace(seen, axes=self.axes).symbol(recorder)
 

@@ -230,7 +230,7 @@ def test_owners_update_and_others_receive(
 ) -> None:
     """What goes element by element each device does for its block, as with ZeRO-1: the state is
     stored in parts, and a weight is gathered once. Other work is its owner's alone."""
-    update = ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH, batch=())(owners)
+    update = ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH)(owners)
     factor = None if elementwise else RNG.normal(size=(2, 2)).astype(np.float32)
     names = "abcde"  # more than there are devices
     w = {k: RNG.normal(size=(4, 2)).astype(np.float32) for k in names}
@@ -255,14 +255,6 @@ def test_owners_update_and_others_receive(
         assert moved == [("all_gather", 2 * 2 * 4)] * len(names) and "cond" not in ops
     else:  # each weight's update is a branch that one rank takes
         assert ops.count("cond") >= len(names)
-
-
-def test_weights_by_name_are_no_batch_of_a_body_that_only_updates_them(oracle: Oracle) -> None:
-    """All their rows may double while `factor` stays; it is not cut silently because of that."""
-    update = ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH)(owners)
-    w = {"a": np.ones((4, 2), np.float32)}
-    with pytest.raises(ts.UsageError, match="not clear which arguments hold the batch"):
-        update(w, w, {"a": {"m": ts.ones((4, 2))}}, np.eye(2, dtype=np.float32))
 
 
 def test_an_owner_whose_gradient_is_its_own_works_alone(oracle: Oracle) -> None:

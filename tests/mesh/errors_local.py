@@ -201,55 +201,6 @@ distribute: batch= is cut by a strategy, and there is none
   fix : give strategy="data_parallel" too, or layouts=
 """)
 
-
-def which_is_the_batch() -> Any:
-    fn = ts.distribute(lambda table, steps: table - 0.1 * steps, strategy="data_parallel")
-    with MESH:
-        return fn(np.ones((8, 2), np.float32), np.ones((8, 2), np.float32))
-
-
-row("nothing tells the batch from a weight", ts.UsageError, which_is_the_batch, """
-<lambda>: it is not clear which arguments hold the batch
-  table : f32[8, 2]
-  steps : f32[8, 2]
-  at    : AT
-  fix   : name them, and all others are whole: batch="table" or batch="steps"; batch=() for none
-""")
-
-def a_batch_of_no_rows() -> Any:
-    fn = ts.distribute(lambda b, w: (b["x"] @ w).mean(), strategy="data_parallel")
-    with MESH:
-        return fn({"x": np.ones((0, 4), np.float32)}, np.ones((4, 2), np.float32))
-
-
-row("nothing tells a batch of no rows from a weight", ts.UsageError, a_batch_of_no_rows, """
-<lambda>: it is not clear which arguments hold the batch
-  b.x : f32[0, 4]
-  w   : f32[4, 2]
-  at  : AT
-  fix : name them, and all others are whole: batch="b" or batch="w"; batch=() for none
-""")
-
-def by_its_batch() -> Any:
-    def body(w: Any, x: Any, y: Any) -> Any:
-        x = x + 0.1 * ts.grad(((x @ w - y) ** 2).mean(), x)
-        return ts.grad(((x @ w - y) ** 2).mean(), w)
-
-    fn = ts.distribute(body, strategy="data_parallel")
-    with MESH:
-        return fn(np.ones(2, np.float32), np.ones((8, 2), np.float32), np.ones(8, np.float32))
-
-
-row("a gradient by the batch", ts.UsageError, by_its_batch, """
-body: it is not clear which arguments hold the batch
-  w        : f32[2], which a gradient is by
-  x        : f32[8, 2], which a gradient is by
-  y        : f32[8]
-  on trial : ShapeError: sub: sizes 8 and 16 do not match
-  at       : AT
-  fix      : name them, and all others are whole: batch=("x", "y"); batch=() for none
-""")
-
 row("layouts that are none", ts.LayoutError, lambda: ts.distribute(layouts=3), """
 distribute: layouts cannot be 3
   at  : AT
@@ -291,7 +242,7 @@ row("a result's layout that forgets an axis", ts.LayoutError, result_layout, """
 def a_gradient_laid_out_along_a_local_axis() -> None:
     plan = dist.strategy("zero_redundancy_optimizer")
 
-    @ts.distribute(strategy=plan, mesh=MESH)
+    @op.kernel(mesh=MESH)
     def step(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
         return ts.grad(((x @ w) ** 2).mean(), w, layout=plan)
 

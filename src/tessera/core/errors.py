@@ -88,7 +88,7 @@ class OptionWarning(UserWarning):
 
 
 class StrategyWarning(UserWarning):
-    """Warns that a strategy splits nothing, or averages a value that is not a mean over rows."""
+    """Warns that a strategy splits nothing, or that a local sum counts a gradient twice."""
 
 
 class TraceWarning(UserWarning):

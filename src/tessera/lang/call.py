@@ -19,7 +19,7 @@ from .checks import bound
 from .mutations import Snapshot
 from .once import Once
 from .parameter import Parameter
-from .record import WHOLE, Frame, Recorder, Reframe, options_of_run, recording
+from .record import WHOLE, Frame, NeedsLocal, Recorder, Reframe, options_of_run, recording
 from .segments import Reads
 from .slices import need_one_mesh
 from .store import owned_by, store_of
@@ -146,6 +146,7 @@ class Call:
     spec: Spec
     dynamic: list[int]
     names: list[str] = field(init=False)
+    local: frozenset[object] = frozenset()  # bodies that are local along their data axes
 
     def __post_init__(self) -> None:
         self.names = list(map(path_name, call_paths(self.signature, self.spec)))
@@ -153,12 +154,19 @@ class Call:
     def record(self, reads: Reads) -> Recorded:
         """The recording, in the frame that the function turns out to need."""
         frame, tensors = WHOLE, {i: self.leaves[i] for i in self.dynamic}
+        need: Reframe | None = None
         while True:
             try:
+                if need is not None:
+                    frame = need.frame(
+                        tensors, self.names, lambda f: self.within(f, Reads()).outputs
+                    )
                 return self.within(frame, reads)
+            except NeedsLocal as found:
+                self.local |= {found.body}
+                frame, need = WHOLE, None
             except Reframe as found:
                 need = found.with_traceback(None)
-            frame = need.frame(tensors, self.names, lambda f: self.within(f, Reads()).outputs)
             reads.begin()
 
     @opens
@@ -166,7 +174,7 @@ class Call:
         """The recording in `frame`; `reads` gets the inputs' sources and answers what is read."""
         reader = reads if frame.is_read else None
         recorder = Recorder(self.name, reader=reader, options=options_of_run())
-        recorder.frame, recorder.compiles = frame, True
+        recorder.frame, recorder.compiles, recorder.local = frame, True, self.local
         inputs, bindings = self._inputs(recorder, reads)
         at, own = spec_paths(self.spec), self.leaves
         buffers = {recorder.node(t): at[i] for i, t in inputs.items() if _is_buffer(own[i])}

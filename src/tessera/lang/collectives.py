@@ -43,6 +43,7 @@ from .local.collectives import (
     sent,
     view_now,
 )
+from .local.twice import check_sum
 from .local.view import NeedsRank, pending, view
 from .operands import as_tensor
 from .processes import see_alike
@@ -64,7 +65,8 @@ def all_reduce(
     `op` (None: sum); `axis` None is all local axes. Bools are counted in int32, as `ts.sum` does;
     their "max" says whether any is True. In the global view pending sums are completed and a
     complete value stays as it is; `axis` None is every axis with a pending sum, and `op` ("sum",
-    "max", "min") must be what is pending (None accepts any).
+    "max", "min") must be what is pending (None accepts any, and "mean" a sum: of a value that is
+    whole the mean over devices is itself).
 
     With `deterministic` this sum is added in a fixed order over the places of `axis`, at the level
     "fast" too (guide 2, 4): in the order that `dist.deterministic` chose, else adjacent pairs
@@ -81,20 +83,17 @@ def all_reduce(
     ...     count(ts.tensor(7.0)).item(), dist.all_reduce(ts.tensor(7.0), axis="dp").item()
     (4.0, 7.0)
     """
-    kinds = (*PARTIAL_KINDS, "mean") if view() is not None else PARTIAL_KINDS
     if op is not None:
-        one_of("all_reduce", "op", op, kinds)
+        one_of("all_reduce", "op", op, (*PARTIAL_KINDS, "mean"))
 
     def reduce(t: Tensor) -> Tensor:
         own, rest = _axes("all_reduce", axis, t, t.type.partial_axes)
         if own:
-            key, parts, here = ("all_reduce", own, op or "sum"), list[str](), view_now()
             if op in (None, "sum", "mean"):
                 t = _counted(t)
-                parts = here.check_sum("all_reduce", t, own, op == "mean")
+                _check_sum("all_reduce", t, own, op == "mean")
+            key = ("all_reduce", own, op or "sum")
             t = ranks.issue(key, t, lambda block: reduced(block, own, op or "sum"))
-            if parts and t._node is not None:
-                here.means[t._node] = ways(parts, t.type.sizes)
         return _completed(t, rest, op) if rest else t
 
     with sums_in_order("all_reduce", deterministic):
@@ -103,7 +102,8 @@ def all_reduce(
 
 def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
     """The global meaning: what is pending over `axes` is completed."""
-    other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and op not in (None, k)]
+    may = {None: PARTIAL_KINDS, "mean": ("sum",)}.get(op, (op,))
+    other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and k not in may]
     if other:
         raise fail(
             LayoutError,
@@ -133,11 +133,11 @@ def reduce_scatter(
     own, rest = _axes("reduce_scatter", axis, x, ())
     with sums_in_order("reduce_scatter", deterministic):
         if own:
-            view_now().check_sum("reduce_scatter", x, own, op == "mean")
+            _check_sum("reduce_scatter", x, own, op == "mean")
             key = ("reduce_scatter", own, d, op)
             x = ranks.issue(key, _counted(x), lambda block: scattered(block, own, d, op))
         if rest:
-            x = functions.relayout(x, split_over(completed(x.type, rest), d, rest))
+            x = functions.relayout(x, split_over(gathered(completed(x.type, rest), rest), d, rest))
     return x
 
 
@@ -360,27 +360,21 @@ def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
 
 
 def over_batch(x: Tensor) -> tuple[Tensor, int]:
-    """(the mean of `x` over the data axes of a local body and over the microbatches of a pipeline,
-    of how many values it is the mean); `x` and 1 elsewhere."""
-    seen, recorder = view(), current()
-    many = 1
-    if seen is not None and seen.batch:
-        x, many = all_reduce(x, seen.batch, op="mean"), ways(seen.batch, seen.mesh.sizes)
-    if recorder is not None:
-        x, count = recorder.frame.mean_over_batch(recorder, x)
-        many *= count
-    return x, many
+    """(the mean of `x` over the microbatches of a pipeline, how many they are); `x` and 1
+    elsewhere."""
+    recorder = current()
+    return (x, 1) if recorder is None else recorder.frame.mean_over_batch(recorder, x)
 
 
 def over_blocks(name: str, x: Tensor) -> Tensor:
     """`x`, a sum over what a device has of a weight, with those of the weight's other blocks still
-    to be added. In a body without a strategy, or where devices have values of their own along a
-    data axis, it stays a device's own, and one StrategyWarning says so."""
+    to be added. In a body without a strategy it stays a device's own, and one StrategyWarning says
+    so."""
     seen, recorder = view(), current()
     own = [a for a in x.type.varying if seen is not None and a in seen.axes]
     if seen is None or recorder is None or not own:
         return x
-    blocks = [a for a in own if a not in seen.batch] if seen.rests is not None else []
+    blocks = [a for a in own if a in seen.tensor]
     other = [a for a in own if a not in blocks]
     if other and (name, *other) not in seen.told_of:
         seen.told_of.add((name, *other))
@@ -395,11 +389,18 @@ def over_blocks(name: str, x: Tensor) -> Tensor:
 
 
 # -- parts ----------------------------------------------------------------------------------------
+def _check_sum(name: str, x: Tensor, axes: Sequence[str], mean: bool) -> None:
+    seen = view_now()
+    if x._node is not None:
+        check_sum(name, x._node, axes, mean, seen.slopes, seen.told)
+
+
 def _local_only(name: str) -> UsageError:
     return fail(
         UsageError,
         f"{name}: there are no devices to hand on between in the global view",
-        fix="write it in the body of a @ts.distribute or @op.kernel, over one of its axes",
+        fix="this is local: write it in an @op.kernel, or in a @ts.distribute over an axis of"
+        " mesh_axes= that is no data axis of its strategy",
     )
 
 

@@ -301,38 +301,14 @@ def pulled_back(
         )  # fmt: skip
         gs = [held_apart(x, xs) for x in gs]
         terms = [t * x.to(t.dtype) for t, x in zip(outs, gs)]
-        if who == "vjp":
-            _tell_of_numbers(terms)
         return along(terms, xs, gs)
 
     return value, pull
 
 
-def _tell_of_numbers(terms: Sequence[Tensor]) -> None:
-    """Tells a local body which numbers among `terms` are means over its devices."""
-    if (recorder := current()) is not None:
-        for t in terms:
-            node = recorder.node(t)
-            if not t.ndim and recorder.frame.devices_of(node) > 1:
-                recorder.frame.differentiates(node)
-
-
 def along(terms: Sequence[Tensor], by: Any, held: Sequence[Tensor] = ()) -> Any:
-    """The gradients of the sum of all elements of `terms`, to which `held` are constants. In a
-    local body they are those of the whole: the sum goes over all devices' rows, and a number is the
-    mean of theirs."""
-    recorder = current()
-    if recorder is None:
-        return grad_holding(F.sum(F.stack([F.sum(t).to("f32") for t in terms])), by, held)
-    frame = recorder.frame
-    over = [frame.devices_of(recorder.node(t)) for t in terms]
-    parts = [(n if t.ndim else 1) / max(over) for t, n in zip(terms, over, strict=True)]
-    total = F.sum(F.stack([F.sum(t).to("f32") * p for t, p in zip(terms, parts, strict=True)]))
-    recorder.frame = frame.summed()
-    try:
-        return grad_holding(total, by, held)
-    finally:
-        recorder.frame = frame
+    """The gradients of the sum of all elements of `terms`, to which `held` are constants."""
+    return grad_holding(F.sum(F.stack([F.sum(t).to("f32") for t in terms])), by, held)
 
 
 def tensors(tree: Any) -> Any:

@@ -162,7 +162,7 @@ def _gradients(
         changes, b = recorder.root.changes, recorder.builder
         b.constants = changes.constants(wrt, b.nodes) | {recorder.node(t) for t in held}
         try:
-            if not frame.one_of_many and not frame.on_trial:
+            if not frame.one_of_many:
                 need_reached(end, wrt, loss, leaves, spec, b.constants)
             found = frame.gradients(recorder, end, wrt, leaves, goals)
         finally:

@@ -152,9 +152,8 @@ def _draw(recorder: record.Recorder | None, size: tuple[int, ...], like: TensorT
     seen = view()
     if seen is None or not size:
         return Draw(size)
-    # What is like a device's own block is drawn as a block of the whole; what is like nothing has a
-    # row for each of the device's rows of the batch.
-    along = seen.draws(size[0]) if like is None else like.varying
+    # What is like a device's own block is drawn as a block of the whole.
+    along = () if like is None else like.varying
     return Draw(size, tuple(a for a in seen.axes if a in along))
 
 

@@ -48,7 +48,6 @@ class Frame:
 
     is_read = True  # a value may be read on the host on the way
     one_of_many = False  # another recording of the same function has what this one lacks
-    on_trial = False  # only the types of gradients are known
     home: Mesh | None = None  # where weights lie at rest, if that is not the mesh in force
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
@@ -91,17 +90,6 @@ class Frame:
         """How one of these `rows` is seen: where they are those of a batch, its loss is its own."""
         return self
 
-    def summed(self) -> Frame:
-        """This one where a loss is a part of a sum over devices, not of a mean."""
-        return self
-
-    def devices_of(self, node: Node) -> int:
-        """Over how many devices a number `node` is averaged."""
-        return 1
-
-    def differentiates(self, number: Node) -> None:
-        """Is told of a `number` of which the mean over devices is differentiated."""
-
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         """What outlives the recording of the value `node` that an attribute called `name` is set
         to."""
@@ -124,6 +112,14 @@ class Frame:
         """(the inputs, what runs) of a recording with these `results`, where that is not one
         program of its nodes. `held` gives the tensor of an input, None for the random key."""
         return None
+
+
+class NeedsLocal(Exception):
+    """The function must be recorded anew, with `body` in `Recorder.local`: a distributed function
+    whose body asks for its rank along a data axis."""
+
+    def __init__(self, body: object) -> None:
+        self.body = body
 
 
 class Reframe(Exception):
@@ -183,6 +179,7 @@ class Recorder:
         self.chosen: dict[
             Any, None
         ] = {}  # what functions in it were to be carried out under: chosen.py
+        self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE
         if parent is not None:
             around, b = parent.builder, self.builder

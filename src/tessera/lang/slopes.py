@@ -64,9 +64,6 @@ def jvp(
         given_back = [Tensor(t.stored, t.type) for t in given_back]
     pulled = flatten(pull(unflatten(out_spec, given_back)))[0]
     slopes = along([p * t.to(p.dtype) for p, t in zip(pulled, moved, strict=True)], given_back)
-    if (recorder := current()) is not None:  # of a number which the mean over devices is taken of
-        over = [1 if t.ndim else recorder.frame.devices_of(recorder.node(t)) for t in given_back]
-        slopes = [s if n == 1 else s * float(n) for s, n in zip(slopes, over, strict=True)]
     return value, unflatten(out_spec, slopes)
 
 

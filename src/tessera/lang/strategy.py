@@ -119,8 +119,8 @@ class AxisStrategy(Strategy):
     """What errors call it: the name of its class."""
 
     splits_batch: bool = True
-    """Whether devices along the axis have different rows of a batch, so that a loss is a mean over
-    them. False, as for tensor parallelism: they work on the same rows."""
+    """Whether devices along the axis have different rows of a batch: it is a data axis, global in
+    the body of a `ts.distribute`. False, as for tensor parallelism: they work on the same rows."""
 
     def __init__(self, axis: str) -> None:
         self.axis = one_axis(self.kind, axis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from .chosen import Chosen, warn_if_unused
 from .host_data import is_array
 from .jit import Jit
 from .operands import as_tensor, of_floats
-from .record import Reader, Recorder, options_of_run, recording
+from .record import NeedsLocal, Reader, Recorder, options_of_run, recording
 from .store import owned_by, store_of
 from .tensor import Tensor
 from .tree import call_paths, flatten, path_name, spec_paths, unflatten
@@ -66,11 +67,14 @@ def record_call(
     a read is an error. With it floats and arrays of them that `fn` returns are results, too.
     """
     function_of(who, "the function", fn)
-    if isinstance(fn, Jit):
-        own = () if fn.chosen is None else (fn.chosen,)
-        with fn.in_force():
-            return _recorded(who, fn.fn, args, kwargs, reduce_partial, reader, own)
-    return _recorded(who, fn, args, kwargs, reduce_partial, reader)
+    own = (fn.chosen,) if isinstance(fn, Jit) and fn.chosen is not None else ()
+    local = frozenset[object]()
+    with fn.in_force() if isinstance(fn, Jit) else nullcontext():
+        while True:
+            try:
+                return _recorded(who, fn, args, kwargs, reduce_partial, reader, own, local)
+            except NeedsLocal as needs:
+                local |= {needs.body}
 
 
 def _need_one_mesh(who: str, inputs: Sequence[Node]) -> None:
@@ -98,7 +102,8 @@ def _recorded(
     kwargs: Mapping[str, Any],
     reduce_partial: bool,
     reader: Callable[[dict[Node, Given]], Reader] | None,
-    chosen: Sequence[Chosen] = (),
+    chosen: Sequence[Chosen],
+    local: frozenset[object],
 ) -> Recorded:
     fn = getattr(fn, "fn", fn)
     bound(getattr(fn, "__name__", who), signature_of(who, fn), args, dict(kwargs))
@@ -106,6 +111,7 @@ def _recorded(
     read = None if reader is None else reader(given)
     name = getattr(fn, "__name__", type(fn).__name__.lower())
     recorder = Recorder(name, reader=read, options=options_of_run())
+    recorder.local = local
     leaves, spec = flatten((tuple(args), dict(kwargs)))
     new = []
     for x, path in zip(leaves, call_paths(inspect.signature(fn), spec), strict=True):

@@ -127,10 +127,10 @@ def cross_entropy(
 
 
 def _count(keep: Tensor) -> Tensor:
-    """What the loss is divided by: the rows that count, at least one. In a data-parallel local body
-    their mean over the devices, so that the mean of the devices' losses is that of all rows."""
-    count, devices = over_batch(F.sum(keep))
-    return F.maximum(count, 1.0 / devices)
+    """What the loss is divided by: the rows that count, at least one. In microbatches their mean
+    over these, so that the mean of the microbatches' losses is that of all rows."""
+    count, parts = over_batch(F.sum(keep))
+    return F.maximum(count, 1.0 / parts)
 
 
 def _mean(total: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Tensor:

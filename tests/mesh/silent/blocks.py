@@ -162,10 +162,9 @@ for name, (by_rank, want) in BY_RANK.items():
 @row("random numbers that only some ranks draw", error=ts.UsageError,
      says="random numbers are drawn, by some ranks only")  # fmt: skip
 def _() -> None:
-    ts.distribute(
-        lambda x: x + ts.random.normal(x.shape) if rank() == 0 else x,
-        strategy="data_parallel", mesh_axes="a", mesh=MESH, batch="x",
-    )(ROWS)  # fmt: skip
+    kernel(lambda x: ts.nn.dropout(x, 0.5) if rank() == 0 else x)(
+        ts.tensor(ROWS, mesh=MESH, layout="[8@a]")
+    )
 
 
 # -- what a body leaves outside -------------------------------------------------------------------

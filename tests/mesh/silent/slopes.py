@@ -71,23 +71,12 @@ def _() -> None:
     np.testing.assert_allclose(got, sum(2 * (w * s - 1) * s / 4 for s in sums), rtol=1e-6)
 
 
-@row("a pending mean in a local body, of which the mean is taken", error=ts.LayoutError,
-     says="the sum of a mean's parts is pending")  # fmt: skip
+@row("a gradient of the whole batch, summed and averaged by hand")
 def _() -> None:
-    slope(op.autodiff, mean, by_rows)
-
-
-@row("a gradient that is a mean over the devices, averaged by hand")
-def _() -> None:
-    for after in (mean, lambda g: whole(g) / 4, lambda g: g):
-        assert slope(ts.grad, after, by_rows) == WANT
+    for take in (ts.grad, op.autodiff):
+        for after in (mean, whole, lambda g: g):
+            assert slope(take, after, by_rows) == WANT
     assert slope(ts.grad, mean, op="mean") == WANT
-
-
-@row("a pending mean in a local body, added up and divided by the devices", says="the mean already",
-     warns=ts.StrategyWarning)  # fmt: skip
-def _() -> None:
-    slope(op.autodiff, lambda g: 0.1 * (whole(g) / 4), by_rows)
 
 
 TWICE: dict[str, Any] = {"warns": ts.StrategyWarning, "says": "the sum over 'dp' already"}

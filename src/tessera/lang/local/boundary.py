@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from ...core.errors import LayoutError, MeshError, ShapeError, StrategyWarning, fail, lines_up
 from ...core.layout import TensorType
@@ -18,11 +19,10 @@ from ..collectives import split_over
 from ..create import ShardSpec
 from ..parameter import Parameter
 from ..record import Recorder, symbolic
-from ..strategy import AxisStrategy, Combined, Strategy
+from ..strategy import Combined, Strategy
 from ..tensor import Tensor
 from ..tree import Path, path_name
-from .averages import check_mean
-from .view import View, mean_of
+from .view import View
 
 
 @dataclass(frozen=True)
@@ -33,27 +33,48 @@ class Borders:
     strategy: Strategy | None
     layouts: Mapping[str, ShardSpec]
     batch: tuple[str, ...] | None  # the arguments that hold it, where that was said
+    data: Strategy  # over the data axes
     view: View
 
-    @property
-    def on_the_same_rows(self) -> list[AxisStrategy]:
-        parts = self.strategy.parts if self.strategy is not None else ()
-        return [p for p in parts if not p.splits_batch and p.axis in self.view.axes]
+    def of_batch(
+        self, leaves: Sequence[Any], paths: Sequence[Path], types: Mapping[int, TensorType]
+    ) -> frozenset[int]:
+        """The places of the tensors whose rows are split over the data axes: those that `batch=`
+        names. Else, of those that no one has placed, the ones with as many rows as the first. In a
+        body that is local along these axes nothing else than `batch=` says it."""
+        if not self.data.parts:
+            return frozenset()
+        if self.batch is not None:
+            return frozenset(i for i in types if str(paths[i][0]) in self.batch)
+        rows = {
+            i: t.shape[0] for i, t in types.items()
+            if self.view.data and t.rank and t.shape[0] > 1
+            and not _placed(leaves[i]) and str(paths[i][0]) not in self.layouts
+        }  # fmt: skip
+        first = next(iter(rows.values()), 0)
+        return frozenset(i for i, n in rows.items() if n == first)
 
     def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
-        """One StrategyWarning where along an axis that splits no batch nothing is cut that the body
-        is given or takes from outside, and nothing in it, `made` there, asks for the rank."""
-        every = {a for n in blocks for a in n.type.varying}
+        """One StrategyWarning where along an axis nothing is cut that the body is given or takes
+        from outside, and nothing in it, `made` there, asks for the rank."""
+        every = {a for n in blocks for a in (*n.type.varying, *n.type.split_axes)}
         for n in made:
             every.update(n.types[0].varying if n.op == axis_index.name else ())
             every.update(a for arg in n.args for t in arg.types for a in t.split_axes)
-        idle = {*self.view.axes} - {*self.view.batch} - every if self.strategy is not None else ()
+        data = {p.axis for p in self.data.parts}
+        here = {*self.view.axes, *self.view.data} - (set() if self.batch is None else data)
+        idle = here - every if self.strategy is not None else ()
         for axis in sorted(a for a in idle if self.view.mesh.sizes[a] > 1):
+            say = 'name the batch: batch="x"; batch=() for none'
+            if axis not in data:
+                say = (
+                    f'say what it cuts: layouts={{"w": dist.ShardSpec(("col",), ({axis!r},))}},'
+                    " rules= of tensor parallelism for the names of weights, or a strategy that"
+                    " splits the batch over it"
+                )
             warnings.warn(
                 f"{self.name}: {axis!r} cuts none of the arguments, so all devices along it do the"
-                ' same\n  say what it cuts: layouts={"w": dist.ShardSpec(("col",),'
-                f" ({axis!r},))}}, rules= of tensor parallelism for the names of weights, or a"
-                " strategy that splits the batch over it",
+                f" same\n  {say}",
                 StrategyWarning,
                 stacklevel=lines_up(),
             )
@@ -89,17 +110,16 @@ class Borders:
     def wanted(self, t: TensorType, path: Path, batch: bool) -> TensorType:
         """How an argument of type `t` is laid, a `batch` or a weight."""
         spec = self.layouts.get(str(path[0])) if path else None
+        axes = (*self.view.axes, *self.view.data)
         if spec is not None:
-            bare = gathered(t, self.view.axes)
-            return self._along(bare, spec)
+            return self._along(gathered(t, axes), spec)
         if self.strategy is None:
             return t
         if batch:
-            here = set(self.view.axes) & set(t.split_axes)
-            return t if here else _batched(t, self.view)
-        tp = self.on_the_same_rows
-        t = gathered(t, [a for a in self.view.axes if a not in {p.axis for p in tp}])
-        return Combined(tuple(tp)).weight(path_name(path), t) if tp else t
+            return self.data.batch(t)
+        tensor = tuple(p for p in self.strategy.parts if not p.splits_batch and p.axis in axes)
+        t = gathered(t, [a for a in self.view.axes if a not in {p.axis for p in tensor}])
+        return Combined(tensor).weight(path_name(path), t) if tensor else t
 
     def _along(self, t: TensorType, spec: ShardSpec) -> TensorType:
         cut = spec.type(t.shape, t.dtype, self.view.mesh)
@@ -129,32 +149,22 @@ class Borders:
             return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
         if home is not None and own and as_local(home, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=home), recorder)
+        spec = self.layouts.get("return") if not path else None
+        if spec is not None and (own or (self.view.data and t.rank)):
+            return self._returned(recorder, node, spec)
         if not own:
             return symbolic(node, recorder)
-        state = like is not None and not isinstance(like, Parameter) and not like.name
-        if state and home is not None and home.shape == t.shape and self.view.averages(t):
-            return symbolic(mean_of(recorder, node, own), recorder)  # such as running statistics
-        spec = self.layouts.get("return") if not path else None
-        if spec is not None:
-            return self._returned(recorder, node, spec)
         if laid is not None and as_local(laid, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=laid), recorder)
-        means = [a for a in own if a in self.view.batch]
-        if not t.rank and means and t.dtype.is_float:
-            check_mean(node, means, self.view.told)
-            out = mean_of(recorder, node, means)
-            own = [a for a in own if a not in means]
-            node, t = out, out.type
-        if own and not t.rank:
+        if not t.rank:
             raise fail(
                 ShapeError,
                 f"{self.name}: it returns a number that differs between devices",
                 [("result", t), *([("made at", node.loc)] if node.loc else [])],
                 fix="combine it first: dist.all_reduce(x, axis), or reshape it to (1,)",
             )
-        if own:
-            node = recorder.builder("reinterpret", node, layout=self._whole(node, own))
-        return symbolic(node, recorder)
+        whole = self._whole(node, own)
+        return symbolic(recorder.builder("reinterpret", node, layout=whole), recorder)
 
     def _whole(self, block: Node, own: Sequence[str]) -> TensorType:
         """The type of the whole of which each device along the axes `own` has a `block`. Raises
@@ -205,7 +215,10 @@ class Borders:
                 [("result", node.type)],
                 fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
             )
-        return symbolic(recorder.builder("reinterpret", node, layout=t), recorder)
+        if t is not node.type:
+            node = recorder.builder("reinterpret", node, layout=t)
+        to = self._along(gathered(t.complete(), self.view.data), spec)
+        return symbolic(recorder.builder.redistribute(node, to), recorder)
 
 
 def by_name(
@@ -224,6 +237,7 @@ def by_name(
     return next(iter(best)) if len(best) == 1 else None
 
 
-def _batched(t: TensorType, view: View) -> TensorType:
-    axes = [a for a in view.batch if a not in t.split_axes]
-    return split_over(t, 0, axes) if axes and t.rank else t
+def _placed(x: Tensor) -> bool:
+    """Whether `x` lies where someone has laid it, or is a weight by how it was made."""
+    made = isinstance(x, Parameter) or bool(x.name) or x.drawn
+    return made or x.mesh is not None

@@ -1,8 +1,10 @@
-"""`@ts.distribute` and `@op.kernel`: functions whose body is what one device does with its blocks.
+"""`@ts.distribute` and `@op.kernel`: functions whose arguments are laid out on a mesh, and whose
+body is what one device does with its blocks along the axes that are local.
 
-A strategy says how the arguments are cut into blocks and what is made of the results. The body is
-recorded once, with a symbol for the rank, into the same graph as everything else; only if it asks
-for the rank as a number is it recorded per rank (lang/local/ranks.py).
+The data axes of a strategy are global: the body sees whole tensors, whose rows are split there.
+They are local in a body that asks for its rank along them. The body is recorded once, with a symbol
+for the rank, into the same graph as everything else; only if it asks for the rank as a number is it
+recorded per rank (lang/local/ranks.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, StrategyError, UsageError, fail
 from ...core.mesh import Mesh, auto
 from ...core.within import above
-from ...ops.local import as_local
 from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
 from ..create import ShardSpec
@@ -26,16 +27,13 @@ from ..jit import Jit
 from ..mutations import Edit, Pending, Snapshot
 from ..operands import as_tensor
 from ..parameter import Parameter, stand_ins
-from ..record import Frame, Recorder, current, symbolic
+from ..record import Recorder, current, symbolic
 from ..strategy import Combined, Strategy
 from ..tensor import Tensor
 from ..tree import LEAF, Path, call_paths, flatten, spec_paths, unflatten
-from .batch_arguments import batches, tried
 from .boundary import Borders, by_name
 from .collectives import recorder_now
 from .merge import record_ranks
-from .rows import by_rows, warn_of_rows
-from .twice import check_divided
 from .view import NeedsRank, View, view_of
 
 P = ParamSpec("P")
@@ -106,7 +104,8 @@ class Local(Generic[P, R]):
         around = view_of(recorder)
         if around is not None:  # a part of a body that is local already
             mesh = around.mesh
-            more = [a for a in self._axes() or mesh.axes if a not in around.axes]
+            local = [a for a in self._axes() or mesh.axes if a not in self._data()]
+            more = [a for a in local if a not in around.axes]
             if any(mesh.sizes.get(a, 2) > 1 for a in more):
                 raise fail(
                     UsageError,
@@ -121,21 +120,22 @@ class Local(Generic[P, R]):
 
     # -- one call ---------------------------------------------------------------------------------
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The body, recorded inside the recording that is open: arguments enter as blocks, the body
-        runs (once per rank, if it asks for its rank as a number), and results and changed
-        containers leave as whole tensors."""
-        recorder = current()
-        assert recorder is not None
+        """The body, recorded inside the recording that is open: arguments enter, as blocks along
+        local axes, the body runs (once per rank, if it asks for its rank as a number), and results
+        and changed containers leave as whole tensors."""
+        recorder = recorder_now()
         leaves, spec = flatten((args, kwargs))
         leaves = [as_tensor(x) if is_array(x) else x for x in leaves]
         names = call_paths(self._signature, spec)
         mesh = self._where([x for x in leaves if isinstance(x, Tensor)])
-        view = self._view(mesh, recorder.frame)
+        view = self._view(mesh, recorder)
         whole = {p: x for p, x in zip(names, leaves, strict=True) if isinstance(x, Tensor)}
         tensors = {i: x for i, x in enumerate(leaves) if isinstance(x, Tensor)}
-        borders = Borders(self._name, self.strategy, self.layouts, self.batch, view)
+        parts = self.strategy.parts if self.strategy is not None else ()
+        rows = Combined(tuple(p for p in parts if p.axis in self._data()))
+        borders = Borders(self._name, self.strategy, self.layouts, self.batch, rows, view)
         types = {i: borders.on(x, names[i]) for i, x in tensors.items()}
-        cut = batches(recorder, borders, self.body, leaves, spec, names, types)
+        cut = borders.of_batch(leaves, names, types)
         blocks = list(leaves)
         laid = {i: borders.wanted(types[i], names[i], i in cut) for i in tensors}
         view.entered.extend(laid.values())
@@ -159,12 +159,7 @@ class Local(Generic[P, R]):
             weights = {str(i): symbolic(here.node(boxes[i]), here) for i in first.values()}
             return {"out": out, "edits": edits, "leaves": now, "weights": weights}
 
-        kinds = {i: as_local(t, view.axes) for i, t in laid.items()}
-        record = functools.partial(tried, recorder, borders, self.body, leaves, spec)
-        trials = by_rows(record, kinds, cut)
-        if trials and len({len(t.drawn) for t in trials[-2:]}) == 1:
-            view.by_row = [a != b for a, b in zip(*(t.drawn for t in trials[-2:]), strict=True)]
-        recorder.frame = view
+        before, recorder.frame = recorder.frame, view
         mark = len(recorder.builder.nodes), len(recorder.host_outputs)
         try:
             with replaced(mesh=mesh):
@@ -180,11 +175,9 @@ class Local(Generic[P, R]):
                         dict(zip(_full_paths(args, kwargs), blocks, strict=True)),
                     )
         finally:
-            recorder.frame = view.outer
-        warn_of_rows(borders, trials, cut)
+            recorder.frame = before
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
-        check_divided(view.means, recorder.builder.nodes[mark[0] :])
         edits, put = out["edits"], out["leaves"]
         known = {names[i]: t for i, t in laid.items() if i not in cut}
         for i, path in enumerate(path for edit in edits for path in edit.paths()):
@@ -264,9 +257,14 @@ class Local(Generic[P, R]):
             return self.axes
         return tuple(dict.fromkeys(p.axis for p in self.strategy.parts)) if self.strategy else ()
 
-    def _view(self, mesh: Mesh, outer: Frame) -> View:
-        """What a device sees on `mesh`: the axes of the body, and those of them that split the
-        batch. Raises MeshError if an axis does not exist."""
+    def _data(self) -> tuple[str, ...]:
+        """The data axes of its strategy, among the axes of the body."""
+        parts, axes = self.strategy.parts if self.strategy is not None else (), self._axes()
+        return tuple(p.axis for p in parts if p.splits_batch and p.axis in axes)
+
+    def _view(self, mesh: Mesh, recorder: Recorder) -> View:
+        """What a device sees on `mesh`, where the data axes are global, or local if the body asks
+        for its rank along them. Raises MeshError if an axis of the body does not exist."""
         axes = self._axes() or mesh.axes
         lost = [a for a in axes if a not in mesh]
         if lost:
@@ -276,15 +274,19 @@ class Local(Generic[P, R]):
                 [("mesh", mesh.text())],
                 fix="name axes of the mesh: mesh_axes=[...]",
             )
+        data, outer = self._data(), recorder.frame
+        local = data if self in recorder.root.local else ()
+        own = tuple(a for a in mesh.axes if a in axes and a not in data)
         parts = self.strategy.parts if self.strategy is not None else ()
-        tensor_axes = {p.axis for p in parts if not p.splits_batch}
-        batch = tuple(a for a in axes if any(p.axis == a and p.splits_batch for p in parts))
+        columns = any(p.axis in own and not p.splits_batch for p in parts) and not local
         return View(
             mesh,
-            tuple(a for a in mesh.axes if a in axes),
-            batch,
-            -1 if tensor_axes and not batch else 0,
-            outer=outer,
+            tuple(a for a in mesh.axes if a in own or a in local),
+            tuple(a for a in data if a not in local),
+            own if parts else (),
+            -1 if columns else 0,
+            self,
+            outer=outer.outer if isinstance(outer, View) else outer,
             rests=functools.partial(self.strategy.optimizer, "") if self.strategy else None,
         )
 
@@ -347,20 +349,25 @@ def distribute(
     layouts: Mapping[str, ShardSpec] | None = None,
     batch: str | Sequence[str] | None = None,
 ) -> Any:
-    """A decorator: the body runs once per device, on that device's blocks of the arguments.
+    """A decorator: the arguments are laid out by a strategy or as `layouts` say, and the body is
+    recorded on the mesh.
 
     `strategy` is "data_parallel", "tensor_parallel", "zero_redundancy_optimizer" or a sum of
-    strategies, and says how the arguments are split: batches along dim 0 over the data axes,
-    weights as tensor parallelism splits them. A batch that is already split over these axes stays
-    as it is. Tessera infers from the body which arguments are batches (docs/local-view.md); `batch`
-    names them explicitly. `layouts` gives the ShardSpec of an argument by name, and that of the
-    result as "return". `mesh_axes` are the axes over which the body is local (default: those of the
-    strategy, or all). A strategy given by name goes over all of them, but for those that `layouts`
-    name: over these the body is left to you, unless it is the strategy's usual axis ("dp", "tp").
+    strategies. Its data axes are global: the body sees whole tensors whose rows are split over
+    them, so a loss, its gradient and state are those of the whole batch. Parameters, named tensors
+    and what lies on a mesh stay as they lie; of the other tensors, those with as many rows as the
+    first are split. `batch` names the arguments that are split instead. This changes the speed,
+    never a value. `layouts` gives the ShardSpec of an argument by name, and that of the result as
+    "return".
 
-    In the body a loss is the mean over the data axes, so `ts.grad` returns gradients averaged over
-    them. A result that is equal on all devices is one value; a number is averaged over the data
-    axes; blocks are joined along dim 0 (along the last dim if the body is tensor parallel).
+    All other axes of the body are local: it sees one device's blocks, as tensor parallelism and
+    `layouts` split them. So are the data axes of a body that asks for its rank: there all tensors
+    are whole but those that `batch` names. `mesh_axes` are the axes of the body (default: those of
+    the strategy, or all). A strategy given by name goes over all of them, but for those that
+    `layouts` name, unless it is the strategy's usual axis ("dp", "tp").
+
+    A result that is equal on all devices is one value; blocks along local axes are joined along dim
+    0 (along the last dim if the body is tensor parallel).
 
     Raises UsageError if `batch` or `layouts` names an argument that does not exist; MeshError if
     there is no mesh or it lacks an axis; LayoutError or ShapeError if an argument cannot be split

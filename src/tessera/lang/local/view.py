@@ -1,9 +1,9 @@
-"""What does one device see? The `View` of a local body, and its mesh, which has a rank there.
+"""What does one device see? The `View` of a body, and its mesh, which has a rank there.
 
-In a body of `@ts.distribute` or `@op.kernel` every tensor is one device's block: a value that
-varies along the view's axes (ops/local.py). The body is recorded once, with a rank that is a
-symbol. Code that needs the rank as a number raises `NeedsRank`, and the body is recorded once per
-rank (ranks.py).
+Along the view's axes every tensor is one device's block: a value that varies along them
+(ops/local.py). Along the data axes of a strategy it is whole, until the body asks for its rank
+there (`NeedsLocal`). The body is recorded once, with a rank that is a symbol. Code that needs the
+rank as a number raises `NeedsRank`, and the body is recorded once per rank (ranks.py).
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
 from ...ops.local import as_local, joined, own_along, with_dim
 from ...passes.differentiate import reached
-from ..gradients import Goal, laid, zeros
-from ..record import WHOLE, Frame, Recorder, current, symbolic
+from ..gradients import Goal
+from ..record import WHOLE, Frame, NeedsLocal, Recorder, current, symbolic
 from ..tensor import Tensor
-from .averages import check_mean
-from .twice import check_sum, summed_over
 from .twice import pending as pending_over
+from .twice import summed_over
 
 
 class NeedsRank(Exception):
@@ -64,33 +63,25 @@ class Rank(Tensor):
 
 @dataclass(eq=False)
 class View(Frame):
-    """A local body: local along `axes` of `mesh`, global along the others.
+    """The `body` of a distributed function: local along `axes` of `mesh`, global along the others.
 
-    A loss is a mean over the axes `batch`; blocks are joined along `dim` where nothing else is
-    said. `rank` is the place along `axes`, major first, where the body is recorded for one rank,
-    whose collectives are then listed in `log`.
+    `data` are its data axes, as long as they are global. Along `tensor` a device has blocks of
+    weights. Blocks are joined along `dim` where nothing else is said. `rank` is the place along
+    `axes`, major first, where the body is recorded for one rank, whose collectives are then listed
+    in `log`.
     """
 
     mesh: Mesh
     axes: tuple[str, ...]
-    batch: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    tensor: tuple[str, ...] = ()
     dim: int = 0
+    body: object = None
     rank: int | None = None
     log: Any = field(default=None, repr=False)
-    # In a trial (batch_arguments.py): the losses, and by what their gradients are asked for, where
-    # a loop or a rank asks also as it is known outside.
-    asked: list[tuple[Node | None, set[Node]]] | None = None
-    copied: set[Node] = field(default_factory=set, repr=False)  # those of which it is a copy
-    # What a module's attributes are set to that differs between the devices.
-    states: list[Node] = field(default_factory=list, repr=False)
-    # The first sizes of what is drawn by a shape, and of each whether it is a number of rows.
-    drawn: list[int] = field(default_factory=list, repr=False)
-    by_row: list[bool] | None = None
     outer: Frame = WHOLE  # that of the function which calls the body
     entered: list[TensorType] = field(default_factory=list, repr=False)  # how its arguments enter
-    sums: bool = False  # a loss is a part of the sum over the data axes, not of a mean
-    rows: tuple[str, ...] = ()  # data axes whose rows are taken one by one, each with its own loss
-    told: set[Node] = field(default_factory=set, repr=False)  # what was warned of (averages.py)
+    told: set[Node] = field(default_factory=set, repr=False)  # what was warned of
     told_of: set[tuple[str, ...]] = field(default_factory=set, repr=False)  # what along which axes
     # How the strategy lays state at rest, and of what is whole here, as what it came in.
     rests: Callable[[TensorType], TensorType] | None = field(default=None, repr=False)
@@ -98,8 +89,6 @@ class View(Frame):
     # Gradients that are sums over devices, pending or not: of each, along which axes, and along
     # which of them the losses differ.
     slopes: dict[Node, dict[str, bool]] = field(default_factory=dict, repr=False)
-    # Those that a collective made whole which are means: over how many devices.
-    means: dict[Node, int] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -108,10 +97,6 @@ class View(Frame):
     @property
     def one_of_many(self) -> bool:  # type: ignore[override]  # it depends
         return self.rank is not None
-
-    @property
-    def on_trial(self) -> bool:  # type: ignore[override]  # it depends
-        return self.asked is not None
 
     @property
     def home(self) -> Mesh | None:  # type: ignore[override]
@@ -136,48 +121,27 @@ class View(Frame):
         `t`, where nothing else is said; an argument that leaves it open). Blocks follow each other
         as the devices do, or, where an argument's lie in another order and are like them, as
         these."""
-        rows = [a for a in own if a in self.batch or self.dim == 0]
-        open_ = None
-        for axes, d in ((rows, 0), ([a for a in own if a not in rows], t.rank - 1)):
-            if not axes:
-                continue
-            here = [x for x in self.entered if x.rank > d and {*axes} & _axes(x.dims[d])]
-            odd = [x for x in here if not self._in_order(x, d)]
-            like = {
-                x.dims[d] for x in here
-                if {*axes} == _axes(x.dims[d]) & {*self.axes}
-                and as_local(x, axes).dims[d] == t.dims[d]
-            }  # fmt: skip
-            one = odd and len(like) == 1
-            open_ = odd[0] if odd and not one else open_
-            t = with_dim(t, d, like.pop()) if one else joined(t, axes, d)
-        return t, open_
+        d = self.dim % t.rank
+        here = [x for x in self.entered if x.rank > d and {*own} & _axes(x.dims[d])]
+        odd = [x for x in here if not self._in_order(x, d)]
+        like = {
+            x.dims[d] for x in here
+            if {*own} == _axes(x.dims[d]) & {*self.axes} and as_local(x, own).dims[d] == t.dims[d]
+        }  # fmt: skip
+        if odd and len(like) == 1:
+            return with_dim(t, d, like.pop()), None
+        return joined(t, own, d), odd[0] if odd else None
 
     def _in_order(self, t: TensorType, d: int) -> bool:
         """Whether the devices' blocks of dim `d` follow each other as the devices do."""
         own = [a for a in self.axes if a in _axes(t.dims[d])]
         return joined(as_local(t, own), own, d).dims[d] == t.dims[d]
 
-    def draws(self, size: int) -> tuple[str, ...]:
-        """The axes along which each device draws its own, where a draw's first dim has this
-        size."""
-        at, known = len(self.drawn), self.by_row or ()
-        self.drawn.append(size)
-        return self.batch if at >= len(known) or known[at] else ()
-
-    def averages(self, t: TensorType) -> bool:
-        """Whether what is left of a value of type `t` is its mean over the data axes."""
-        own = [a for a in t.varying if a in self.axes]
-        return bool(own) and t.dtype.is_float and all(a in self.batch for a in own)
-
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         t = node.type
         own = [a for a in t.varying if a in self.axes]
         if not own:
             return node
-        if self.averages(t):
-            self.states.append(node)
-            return mean_of(recorder, node, own)
         raise fail(
             UsageError,
             f"{name} is set in a local body to a value that differs between devices",
@@ -213,7 +177,7 @@ class View(Frame):
         goals: Sequence[Goal],
         mean_over: Sequence[str] = (),
     ) -> list[Node]:
-        """As of the mean of the devices' losses over the data axes."""
+        """As of the sum of the devices' losses, where these are each device's own."""
         for weight, to in zip(weights, goals, strict=True):
             if to is not None and (local := [a for a in to.split_axes if a in self.axes]):
                 raise fail(
@@ -223,63 +187,25 @@ class View(Frame):
                     [("weight", weight.type), ("layout", to)],
                     fix="leave out layout=, and lay out what the body returns",
                 )
-        if self.asked is not None:
-            here = set(wrt)  # a trial: only the types matter
-            outer = [t._node for t, n in recorder.captured if n in here and t._node is not None]
-            alone = self.sums or bool(self.rows)
-            self.asked.append((None if alone else loss, {*here, *outer}))
-            self.copied |= {w.of._node for w in weights if w.of is not None and w.of._node}
-            return [zeros(recorder.builder, n, goal) for n, goal in zip(wrt, goals, strict=True)]
-        batch = [a for a in self.batch if a not in self.rows and not self.sums]
-        own = [a for a in loss.type.varying if a in batch]
-        if own:
-            self.differentiates(loss)
-        known = (*own, *self.rows, *(self.batch if self.sums else ()))
-        other = [a for a in loss.type.varying if a in self.axes and a not in known]
-        if other and self.rests is not None and loss not in self.told:
+        own = [a for a in loss.type.varying if a in self.axes]
+        parts = [a for a in own if a in self.tensor]
+        if parts and loss not in self.told:
             self.told.add(loss)
             warnings.warn(
-                f"a loss differs along {', '.join(map(repr, other))} ({loss.loc}), so each device"
+                f"a loss differs along {', '.join(map(repr, parts))} ({loss.loc}), so each device"
                 " differentiates its own\n  complete it first where it is a part of one loss:"
-                f" dist.all_reduce(x, {other[0]!r})",
+                f" dist.all_reduce(x, {parts[0]!r})",
                 StrategyWarning,
                 stacklevel=lines_up(),
             )
-        rows = [a for a in loss.type.varying if a in self.rows]
-        if not rows:
-            found = self.outer.gradients(recorder, loss, wrt, weights, goals, batch)
-            for g in found:
-                done = [a for a in summed_over(g) if a not in batch]
-                self.slopes[g] = {
-                    a: a in other for a in g.type.partial_axes or done if a in self.axes
-                }
-            return found
-        b = recorder.builder
-        found = self.outer.gradients(recorder, loss, wrt, weights, [None] * len(wrt), batch)
-        found = [own_along(b, g, rows) for g in found]
-        return [
-            laid(b, g, w, goal and goal.with_varying(dict.fromkeys((*goal.varying, *rows))))
-            for g, w, goal in zip(found, wrt, goals, strict=True)
-        ]
-
-    def summed(self) -> View:
-        return replace(self, sums=True, outer=self.outer.summed())
-
-    def devices_of(self, node: Node) -> int:
-        averaged = [a for a in node.type.varying if a in self.batch and a not in self.rows]
-        return ways(averaged, self.mesh.sizes)
-
-    def differentiates(self, number: Node) -> None:
-        over = [a for a in number.type.varying if a in self.batch and a not in self.rows]
-        if self.asked is not None:
-            self.asked.append((number, set()))
-        elif over:
-            check_mean(number, over, self.told)
+        found = self.outer.gradients(recorder, loss, wrt, weights, goals, mean_over)
+        for g in found:
+            over = g.type.partial_axes or summed_over(g)
+            self.slopes[g] = {a: a in own for a in over if a in self.axes}
+        return found
 
     def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> View:
-        own = {a for n in rows for a in n.type.varying}
-        outer = self.outer.row_by_row(recorder, rows)
-        return replace(self, rows=tuple(a for a in self.batch if a in own), outer=outer)
+        return replace(self, outer=self.outer.row_by_row(recorder, rows))
 
     def handed_in(self, recorder: Recorder, x: Tensor) -> Tensor:
         """What a device hands in to a collective: its block of `x`, or its share of a gradient
@@ -289,12 +215,6 @@ class View(Frame):
             assert isinstance(made_in, Recorder)
             x = symbolic(own_along(made_in.builder, own, axes), made_in)
         return x if (block := recorder.node(x)) is x._node else symbolic(block, recorder)
-
-    def check_sum(self, name: str, x: Tensor, axes: Sequence[str], mean: bool) -> list[str]:
-        """Of a sum or mean over `axes` of `x`: over which it is a mean's part (twice.py)."""
-        if x._node is None:
-            return []
-        return check_sum(name, x._node, axes, mean, self.batch, self.slopes, self.told)
 
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         calls = self.log.calls if self.rank is not None and self.log is not None else ()
@@ -329,7 +249,7 @@ class View(Frame):
 def view_of(recorder: Recorder | None) -> View | None:
     """The view of the local body that `recorder` records, if it does."""
     frame = recorder.frame if recorder is not None else None
-    return frame if isinstance(frame, View) else None
+    return frame if isinstance(frame, View) and frame.axes else None
 
 
 def view() -> View | None:
@@ -365,18 +285,27 @@ class LocalMesh(Mesh):
                 [("mesh", self.text())],
                 fix="ask ts.mesh.current() inside the body",
             )
+        along = [a for a in self.axes if seen.mesh.sizes[a] > 1]
+        if not along:
+            return 0
+        if any(a in seen.data for a in along):
+            raise NeedsLocal(seen.body)
         return replace(seen, axes=self.axes).symbol(recorder)
 
 
 def current_mesh() -> Mesh:
-    """The mesh of the innermost `with mesh:`; in a local body, the mesh of its axes, with a `rank`.
+    """The mesh of the innermost `with mesh:`; in the body of a distributed function, the mesh of
+    its axes, with a `rank`.
 
     Raises MeshError if no mesh is open.
     """
-    seen = view()
-    if seen is None:
+    recorder = current()
+    seen = recorder.frame if recorder is not None else None
+    if not isinstance(seen, View):
         return open_mesh()
-    return _local(seen.mesh[seen.axes], seen)
+    return _local(
+        seen.mesh[tuple(a for a in seen.mesh.axes if a in (*seen.axes, *seen.data))], seen
+    )
 
 
 def _local(part: Mesh, seen: View) -> LocalMesh:
@@ -391,16 +320,6 @@ def _place(at: dict[str, int], mesh: Mesh) -> int:
     for axis in mesh.axes:
         place = place * mesh.sizes[axis] + at[axis]
     return place
-
-
-def mean_of(recorder: Recorder, node: Node, axes: Sequence[str]) -> Node:
-    """The mean of each device's `node` over `axes`."""
-    t = node.type
-    made = recorder.node(
-        pending(recorder, symbolic(node, recorder) * (1.0 / ways(axes, t.sizes)), axes)
-    )
-    done = made.type.with_partial(t.partial)
-    return recorder.builder.redistribute(made, done, "the mean of the devices' results")
 
 
 def pending(recorder: Recorder, x: Tensor, axes: Sequence[str]) -> Tensor:

@@ -19,9 +19,9 @@ from .checks import bound
 from .mutations import Snapshot
 from .once import Once
 from .parameter import Parameter
-from .record import WHOLE, Frame, NeedsLocal, Recorder, Reframe, options_of_run, recording
+from .record import WHOLE, Frame, NeedsLocal, Recorder, options_of_run, recording
 from .segments import Reads
-from .slices import need_one_mesh
+from .slices import NeedsSlices, need_one_mesh
 from .store import owned_by, store_of
 from .tensor import Past, Tensor
 from .tree import Path, Spec, call_paths, flatten, path_name, spec_paths, unflatten
@@ -46,18 +46,10 @@ class Recorded:
         of = self.recorder
         return [i for i, x in enumerate(values) if isinstance(x, Tensor) and x._trace is of]
 
-    @property
-    def outputs(self) -> list[Node]:
-        """The nodes of the function's result, and of what it puts into containers and places
-        outside."""
-        leaves = [*flatten(self.out)[0], *self.before.changes()[1], *self.left]
-        return [self.recorder.node(leaves[i]) for i in self._mine(leaves)]
-
     def results(self, place: Mapping[int, int], complete: bool) -> tuple[list[Node], Written]:
         """The program's results, their pending sums completed on `complete`; and what becomes of
         them. `place` has the number of each of the call's tensors by its id."""
         recorder = self.recorder
-        recorder.host_outputs = recorder.frame.seen(recorder)
         leaves, spec = flatten(self.out)
         edits, put = self.before.changes()
         slots, written_slots = self._mine(leaves), self._mine(put)
@@ -153,20 +145,15 @@ class Call:
 
     def record(self, reads: Reads) -> Recorded:
         """The recording, in the frame that the function turns out to need."""
-        frame, tensors = WHOLE, {i: self.leaves[i] for i in self.dynamic}
-        need: Reframe | None = None
+        frame: Frame = WHOLE
         while True:
             try:
-                if need is not None:
-                    frame = need.frame(
-                        tensors, self.names, lambda f: self.within(f, Reads()).outputs
-                    )
                 return self.within(frame, reads)
             except NeedsLocal as found:
                 self.local |= {found.body}
-                frame, need = WHOLE, None
-            except Reframe as found:
-                need = found.with_traceback(None)
+                frame = WHOLE
+            except NeedsSlices as found:
+                frame = found.slices
             reads.begin()
 
     @opens
@@ -216,7 +203,6 @@ class Call:
                 continue
             t = recorder.input(recorder.frame.type_of(leaf, i), self.names[i])
             node = recorder.node(t)
-            recorder.frame.met(node, leaf, i)
             t.name, t.drawn = leaf.name, leaf.drawn
             if t.name:
                 recorder.named.append(t)

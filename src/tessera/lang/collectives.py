@@ -359,13 +359,6 @@ def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
     return t.with_dims((*t.dims[:dim], new, *t.dims[dim + 1 :]))
 
 
-def over_batch(x: Tensor) -> tuple[Tensor, int]:
-    """(the mean of `x` over the microbatches of a pipeline, how many they are); `x` and 1
-    elsewhere."""
-    recorder = current()
-    return (x, 1) if recorder is None else recorder.frame.mean_over_batch(recorder, x)
-
-
 def over_blocks(name: str, x: Tensor) -> Tensor:
     """`x`, a sum over what a device has of a weight, with those of the weight's other blocks still
     to be added. In a body without a strategy it stays a device's own, and one StrategyWarning says

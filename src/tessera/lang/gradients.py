@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.layout import TensorType, ways
+from ..core.layout import TensorType
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node
 from ..passes.differentiate import differentiate
@@ -18,12 +18,9 @@ def derived(
     loss: Node,
     wrt: Sequence[Node],
     goals: Sequence[Goal],
-    mean_over: Sequence[str] = (),
 ) -> list[Node]:
-    """The gradients of `loss`, each device's own of which means their mean over the axes
-    `mean_over`, and their sum over others."""
-    devices = ways((a for a in loss.type.varying if a in mean_over), loss.type.sizes)
-    one = b("full", dtype=loss.type.dtype, shape=(), value=1.0 / devices)
+    """The gradients of `loss`; of a loss that is each device's own, those of the devices' sum."""
+    one = b("full", dtype=loss.type.dtype, shape=(), value=1.0)
     out = []
     for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):
         at = node if node.loc else loss

@@ -3,14 +3,13 @@
 A host output is one more result of the program. When a call is done, what was to be done with it is
 done on the host, in the order of the recording; so there are no callbacks out of a running program,
 and order and number never depend on the backend. One in a loop's body is a stacked result and acts
-once an iteration. In a local body it has every device's own value. In a pipeline it acts once a
-microbatch where its values are not those of the whole batch.
+once an iteration. In a local body it has every device's own value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,20 +72,6 @@ def each_iteration(
 
     rest = iter(rows)
     return [HostOutput(tuple(next(rest) for _ in t.tensors), acting(t.act)) for t in host_outputs]
-
-
-def each_microbatch(
-    output: HostOutput, count: int, tensors: Sequence[Tensor], cut: Sequence[bool]
-) -> HostOutput:
-    """The output of the recording of one of `count` microbatches. `tensors` are its values, those
-    that are `cut` of all of them, stacked."""
-
-    def run(values: Sequence[HostValue]) -> None:
-        for i in range(count):
-            own = [v.row(i) if c else v for v, c in zip(values, cut, strict=True)]
-            output.act([replace(v, place=f"[microbatch={i}]") for v in own])
-
-    return HostOutput(tuple(tensors), run)
 
 
 def on_rank(

@@ -6,7 +6,7 @@ the body of a loop is a recorder inside a recorder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,6 @@ from ..core.devices import process_count
 from ..core.dtypes import uint32
 from ..core.errors import UsageError, fail
 from ..core.layout import TensorType, plain
-from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..core.turns import TURN, given_up
 from ..core.within import within
@@ -43,20 +42,15 @@ KEY_TYPE = plain(uint32, (2,))
 
 class Frame:
     """What the values of a recording are: whole ones, here. In a local body each is one device's
-    block (lang/local/view.py), in a pipelined function one microbatch's part
-    (lang/pipelines/microbatch.py)."""
+    block (lang/local/view.py)."""
 
     is_read = True  # a value may be read on the host on the way
     one_of_many = False  # another recording of the same function has what this one lacks
-    home: Mesh | None = None  # where weights lie at rest, if that is not the mesh in force
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
         """The type of the input that stands for `t`: for the argument's tensor at `place`, or one
         from outside of the function."""
         return t.type
-
-    def met(self, node: Node, t: Tensor, place: int) -> None:
-        """Is told of the input `node`, which stands for the argument's tensor at `place`."""
 
     def part(self, recorder: Recorder, node: Node) -> Node:
         """What there is here of `node`."""
@@ -76,35 +70,19 @@ class Frame:
         wrt: Sequence[Node],
         weights: Sequence[Tensor],
         goals: Sequence[Goal],
-        mean_over: Sequence[str] = (),
     ) -> list[Node]:
         """The gradients of `loss` by `wrt`, the nodes of `weights` (`gradients.derived`)."""
-        return derived(recorder.builder, loss, wrt, goals, mean_over)
+        return derived(recorder.builder, loss, wrt, goals)
 
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         """Why a gradient goes no further back than to some of `made_of`, not to all of `wrt`, and
         what to do; None where it does."""
         return None
 
-    def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> Frame:
-        """How one of these `rows` is seen: where they are those of a batch, its loss is its own."""
-        return self
-
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
         """What outlives the recording of the value `node` that an attribute called `name` is set
         to."""
         return node
-
-    def sets(self, node: Node) -> None:
-        """Is told of a value that an attribute of a module is set to."""
-
-    def seen(self, recorder: Recorder) -> list[HostOutput]:
-        """The host outputs of the recording as they come out of what runs."""
-        return recorder.host_outputs
-
-    def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
-        """(the mean of `x` over the parts of the batch, how many they are)."""
-        return x, 1
 
     def scheduled(
         self, recorder: Recorder, results: Sequence[Node], held: Held
@@ -120,20 +98,6 @@ class NeedsLocal(Exception):
 
     def __init__(self, body: object) -> None:
         self.body = body
-
-
-class Reframe(Exception):
-    """The function must be recorded anew, in another frame."""
-
-    def frame(
-        self,
-        inputs: Mapping[int, Tensor],
-        names: Sequence[str],
-        record: Callable[[Frame], list[Node]],
-    ) -> Frame:
-        """That frame. `inputs` are the tensors among the arguments' leaves, which bear `names`;
-        `record` gives the nodes of the function's result in a frame, on trial."""
-        raise NotImplementedError
 
 
 WHOLE = Frame()

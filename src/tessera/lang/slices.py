@@ -7,7 +7,7 @@ nothing of the pipeline. The schedule is that of a pipeline without microbatches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..ir.schedule.pipelines.pipeline import spread
 from ..ir.schedule.schedule import Schedule
 from .gradients import Goal, derived
 from .moving import moved
-from .record import KEY_TYPE, WHOLE, Frame, Held, Recorder, Reframe
+from .record import KEY_TYPE, WHOLE, Frame, Held, Recorder
 from .tensor import Tensor
 
 
@@ -78,10 +78,9 @@ class Slices(Frame):
         wrt: Sequence[Node],
         weights: Sequence[Tensor],
         goals: Sequence[Goal],
-        mean_over: Sequence[str] = (),
     ) -> list[Node]:
         here = [None if t is None else self.here(t) for t in goals]
-        found = derived(recorder.builder, loss, wrt, here, mean_over)
+        found = derived(recorder.builder, loss, wrt, here)
         self.gradient_of.update(zip(found, wrt, strict=True))
         return found
 
@@ -98,20 +97,12 @@ class Slices(Frame):
         return given, spread(graph, wholes, back, self.meshes, self.whole)
 
 
-class NeedsSlices(Reframe):
-    """The function being recorded has tensors on several slices of one mesh."""
+class NeedsSlices(Exception):
+    """The function being recorded has tensors on several slices of one mesh: it is recorded anew
+    in the frame `slices`."""
 
     def __init__(self, slices: Slices) -> None:
         self.slices = slices
-        super().__init__("tensors lie on several slices of a mesh")
-
-    def frame(
-        self,
-        inputs: Mapping[int, Tensor],
-        names: Sequence[str],
-        record: Callable[[Frame], list[Node]],
-    ) -> Frame:
-        return self.slices
 
 
 def need_one_mesh(recorder: Recorder) -> None:

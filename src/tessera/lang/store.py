@@ -270,9 +270,6 @@ def _made(full: str, tree: Any, asked: object, rename: Callable[[str], str]) -> 
 def use(slot: Slot, mesh: Mesh | None = None, store: Store | None = None) -> Tensor:
     """The tensor to compute with here: the value, or what stands for it in a recording."""
     here, now, label = collector(), slot.now, slot.name
-    recorder = current()
-    if recorder is not None:
-        mesh = recorder.frame.home or mesh  # not where they are used
     mesh = mesh or settings().mesh or now.mesh
     mesh = mesh.space if mesh is not None and mesh.time else mesh
     want = now.type

@@ -62,8 +62,7 @@ def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callabl
         leaves, spec = flatten(args)
         every = _spread("in_dims", tuple(in_dims) if isinstance(in_dims, list) else in_dims, args)
         given = [_taken_apart(x, d) for x, d in zip(leaves, every, strict=True)]
-        firsts = [x for (x, taken), d in zip(given, every, strict=True) if taken and not d % x.ndim]
-        return _of_rows(fn, spec, given, kwargs, firsts, out_dims)
+        return _of_rows(fn, spec, given, kwargs, out_dims)
 
     return run
 
@@ -131,15 +130,12 @@ def _of_rows(
     spec: Any,
     given: list[Any],
     kwargs: Any,
-    firsts: list[Tensor],
     out_dims: Any,
 ) -> Any:
     rows = _count(given)
     around = current()
     r = Recorder(f"vmap_{getattr(fn, '__name__', 'function')}", around)
     r.draws = []
-    if around is not None:  # a batch has its rows in front
-        r.frame = around.frame.row_by_row(around, [around.node(x) for x in firsts])
     inputs: list[Tensor] = []
     with recording(r):
         leaves = []

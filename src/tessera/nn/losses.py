@@ -11,7 +11,6 @@ from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError, fail
 from ..lang import functions as F
 from ..lang.checks import fitting, typed
-from ..lang.collectives import over_batch
 from ..lang.custom import custom_gradient
 from ..lang.index_bounds import check_ids
 from ..lang.loop import scan
@@ -127,16 +126,14 @@ def cross_entropy(
 
 
 def _count(keep: Tensor) -> Tensor:
-    """What the loss is divided by: the rows that count, at least one. In microbatches their mean
-    over these, so that the mean of the microbatches' losses is that of all rows."""
-    count, parts = over_batch(F.sum(keep))
-    return F.maximum(count, 1.0 / parts)
+    """What the loss is divided by: the number of rows that count, at least one."""
+    return F.maximum(F.sum(keep), 1.0)
 
 
 def _mean(total: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Tensor:
     if classes.weight is None:
         return total / _count(keep)
-    weight, _ = over_batch(F.sum(classes.counted(labels, keep)))
+    weight = F.sum(classes.counted(labels, keep))
     return total / F.where(weight == 0.0, 1.0, weight)
 
 
@@ -276,7 +273,7 @@ def nll_loss(
     counted = classes.counted(at, (at != ignore).to(f32))
     each = -_of_label(t, at) * counted
     if one_of("nll_loss", "reduction", reduction, REDUCTIONS) == "mean":
-        return F.sum(each) / over_batch(F.sum(counted))[0]
+        return F.sum(each) / F.sum(counted)
     return reduced("nll_loss", each, reduction)
 
 

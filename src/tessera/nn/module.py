@@ -138,8 +138,6 @@ class Module(Holder):
             recorder = current()
             if recorder is not None and recorder.outlives(self):
                 value = recorder.assign(self, name, value)
-            if recorder is not None and value._trace is recorder:
-                recorder.frame.sets(recorder.node(value))
         elif is_plain(value) and (recorder := current()) is not None:
             recorder.root.changes.note(self, name, GONE)
         object.__setattr__(self, name, value)

@@ -82,8 +82,11 @@ def _bodies(n: Node) -> dict[str, Graph]:
 
 
 def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
-    """`n` for one turn, of `args`. `number` is the turn's, u32[]."""
+    """`n` for one turn, of `args`: its argument where only the mesh is another. `number` is the
+    turn's, u32[]."""
     types = tuple(map(one_turn, n.types))
+    if n.op == to_mesh.name and args[0].type is types[0]:
+        return args[0]
     attrs: dict[str, Any] = {
         k: one_turn(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
     }
@@ -132,7 +135,8 @@ def _turned_body(graph: Graph, counts: bool) -> Graph:
             new[n] = turned(n, [new[a] for a in n.args], number)
     first = (number,) if counts else ()
     ends = (*first, *(new[n] for n in graph.inputs)), tuple(new[o] for o in graph.outputs)
-    return Graph(graph.name, (*first, *new.values()), *ends, graph.options)
+    nodes = (*first, *dict.fromkeys(new.values()))
+    return Graph(graph.name, nodes, *ends, graph.options)
 
 
 def can_turn(n: Node) -> bool:
@@ -208,7 +212,11 @@ class Turns:
             for n in graph.nodes
             if any(t.mesh == mesh and depends_on_time(t) for t in (*n.types, *n.ins))
         }
-        outside = {n for n in timed if n.op == "input" or not can_turn(n)}
+        outside: set[Node] = set()
+        for n in (n for n in graph.nodes if n in timed):  # with what picks a result of it
+            of_outside = n.op == item.name and n.args[0] in outside
+            if n.op == "input" or of_outside or not can_turn(n):
+                outside.add(n)
         # Values made again wherever they are read: constants, and weights gathered for use.
         keeps = graph.options.schedule.reshard_after_forward is False
         self.again: set[Node] = set()
@@ -323,15 +331,13 @@ class Turns:
             for n in nodes:
                 if n in new:
                     continue
-                if n.op == to_mesh.name and one_turn(n.type) is (x := value(n.args[0])).type:
-                    new[n] = x
-                    continue
                 args = [value(a) for a in n.args]
                 if _counts(n) and not number:
                     number.append(b.input(plain(uint32, ()), "turn"))
                     self.b.loc = ""
                     rows[number[0]] = self.b("iota", dtype=uint32, shape=(self.count,), dim=0)
-                new[n] = b._add(turned(n, args, *number or (_NUMBER,)))
+                x = turned(n, args, *number or (_NUMBER,))
+                new[n] = x if x in args else b._add(x)
 
         made(sorted(here, key=self.place.__getitem__))
         left = [n for n in own if n in self.leaves or n in self.saved]

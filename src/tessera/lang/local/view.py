@@ -98,10 +98,6 @@ class View(Frame):
     def one_of_many(self) -> bool:  # type: ignore[override]  # it depends
         return self.rank is not None
 
-    @property
-    def home(self) -> Mesh | None:  # type: ignore[override]
-        return self.outer.home
-
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
         return self.outer.type_of(t, place)
 
@@ -162,12 +158,6 @@ class View(Frame):
         to = self.outer.laid(to, of)
         return to if to.varying else to.with_varying(of.varying)
 
-    def sets(self, node: Node) -> None:
-        self.outer.sets(node)
-
-    def mean_over_batch(self, recorder: Recorder, x: Tensor) -> tuple[Tensor, int]:
-        return self.outer.mean_over_batch(recorder, x)
-
     def gradients(
         self,
         recorder: Recorder,
@@ -175,7 +165,6 @@ class View(Frame):
         wrt: Sequence[Node],
         weights: Sequence[Tensor],
         goals: Sequence[Goal],
-        mean_over: Sequence[str] = (),
     ) -> list[Node]:
         """As of the sum of the devices' losses, where these are each device's own."""
         for weight, to in zip(weights, goals, strict=True):
@@ -198,14 +187,11 @@ class View(Frame):
                 StrategyWarning,
                 stacklevel=lines_up(),
             )
-        found = self.outer.gradients(recorder, loss, wrt, weights, goals, mean_over)
+        found = self.outer.gradients(recorder, loss, wrt, weights, goals)
         for g in found:
             over = g.type.partial_axes or summed_over(g)
             self.slopes[g] = {a: a in own for a in over if a in self.axes}
         return found
-
-    def row_by_row(self, recorder: Recorder, rows: Sequence[Node]) -> View:
-        return replace(self, outer=self.outer.row_by_row(recorder, rows))
 
     def handed_in(self, recorder: Recorder, x: Tensor) -> Tensor:
         """What a device hands in to a collective: its block of `x`, or its share of a gradient

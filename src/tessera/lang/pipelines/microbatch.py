@@ -202,7 +202,9 @@ class Microbatch:
             if n.op == "input":
                 continue
             if n in inner or n in turns.again:
-                self.one[n] = turned_into(b, n, list(map(of_microbatch, n.args)), number)
+                args = list(map(of_microbatch, n.args))
+                x = turned(n, args, number)
+                self.one[n] = x if x in args else b._add(x)
             elif n not in before:
                 self.one[n] = rested(b, n, list(map(of_all, n.args)))
         outputs = tuple(map(of_all, self.whole.outputs))
@@ -296,13 +298,6 @@ class _Once:
     phase: Mapping[Node, int]
     mesh: Mesh
     again: frozenset[Node] = frozenset()
-
-
-def turned_into(b: Builder, n: Node, args: Sequence[Node], number: Node) -> Node:
-    """`n` for one turn, added to `b`; a value on another mesh is itself."""
-    if n.op == to_mesh.name and args[0].type is one_turn(n.type):
-        return args[0]
-    return b._add(turned(n, args, number))
 
 
 def _with_loops(nodes: Iterable[Node]) -> list[Node]:

@@ -95,9 +95,7 @@ class Pipe:
         wide = () if state.mesh == mesh else (state.mesh,)
         b.slices, b.whole, b.stages_axis = (*state.slices, *wide), mesh, self.axis
         b.gathers_again = False  # all microbatches share what is gathered
-        tensors = [leaves[i] for i in at]
-        alone = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        first = rows_of(self._named(args, kwargs), alone)
+        near, first = self._batch(args, kwargs)
         if first is not None and self.axis in dim_axes(first.type.dims[0]):
             raise fail(
                 MeshError,
@@ -106,21 +104,35 @@ class Pipe:
                 fix="leave it replicated there: each stage gets what it uses",
             )
         count, state.count = state.count, state.count if first is None else 1
-        for i, x in zip(at, in_microbatches(tensors, count, first, mesh), strict=True):
-            leaves[i] = x
+        cut = {id(t): x for t, x in zip(near, in_microbatches(near, count, first, mesh))}
+        for i in at:
+            x = leaves[i] = cut.get(id(leaves[i]), leaves[i])
             if x.mesh is not None and x.mesh.time:
                 state.count = x.mesh.sizes[x.mesh.time[0]]
                 state.rows = x.shape[0] // state.count
         args, kwargs = unflatten(spec, leaves)
         return self._play(args, kwargs, state, recorder)
 
-    def _named(self, args: Any, kwargs: Any) -> list[Tensor]:
-        """The tensors among which the batch is: those of the arguments that `batch` names."""
-        if self.batch is None:
-            return [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        fn = self.body or self.parts[0]
-        given = bound(self.name, signature_of(self.name, fn), args, kwargs).arguments
-        return [x for k in self.batch for x in flatten(given.get(k))[0] if isinstance(x, Tensor)]
+    def _batch(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor | None]:
+        """(the tensors among which the batch is, the one whose rows it has): those of the arguments
+        that `batch` names, or those that are an argument alone, of whole numbers or truths, or in
+        the same argument as that one."""
+        each = [flatten(x)[0] for x in (*args, *kwargs.values())]
+        if self.batch is not None:
+            fn = self.body or self.parts[0]
+            given = bound(self.name, signature_of(self.name, fn), args, kwargs).arguments
+            each = [flatten(given.get(k))[0] for k in self.batch]
+        groups = [[x for x in group if isinstance(x, Tensor)] for group in each]
+        alone = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        first = rows_of([x for group in groups for x in group], alone)
+        own = {id(x) for x in alone}
+        near = [
+            x
+            for group in groups
+            for x in group
+            if self.batch or id(x) in own or not x.dtype.is_float or any(first is y for y in group)
+        ]
+        return near, first
 
     def _play(
         self, args: Any, kwargs: Any, state: PipeState | None = None, recorder: Any = None

@@ -207,9 +207,15 @@ LOSSES: dict[str, Loss] = {
         lambda T, h, b, w: entropy(T, h, b["y"], reduction="sum"),
     ),
     "ignored labels, in blocks": Loss(
-        lambda h, b, w: nn.linear_cross_entropy(b["x"] + h.mean(-1, True), w["line"], b["y"]),
+        lambda h, b, w: nn.linear_cross_entropy(
+            b["x"] + h.mean(-1, True), w["line"], b["y"], rows=3
+        ),
         lambda T, h, b, w: entropy(T, (b["x"] + h.mean(-1, True)) @ w["line"], b["y"]),
         weights=("a", "b", "line"),
+    ),
+    "row by row in Python": Loss(  # with more rows it is another program
+        lambda h, b, w: sum(((h[i] - b["t"][i]) ** 2).mean() for i in range(len(h))) / len(h),
+        lambda T, h, b, w: T.nn.functional.mse_loss(h, b["t"]),
     ),
     # -- functions of the batch's numbers
     "root mean square": Loss(

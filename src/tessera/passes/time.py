@@ -217,12 +217,14 @@ class Turns:
             of_outside = n.op == item.name and n.args[0] in outside
             if n.op == "input" or of_outside or not can_turn(n):
                 outside.add(n)
-        # Values made again wherever they are read: constants, and weights gathered for use.
-        keeps = graph.options.schedule.reshard_after_forward is False
+        # Values made again wherever they are read: constants, and weights at rest that a gradient
+        # gathers again.
+        twice = {n.args for n in graph.nodes if n.attrs.get("again")}
         self.again: set[Node] = set()
         for n in graph.nodes:
-            gathered = gathers_for_use(n) or (is_form(n) and n.args[0] in self.again)
-            if n not in outside and n.op != "input" and (is_free(n) or (gathered and not keeps)):
+            gathered = gathers_for_use(n) and n.args in twice
+            gathered = gathered or (is_form(n) and n.args[0] in self.again)
+            if n not in outside and n.op != "input" and (is_free(n) or gathered):
                 self.again.add(n)
         self.inner = timed - outside - self.again
         self.phase = self._phases()

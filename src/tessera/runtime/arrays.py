@@ -25,6 +25,7 @@ from ..core.layout import Factor, TensorType, plain, ways
 from ..core.mesh import Mesh
 from ..core.turns import LAUNCH
 from ..ir.graph.oracle import FOLD
+from ..ir.graph.turns import at_rest
 from ..lang.engine import Parts
 from .devices import failed, jax_mesh, start
 from .jax_private import ArrayImpl, gone
@@ -54,6 +55,7 @@ def spec(t: TensorType) -> PartitionSpec:
 def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
     """The dims of that array: (size, size on a device, axes). On a folded mesh an axis is two dims,
     the devices and the folds that each takes."""
+    t = at_rest(t)
     folded = t.mesh is not None and t.mesh.onto is not None
     rows: list[tuple[int, int, Any]] = []
     for a in (*t.partial_axes, *t.varying):
@@ -89,6 +91,7 @@ def _flat_shape(t: TensorType) -> tuple[int, ...]:
 @lru_cache(maxsize=65536)
 def sharding(t: TensorType) -> Any:
     """Where that array lives. Raises BackendError if the machine is smaller than the mesh."""
+    t = at_rest(t)
     if t.mesh is None:
         start()
         return jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -97,6 +100,7 @@ def sharding(t: TensorType) -> Any:
 
 def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     """A host array on the devices, in the layout `t`: what `fetch` gives of it."""
+    t = at_rest(t)
     own = [t.sizes[a] for a in t.varying]
     x = np.ascontiguousarray(value, t.dtype.numpy)
     x = x.reshape([*own, *(f.size for d in t.dims for f in d)])
@@ -140,6 +144,7 @@ def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
     mesh. Of what each device has of its own the slices are of [*axes, *shape]; processes may then
     have different values.
     """
+    t = at_rest(t)
     own = tuple(t.sizes[a] for a in t.varying)
     plain = not t.split_axes and all(len(d) == 1 for d in t.dims)
     parted = bool(own) and (t.mesh is None or t.mesh.onto is not None or not plain)
@@ -174,6 +179,7 @@ def blocks(
     """What this process writes of a complete tensor: blocks in memory of their own, each with the
     index of its first element. Of devices that hold the same block one gives it, by `turn` another
     one, so that all processes have a part of the work."""
+    t = at_rest(t)
     if t.mesh is None:
         mine = turn % jax.process_count() == jax.process_index()
         return [((0,) * t.rank, _copied(data).reshape(t.shape))] if mine else []
@@ -235,6 +241,7 @@ def _places(
 
 def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
     """The places along dim 0 of which the devices of this process hold something, ascending."""
+    t = at_rest(t)
     held, shape = np.zeros(t.shape[0], bool), array_shape(t)
     for index in sharding(t).addressable_devices_indices_map(shape).values():
         bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
@@ -247,6 +254,7 @@ def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     """The global value on the host; partial values are completed here, by one reader. Raises
     BackendError where other processes hold a part of it."""
+    t = at_rest(t)
     if not (data.is_fully_addressable or data.is_fully_replicated):
         raise fail(
             BackendError,

@@ -33,7 +33,7 @@ REFUSED = {
     "experts, capacity", "goal that is not linear", "hardest half", "logsumexp",
     "masked advantages", "masked advantages alone", "maximum", "mean as integers", "minimum",
     "plus the sum of rows", "quotient of sums", "recurrence", "root mean square",
-    "rows or their mean", "stopped mean", "tanh of a mean", "three losses", "upper median",
+    "row by row in Python", "rows or their mean", "stopped mean", "tanh of a mean", "three losses", "upper median",
     "variance", "whitened", "ten rows, ignored labels and the batch's mean",
 }  # fmt: skip
 

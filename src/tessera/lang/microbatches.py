@@ -40,10 +40,12 @@ def in_microbatches(
     an axis in time: each device takes its rows in `count` turns.
 
     Where they do not divide into so many, it takes the next larger number that divides them. Rows
-    that lie uneven on the devices are taken at once. `mesh` is the one of the devices; None takes
+    that lie uneven on the devices are taken at once, and rows that lie over such an axis already
+    stay so. `mesh` is the one of the devices; None takes
     that of the tensors.
     """
-    turns = 1 if first is None else _turns(first, count)
+    laid = any(t.mesh is not None and t.mesh.time for t in tensors)
+    turns = 1 if first is None or laid else _turns(first, count)
     if first is None or turns == 1:
         return list(tensors)
     mesh = mesh or next((t.mesh for t in tensors if t.mesh is not None), settings().mesh)

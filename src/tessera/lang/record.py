@@ -314,7 +314,7 @@ class Recorder:
                 "a value cannot be read here: the function is recorded without running",
                 _shown(t),
                 fix="read values inside ts.jit only, and outside of loop bodies"
-                if self.frame.is_read
+                if self.frame.is_read and self.root.stages is None
                 else "return the value, and read it after the call",
             )
         return self.reader(self, node)

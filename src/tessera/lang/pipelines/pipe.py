@@ -25,6 +25,7 @@ from ..checks import bound, signature_of
 from ..jit import jit
 from ..microbatches import in_microbatches, rows_of
 from ..record import WHOLE, Recorder, current, named_scope
+from ..segments import Reads
 from ..slices import Slices
 from ..store import collector
 from ..tensor import Tensor
@@ -87,6 +88,13 @@ class Pipe:
                 f"{self.name}: a function calls pipelines twice",
                 fix="put all stages into one pipeline, and call it once in a function",
             )
+        if isinstance(recorder.reader, Reads) and recorder.reader.nodes:
+            raise fail(
+                UsageError,
+                f"{self.name}: a value is read before the pipeline, in the function that calls it",
+                fix="return the value, and read it after the call",
+            )
+        recorder.reader = None  # nor is one read after it
         leaves, spec = flatten((args, kwargs))
         at = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
         mesh = self._mesh([leaves[i] for i in at])

@@ -214,6 +214,31 @@ def pipe(**k: Any) -> Any:
 
 row("tessera.pipeline.Pipe", lambda **k: said(lambda: pipe(**k)), stages=8,
     body=lambda x: x * 3.0)  # fmt: skip
+
+
+# Without `batch` the table, which comes first, is cut.
+def of_a_table(make: Any) -> Any:
+    parts = [lambda table, x: ts.tanh(x @ table.T), lambda h: ts.tanh(h * 3.0)]
+
+    def run(**k: Any) -> str:
+        step = ts.jit(lambda table, x: make(parts, **k)(table, x))
+        return step.plan(np.ones((8, 8), np.float32), np.ones((32, 8), np.float32)).text
+
+    return run
+
+
+def model_of(parts: Any) -> Any:
+    return lambda table, x: parts[1](parts[0](table, x))
+
+
+for name, make, batch in (
+    ("tessera.pipeline.compose", lambda p, **k: pipeline.compose(2, p, mesh=STAGES, **k), "x"),
+    ("tessera.pipeline.run", lambda p, **k: pipeline.run(mesh=STAGES, **k)(model_of(p)), "x"),
+    ("tessera.graph.pipeline", lambda p, **k: graph.pipeline(p, STAGES, **k)(model_of(p)), "x"),
+    ("tessera.pipeline.Pipe",
+     lambda p, **k: pipeline.Pipe(p, "pp", STAGES, "1F1B", None, None, "model", **k), ("x",)),
+):  # fmt: skip
+    row(f"{name} of a table", of_a_table(make), batch=batch)
 row("tessera.pipeline.Action", lambda **k: repr(pipeline.Action("F", 0, 0, **k)), joined=True)
 TABLE = pipeline.pipeline_table("DualPipeV", 2, 8)
 row("tessera.pipeline.simulate of pairs", lambda **k: pipeline.simulate(TABLE, **k).end_s,

@@ -25,8 +25,7 @@ def print(*values: Any, **named: Any) -> None:
     """Prints tensors, dicts and lists of them and other values, also inside recorded functions.
 
     There it prints once per call, per iteration of a loop, and per device if the devices have
-    different values; in a pipeline per microbatch, if a value is not of the whole batch. The line
-    begins with the user's file and line.
+    different values. The line begins with the user's file and line.
 
     >>> import tessera as ts
     >>> @ts.jit
@@ -131,8 +130,7 @@ def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values:
     """Stops after the call with the values that these tensors had here, as NumPy arrays.
 
     They are shown in a debugger, or passed as a dict to `hook`. A value that differs by device has
-    a leading dim for each mesh axis over which it differs. In a pipeline it stops once for each
-    microbatch, if a value is not of the whole batch.
+    a leading dim for each mesh axis over which it differs.
     """
     if hook is not None:
         function_of("breakpoint", "the hook", hook)

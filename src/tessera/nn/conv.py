@@ -19,7 +19,6 @@ from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from ..lang import functions as F
 from ..lang.operands import as_tensor, emit, matched
-from ..lang.record import named_scope
 from ..lang.tensor import Like, Tensor
 
 Size = int | Sequence[int]
@@ -245,11 +244,11 @@ def batch_norm(
     """Returns (x [N, C, ...] with zero mean and unit variance per channel, the new `running`).
 
     `running` is (mean, variance), [C] each. In training the statistics are those of the whole batch
-    over all devices (in a stage of a pipeline those of a microbatch, in a local body a device's),
-    and `running` moves towards them by `momentum` (its variance towards the unbiased one).
-    Otherwise they are `running`, which does not change (Ioffe & Szegedy 2015). Raises UsageError if
-    `running` is not such a pair, or a training batch has one value per channel; ShapeError if a
-    shape does not fit, or a training batch is empty.
+    over all devices and microbatches (in an `op.kernel` a device's), and `running` moves towards
+    them by `momentum` (its variance towards the unbiased one). Otherwise they are `running`, which
+    does not change (Ioffe & Szegedy 2015). Raises UsageError if `running` is not such a pair, or a
+    training batch has one value per channel; ShapeError if a shape does not fit, or a training
+    batch is empty.
     """
     name = "batch_norm"
     t, w = _at_least(name, x, 2)
@@ -277,11 +276,10 @@ def batch_norm(
             fix="give more examples, leave the batch out, or pass training=False (model.eval())",
         )
     # Completed here, once: both the result and the running statistics need them.
-    with named_scope(name):  # by which a pipeline knows whose statistics these are
-        here = F.complete(F.mean(w, over, True))
-        c = w - here
-        spread = F.complete(F.mean(c * c, over, True))
-        y = _normed(name, c, spread, eps, weight, bias).to(t.dtype)
+    here = F.complete(F.mean(w, over, True))
+    c = w - here
+    spread = F.complete(F.mean(c * c, over, True))
+    y = _normed(name, c, spread, eps, weight, bias).to(t.dtype)
     seen = [F.stop_gradient(v).reshape(t.shape[1]) for v in (here, spread)]
     seen[1] = seen[1] * (count / (count - 1))
     new_mean, new_var = (

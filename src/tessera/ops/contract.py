@@ -91,7 +91,7 @@ def _batch(
 
 contract = define(
     Op("contract", _rule, _local, _grad, flops=_flops, attrs="index dtype?", batch=_batch,
-       memory="product", invariance="sums", linear="product", sums=True)
+       memory="product", invariance="sums", linear="product")
 )  # fmt: skip
 MATMUL = "... m k, k n -> ... m n"
 BATCHED_MATMUL = "... m k, ... k n -> ... m n"

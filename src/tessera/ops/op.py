@@ -121,9 +121,8 @@ Scratch = Callable[[tuple[TensorType, ...], tuple[TensorType, ...], Attrs], int]
 # "added": in the order of what is added. "library": a call into a library, on the block of one
 # place. "body": as its body does. "": it does not, and is refused.
 Invariance = Literal["each", "moves", "sums", "added", "library", "body", ""]
-# What it is of values that are added up over rows. "each": linear in each argument. "joint": linear
-# in all of them together. "product", "quotient": of its arguments. "alone": linear in each of its
-# floats while the others stay, and nothing is claimed of added values. "": none of these.
+# How it is linear in its arguments. "each": in each. "joint": in all of them together. "product",
+# "quotient": of its arguments. "alone": in each of its floats while the others stay. "": not.
 Linear = Literal["each", "joint", "product", "quotient", "alone", ""]
 
 
@@ -169,7 +168,6 @@ class Op:
     scratch: Scratch = field(default=lambda ins, outs, attrs: 0)
     invariance: Invariance = ""  # where `elements` does not say it
     linear: Linear = ""  # where `elements` does not say it
-    sums: bool = False  # it adds elements up over dims
     incidental: bool = False  # a layout or a dtype may bring it in where nothing else is computed
     batch: Batch | None = None  # as `ts.vmap` applies it; what acts on each element needs none
 

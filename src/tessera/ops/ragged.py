@@ -97,5 +97,5 @@ def _contract_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 # For each run the product of its rows in x, transposed, with its rows in y: a sum over rows.
 ragged_contract = define(
     Op("ragged_contract", _contract_rule, _contract_local, _contract_grad, flops=_flops,
-       memory="product", invariance="sums", sums=True, linear="alone")
+       memory="product", invariance="sums", linear="alone")
 )  # fmt: skip

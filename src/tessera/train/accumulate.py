@@ -67,7 +67,7 @@ def accumulated(
 
     Each device adds up its own gradients in f32, and devices sum them once, after the last
     microbatch, in `reduce_dtype` as in `ts.grad`. The gradient of a weight that lies split is
-    divided in each microbatch: no device holds the sum for all of it.
+    divided in each microbatch, unless "mesh_invariant": no device holds the sum for all of it.
 
     Raises UsageError if `batch` is not a dict, and the errors of `ts.grad`.
 

@@ -1,1 +1,1 @@
-"""Pipelines as they are written: stages marked, microbatches recorded, composed."""
+"""Pipelines as they are written: stages marked, composed, cut into microbatches."""

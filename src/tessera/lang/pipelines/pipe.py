@@ -216,7 +216,7 @@ class Pipe:
         """How many parts each stage consists of; [] before the first call."""
         return [] if self.program is None else self.program.division.parts
 
-    # -- from one microbatch to a schedule --------------------------------------------------------
+    # -- from a recording to a schedule -----------------------------------------------------------
     def _mesh(self, given: Sequence[Tensor]) -> Mesh:
         theirs = next((x.mesh for x in given if x.mesh is not None and self.axis in x.mesh), None)
         mesh = self.mesh or settings().mesh or theirs

@@ -311,9 +311,8 @@ class MoE(Module):
         """Returns (the result for `x`, a `Routing`): add `routing.aux_loss` to the loss to balance.
 
         `zigzag` and `mask` are as in `moe`: over how many devices ring attention splits the
-        sequence, and which tokens are no padding. In a pipeline the auxiliary loss is that of one
-        microbatch, because a backward pass begins before the router has seen the others. Their mean
-        is not the loss of the whole batch; a PipelineWarning says so.
+        sequence, and which tokens are no padding. In a pipeline the auxiliary loss is an error: it
+        needs all microbatches before a backward pass begins. `balance="bias"` needs none.
         """
         return self._routed(x, zigzag, mask)
 

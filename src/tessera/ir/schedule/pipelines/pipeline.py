@@ -187,7 +187,7 @@ class _Pipeline:
 
     # -- the whole --------------------------------------------------------------------------------
     def pipelined(self) -> Pipelined:
-        """The schedule, from the recording of one microbatch: its nodes come apart into regions (a
+        """The schedule: the nodes of one microbatch come apart into regions (a
         stage, forward or backward), the table's actions run these, and what comes after the
         gradients runs once."""
         made = self.made

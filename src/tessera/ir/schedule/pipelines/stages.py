@@ -1,8 +1,8 @@
 """How does one microbatch's graph come apart into the stages of a pipeline?
 
-The graph is recorded for one microbatch. Its forward nodes belong to stages, its backward nodes to
-the stages of what they are gradients of. A stage has up to three regions: F, its forward; I, what
-of its backward the stage before waits for; W, the rest, the gradients of its weights.
+Its forward nodes belong to stages, its backward nodes to the stages of what they are gradients of.
+A stage has up to three regions: F, its forward; I, what of its backward the stage before waits for;
+W, the rest, the gradients of its weights.
 """
 
 from __future__ import annotations

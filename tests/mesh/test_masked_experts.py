@@ -3,6 +3,7 @@ the others? Against the tokens alone, and against transformers."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -114,8 +115,11 @@ def test_a_model_is_balanced_in_training_and_nowhere_else() -> None:
         pipe = pipeline.run(("pp",), schedule="1F1B", microbatches=2)(
             lambda model, ids: model.features(ids)
         )
-        with pytest.raises(ts.UsageError, match="is not moved by 2 microbatches"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pipeline.PipelineWarning)  # of so few microbatches
             ts.jit(lambda m, ids: m.loss_of(pipe(m, ids), ids))(apart, ids)
+    moved = [x.moe.bias.numpy() for x in apart.blocks.layers]
+    assert all(x.any() for x in moved)  # by the load of the whole batch
 
 
 @LONG

@@ -147,8 +147,14 @@ def _steps(
         )
     opened = [p for p in dst.partial if p not in src.partial]
     steps, now = [], src
+    time = {*src.mesh.time} if src.mesh is not None else set()
+    gone = (p for p in src.partial if p not in dst.partial)
+    late = tuple(a for a, kind in gone if a in time and kind == "sum")
+    if late and src.split_axes == dst.split_axes:  # a device adds up its own turns first
+        now = completed(src, late)
+        steps.append(Step("all_reduce", late, -1, -1, now, 0))
     shut = dst.with_partial(tuple(p for p in dst.partial if p in src.partial))
-    for m in cheapest(src, shut, in_order, topology):
+    for m in cheapest(now, shut, in_order, topology):
         received = wire_bytes(m.kind, m.axes, now, m.type)
         now = m.type
         steps.append(Step(*m, received))

@@ -250,8 +250,11 @@ def _natural(end: Node, start: Node) -> TensorType:
     if end.op == add.name and start in end.args:
         other = end.args[end.args[0] is start]
         summed = other.args[0] if other.op == to.name else other
-        if summed.op == all_reduce.name and summed.note == "for add" and other.type is end.type:
-            return summed.args[0].type.with_dtype(end.type.dtype)
+        first = summed
+        while first.op == all_reduce.name and first.note == "for add":
+            first = first.args[0]
+        if first is not summed and other.type is end.type:
+            return first.type.with_dtype(end.type.dtype)
     return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
 
 

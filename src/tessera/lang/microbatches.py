@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from itertools import chain
 
 from ..core.context import settings
+from ..core.errors import lines_up
 from ..core.layout import Factor, ways
 from ..core.mesh import Mesh, in_time
-from .functions import relayout
+from ..ir.graph.turns import place_of_time, turns_of
+from ..ir.schedule.pipelines.simulate import PipelineWarning
+from .functions import permute, relayout, reshape
 from .parameter import Parameter
+from .record import current
 from .tensor import Tensor
 
 AXIS = "mb"
@@ -71,3 +76,30 @@ def _laid(t: Tensor, mesh: Mesh) -> Tensor:
     first, *more = t.type.dims[0]
     rows = Factor(first.size, (*first.axes, *mesh.time))
     return relayout(t, t.type.on(mesh).with_dims(((rows, *more), *t.type.dims[1:])))
+
+
+def by_microbatch(x: Tensor) -> Tensor:
+    """`x` with one dim more in front: in a pipeline its microbatches, each with its part of the dim
+    that lies over time; elsewhere of size 1."""
+    recorder, t = current(), x.type
+    late = t.mesh is not None and bool({*t.mesh.time} & {*t.split_axes})
+    if recorder is None or recorder.root.stages is None or not late:
+        return reshape(x, (1, *x.shape))
+    (dim, above, below), count = place_of_time(t), turns_of(t)
+    y = reshape(x, (*x.shape[:dim], above, count, below, *x.shape[dim + 1 :]))
+    y = permute(y, dim + 1, *(i for i in range(y.ndim) if i != dim + 1))
+    return reshape(y, (count, *x.shape[:dim], above * below, *x.shape[dim + 1 :]))
+
+
+def warn_of_microbatches(what: str) -> None:
+    """One PipelineWarning for each pipeline of several microbatches: `what` is a mean over them."""
+    recorder = current()
+    stages = None if recorder is None else recorder.root.stages
+    if stages is not None and stages.count > 1 and what not in stages.pipe.said:
+        stages.pipe.said.add(what)
+        warnings.warn(
+            f"{what}: its mean is not that of the whole batch on one device. Where that matters,"
+            " use fewer microbatches",
+            PipelineWarning,
+            stacklevel=lines_up(),
+        )

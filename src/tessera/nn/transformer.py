@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core.checks import divides, mapping, ranked
 from ..lang import functions as F
+from ..lang.microbatches import warn_of_microbatches
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
 from ..lang.tensor import Like, Tensor
@@ -20,6 +21,7 @@ from .at_once import rows_at_once
 from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
 from .experts.layer import MoE
+from .experts.routing import AUXILIARY
 from .gpt_config import ACTIVATIONS, GPTConfig, checked
 from .layers import Dropout, Embedding, LayerNorm, RMSNorm, normal
 from .losses import linear_cross_entropy
@@ -364,7 +366,10 @@ class GPT(Module):
             x, self._head(), labels, bias=self.head_bias, cap=self.config.logit_cap
         )
         share = self.config.aux_weight
-        return loss + share * F.mean(aux[0]) if aux and share else loss
+        if not (aux and share):
+            return loss
+        warn_of_microbatches(AUXILIARY)
+        return loss + share * F.mean(aux[0])
 
 
 def _given(attention_mask: Like | None, position_ids: Like | None) -> dict[str, Like]:

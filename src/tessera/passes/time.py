@@ -371,7 +371,7 @@ class Turns:
             self.out[n] = x
         for n, x in zip(stacks, found[len(sums) :], strict=True):
             self.stack[n] = x
-            if n in self.leaves:
+            if n in self.leaves and n not in self.out:
                 self.b.loc, self.b.scope = n.loc, n.scope
                 self.out[n] = joined(self.b, x, n.type)
 

@@ -52,17 +52,20 @@ def exchanged() -> None:
     causal("all_to_all", 0.5)
 
 
-@row("the auxiliary loss of experts in a pipeline of microbatches")
+@row(
+    "the auxiliary loss of experts in a pipeline of microbatches",
+    warns=pipeline.PipelineWarning,
+    says="the auxiliary loss of experts is that of each microbatch",
+)
 def microbatches() -> None:
     mesh = dist.Mesh.parse("pp=2")
     ts.seed(0)
     config = nn.GPTConfig(16, 4, 8, 2, 2, experts=2, loop=False, stacked=False)
     model = dist.place(nn.GPT(config), None, mesh)
     stages = pipeline.run(("pp",), "1F1B", 4, mesh=mesh)(lambda model, ids: model.features(ids))
-    ids = RNG.integers(0, 16, (8, 4)).astype(np.int32)
-    got = ts.jit(lambda model, ids: model.loss_of(stages(model, ids), ids))(model, ids)
-    want = ts.jit(lambda model, ids: model.loss(ids, ids))(model, ids)
-    np.testing.assert_allclose(got.item(), want.item(), rtol=1e-5)
+
+    loss = ts.jit(lambda model, ids: model.loss_of(stages(model, ids), ids))
+    loss(model, RNG.integers(0, 16, (8, 4)).astype(np.int32))
 
 
 def looped() -> nn.GPT:

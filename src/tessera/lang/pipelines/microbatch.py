@@ -103,8 +103,8 @@ class Microbatch:
         self.one: dict[Node, Node] = {}  # nodes of `whole` to those of a microbatch
         self.graph = self._divided()
         at = {n: self.one.get(x) for n, x in self.staged.items()}
-        of = recorder.builder.origins
-        plain = {x for n, x in at.items() if n not in of}  # as which a gradient may read a value
+        of, nodes = recorder.builder.origins, recorder.builder.nodes
+        plain = {at.get(n) for n in nodes if n not in of}  # a gradient may read one of these as is
         pairs = ((at.get(n), at.get(o)) for n, o in of.items())
         self.origins = {n: o for n, o in pairs if n and o and n not in plain}
         self.parts = self._parts()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from ...core.context import replaced, settings
@@ -95,9 +96,8 @@ class Pipe:
                 fix="return the value, and read it after the call",
             )
         recorder.reader = None  # nor is one read after it
-        leaves, spec = flatten((args, kwargs))
-        at = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-        mesh = self._mesh([leaves[i] for i in at])
+        tensors = [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        mesh = self._mesh(tensors)
         state = PipeState(self, mesh, self.microbatches(mesh.sizes[self.axis]))
         recorder.root.stages, b = state, recorder.builder
         wide = () if state.mesh == mesh else (state.mesh,)
@@ -113,12 +113,18 @@ class Pipe:
             )
         count, state.count = state.count, state.count if first is None else 1
         cut = {id(t): x for t, x in zip(near, in_microbatches(near, count, first, mesh))}
-        for i in at:
-            x = leaves[i] = cut.get(id(leaves[i]), leaves[i])
+        for x in cut.values():
             if x.mesh is not None and x.mesh.time:
                 state.count = x.mesh.sizes[x.mesh.time[0]]
                 state.rows = x.shape[0] // state.count
-        args, kwargs = unflatten(spec, leaves)
+
+        def in_turns(arg: Any) -> Any:
+            """An argument, its batch over time; one without, such as a module, is itself."""
+            leaves, spec = flatten(arg)
+            now = [cut.get(id(x), x) for x in leaves]
+            return arg if all(map(is_, now, leaves)) else unflatten(spec, now)
+
+        args, kwargs = tuple(map(in_turns, args)), {k: in_turns(x) for k, x in kwargs.items()}
         return self._play(args, kwargs, state, recorder)
 
     def _batch(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor | None]:

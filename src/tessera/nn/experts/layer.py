@@ -35,6 +35,7 @@ from ...lang import functions as F
 from ...lang.checks import mesh_or_none, typed
 from ...lang.collectives import split_over
 from ...lang.determinism import sums_in_order
+from ...lang.microbatches import warn_of_microbatches
 from ...lang.operands import as_tensor
 from ...lang.parameter import Parameter
 from ...lang.record import current, named_scope
@@ -46,7 +47,7 @@ from ..visible_keys import says_what_is_there
 from .call import settled
 from .options import Options
 from .placement import Placement
-from .routing import Routing, updated_expert_bias
+from .routing import AUXILIARY, Routing, updated_expert_bias
 from .transport import MoEInspection, transport_of
 from .weights import NETWORK, expert_axes, has_weights
 
@@ -144,7 +145,9 @@ def moe(
     )  # fmt: skip
     if isinstance(experts, MoE):
         options, experts = _of_layer(experts, options), experts.weights()
-    return _called(t, experts, options, mesh, flag("moe", "stats", stats), mask)
+    if flag("moe", "stats", stats):
+        warn_of_microbatches(AUXILIARY)
+    return _called(t, experts, options, mesh, stats, mask)
 
 
 def _of_layer(layer: MoE, options: Options) -> Options:
@@ -311,9 +314,10 @@ class MoE(Module):
         """Returns (the result for `x`, a `Routing`): add `routing.aux_loss` to the loss to balance.
 
         `zigzag` and `mask` are as in `moe`: over how many devices ring attention splits the
-        sequence, and which tokens are no padding. In a pipeline the auxiliary loss is an error: it
-        needs all microbatches before a backward pass begins. `balance="bias"` needs none.
+        sequence, and which tokens are no padding. In a pipeline the auxiliary loss is the mean of
+        those of the microbatches, which is not that of the whole batch; a PipelineWarning says so.
         """
+        warn_of_microbatches(AUXILIARY)
         return self._routed(x, zigzag, mask)
 
     def _routed(

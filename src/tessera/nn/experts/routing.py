@@ -14,11 +14,13 @@ from ...core.checks import divides, number, one_of, whole
 from ...core.dtypes import f32
 from ...core.errors import UsageError, fail
 from ...lang import functions as F
+from ...lang.microbatches import by_microbatch
 from ...lang.operands import as_tensor
 from ...lang.tensor import Tensor
 from ...lang.tree import register
 from .. import functional as fn
 
+AUXILIARY = "the auxiliary loss of experts is that of each microbatch"
 ROUTERS = ("topk", "sigmoid")
 
 
@@ -54,26 +56,29 @@ class Choice:
     def routing(self, dropped: Tensor) -> Routing:
         """The numbers about this choice; `dropped` counts what found no room. Tokens that are not
         there count nowhere."""
-        experts = self.scores.shape[-1]
-        dims = tuple(range(self.scores.ndim - 1))
-        tokens = self.scores.size // experts
-        part: Any = 1.0 / tokens  # that one token has
-        scale: Any = experts / self.ids.size
+        experts, tokens = self.scores.shape[-1], self.scores.size // self.scores.shape[-1]
+        # [turns, .., k or E]: in a pipeline the loss is that of each microbatch.
+        scores, ids = by_microbatch(self.scores), by_microbatch(self.ids)
+        turns, dims = scores.shape[0], tuple(range(1, scores.ndim - 1))
+        part: Any = turns / tokens  # that one token has of its turn
+        hot = F.one_hot(ids, experts)
+        share = scores / F.sum(scores, -1, True)
         if self.there is not None:
-            counts = self.there.to(f32)
-            part = 1.0 / F.maximum(F.complete(F.sum(counts)), 1.0)
-            scale = part * (experts / self.ids.shape[-1])
-        hot = F.one_hot(self.ids, experts)
-        if self.there is not None:
-            hot = hot * self.there.unsqueeze(-1).to(hot.dtype)
-        load = F.sum(hot, (*dims, len(dims)))
-        share = self.scores / F.sum(self.scores, -1, True)
-        if self.there is not None:
-            share = share * counts
-        mean = F.sum(share, dims) * part
-        aux = F.sum(F.complete(load) * F.complete(mean)) * scale
+            counts = by_microbatch(self.there.to(f32))
+            part = 1.0 / F.maximum(F.complete(F.sum(counts, dims)), 1.0)  # [turns, 1]
+            hot, share = hot * counts.unsqueeze(-1), share * counts
+        load, mean = F.sum(hot, (*dims, len(dims) + 1)), F.sum(share, dims)
+        if turns == 1:
+            load, mean = load.reshape(experts), mean.reshape(experts)
+        mean = mean * part
+        scale: Any = part * (experts / (self.ids.shape[-1] * turns))
+        aux = F.sum(F.complete(load) * F.complete(mean) * scale)
+        load = F.sum(load, 0) if turns > 1 else load
         lse = F.logsumexp(self.logits, -1)
-        z = F.mean(lse * lse) if self.there is None else F.sum(lse * lse * counts[..., 0]) * part
+        z = F.mean(lse * lse)
+        if self.there is not None:
+            there = self.there.to(f32)
+            z = F.sum(lse * lse * there[..., 0]) / F.maximum(F.complete(F.sum(there)), 1.0)
         return Routing(
             F.stop_gradient(F.complete(load)),
             F.stop_gradient(F.complete(dropped)),

@@ -261,5 +261,5 @@ def test_each_stages_peak_is_that_of_the_arrays_that_live(
         given = plan.batch  # weights too: all that is given lies on every device
         for device in np.ravel(mesh.array()).tolist():
             inside = peaks[device] - given
-            # The engine orders a backward pass behind a forward one by itself, and needs less.
-            assert -0.05 <= (plan.peak - given) / inside - 1 <= 0.2
+            # The engine orders the products of a backward pass by itself.
+            assert -0.12 <= (plan.peak - given) / inside - 1 <= 0.2

@@ -190,11 +190,6 @@ def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
             "file, or a function)",
         ),
         (
-            {"microbatches": 3},
-            "loss: a batch of 8 does not divide into 3 microbatches (choose a number that "
-            "divides it: microbatches=)",
-        ),
-        (
             {"fold": "pp=3"},
             "mesh.fold: pp=3 is no fold of the mesh (give a size that divides 2)",
         ),

@@ -89,6 +89,7 @@ class Jit(Generic[P, R]):
         self.chosen: Chosen | None = fn.chosen if isinstance(fn, Jit) else None
         # Of the last recording: the Schedule where it is not the plan of the graph.
         self._last: tuple[Builder, list[Node], Schedule | None] | None = None
+        self._staged: Graph | None = None  # of that of a pipeline, on the mesh of one stage
         self._recordings = 0
         self._said: set[str] = set()  # what it was warned of
         self._owners: set[type] = set()  # classes that it is a method of
@@ -124,9 +125,10 @@ class Jit(Generic[P, R]):
 
     @property
     def graph(self) -> Graph:
-        """The Graph of the last recording. Raises UsageError before the first call."""
+        """The Graph of the last recording; of a pipeline it is on the mesh of one stage. Raises
+        UsageError before the first call."""
         builder, results, _ = self._latest()
-        return prepared(builder.graph(results))
+        return prepared(self._staged or builder.graph(results))
 
     def _latest(self) -> tuple[Builder, list[Node], Schedule | None]:
         if self._last is None:
@@ -407,7 +409,7 @@ class Jit(Generic[P, R]):
             sources[recorder.key] = None
         gone = entry.donated and entry.donated - {sources.get(n) for n in done.kept}
         rec = Recording(self.name, recorder.options, list(recorder.builder.nodes), sources)
-        self._last = recorder.builder, results, None
+        self._last, self._staged = (recorder.builder, results, None), None
         how = recorder.stages or recorder.frame
         scheduled = how.scheduled(recorder, results, lambda n: held(sources[n], tensors))
         if scheduled is not None:
@@ -418,6 +420,7 @@ class Jit(Generic[P, R]):
             entry.root.stand_in(rec, given, results, program)
             entry.root.written = written
             self._last = recorder.builder, results, program.schedule
+            self._staged = recorder.stages and recorder.stages.graph
             return
         sure = [] if reads.nodes else recorder.checks  # all calls come by, whatever they read
         asked = ((sources.get(n), check) for n, check in sure)

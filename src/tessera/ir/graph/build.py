@@ -77,7 +77,7 @@ class Builder:
         """Adds a node for `op`, redistributing arguments to the layouts that its rule wants."""
         value = op_named(op)
         if any(a.types[0].mesh is not args[0].types[0].mesh for a in args):
-            args = self._on_one_mesh(args)
+            args = self.on_one_mesh(args)
         if self.options.mesh_invariant and any(a.types[0].rest for a in args):
             args = self._awake(value, args)
         ins = args[0].types if op == "item" else tuple([a.types[0] for a in args])
@@ -90,7 +90,7 @@ class Builder:
         loc = caller() if self.loc is None else self.loc
         return self._add(Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope))
 
-    def _on_one_mesh(self, args: tuple[Node, ...]) -> tuple[Node, ...]:
+    def on_one_mesh(self, args: tuple[Node, ...]) -> tuple[Node, ...]:
         """`args`, those without an axis in time that others have as values that are whole along
         it; what a stage of a pipeline holds, as a value of the mesh."""
         mesh: Mesh | None = None

@@ -24,10 +24,15 @@ from ...ir.graph.turns import at_rest, combined, depends_on_time, on_fewer_axes,
 from ...ir.schedule.pipelines.pipeline import Recorded
 from ...ir.schedule.pipelines.stages import depends, stage_numbers
 from ...ir.schedule.pipelines.tables import Table
-from ...ops.redistribute import shard, to_mesh
+from ...ops.elementwise import add
+from ...ops.movement import concat, pad
+from ...ops.redistribute import NAMES, shard, to_mesh
 from ...passes.time import Turns, in_turns, rested, turned
 from ..record import KEY_TYPE, Held, Recorder
 from ..slices import laid_on, with_two_axes
+
+# What makes one gradient of several, where a weight is read at several places or in slices.
+TOGETHER = (add.name, concat.name, pad.name)
 
 
 class Pipeline(Protocol):
@@ -54,6 +59,7 @@ class PipeState:
     count: int
     rows: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list)  # where each part was recorded
+    graph: Graph | None = None  # what was recorded, on the mesh of one stage
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -95,6 +101,7 @@ class Microbatch:
     def __init__(self, recorder: Recorder, outputs: Sequence[Node]) -> None:
         self.recorder, self.state = recorder, recorder.stages
         self.whole, self.staged = self._on_stage(outputs)
+        self.state.graph = self.whole
         self.turns = self._turns()
         self.rows: dict[Node, tuple[Node | None, TensorType]] = {}
         self.sums: dict[Node, tuple[Node, TensorType]] = {}
@@ -124,7 +131,8 @@ class Microbatch:
             if n.op == "input":
                 new[n] = made.input(state.on_stage(n.type), n.attrs["name"])
             else:
-                new[n] = rested(made, n, [new[a] for a in n.args], state.on_stage)
+                args = made.on_one_mesh(tuple([new[a] for a in n.args]))
+                new[n] = rested(made, n, args, state.on_stage)
         made.inputs = [new[n] for n in graph.inputs]
         whole = made.graph([new[o] for o in graph.outputs])
         staged = new | {old: new[n] for old, n in finals.items() if n in new}
@@ -159,6 +167,7 @@ class Microbatch:
         before = {n for n in late if turns.phase[n]}
         # Rows that need what all microbatches make are computed after them, of the whole batch.
         inner = self.inner = turns.inner - depends(self.whole.nodes, late - before)
+        self._add_up_apart()
         number = b.input(plain(uint32, ()), "microbatch")
         self.rows[number] = None, number.type.on(turns.mesh)
 
@@ -210,6 +219,18 @@ class Microbatch:
         outputs = tuple(map(of_all, self.whole.outputs))
         ends = tuple(b.inputs), outputs
         return Graph(self.whole.name, tuple(b.nodes), *ends, self.whole.options)
+
+    def _add_up_apart(self) -> None:
+        """Leaves what makes one gradient of several, of a weight that several stages use, to what
+        comes after all microbatches: each is added up where it is made."""
+        needed = {a for n in self.inner for a in n.args}
+        for n in reversed(self.whole.nodes):
+            moves = n.op in NAMES and bool(n.args) and n.args[0].op in TOGETHER
+            if n not in self.inner or n in needed or not (n.op in TOGETHER or moves):
+                continue
+            if combined(n.type) == "sum" and all(combined(a.type) == "sum" for a in n.args):
+                self.inner.discard(n)
+                needed = {a for m in self.inner for a in m.args}
 
     def _ahead(self) -> Graph | None:
         """What computes the values `early`. Raises GraphError where that is what stages compute."""

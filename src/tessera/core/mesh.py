@@ -18,7 +18,7 @@ be built, inspected and planned with. Device ids are row-major: the last axis va
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType, TracebackType
@@ -200,6 +200,8 @@ class Mesh:
         >>> mesh.size, mesh.physical.text(), mesh.folds
         (8, 'dp=2 tp=1', {'dp': 2, 'tp': 2})
         """
+        if self.time:
+            return self._around_time(lambda space: space.fold(onto))
         return self._folded(folded_onto(self, onto))
 
     def wired(self, links: Topology | None) -> Mesh:
@@ -207,22 +209,32 @@ class Mesh:
         priced on them. Meshes that differ in their links alone are equal. Raises UsageError if a
         device of the mesh is not in `links`.
         """
+        if self.time:
+            return self._around_time(lambda space: space.wired(links))
         if links is not None:
             links.coords(max(self.ids))
         return self._made(self.onto, links)
 
     def in_time(self, **turns: int) -> Mesh:
-        """This mesh with one more axis for each of `turns`, which lies in time: every device takes
-        the places along it one after the other.
+        """This mesh with one more axis, named in `turns` with its size, which lies in time: every
+        device takes the places along it one after the other.
 
         A batch that is laid over the axis, below the axes of devices, is computed in so many
-        microbatches. Raises MeshError if the mesh has the axis already, or has an axis in time.
+        microbatches. Raises MeshError unless `turns` is one axis with a size above 0, or if the
+        mesh has it already, or has an axis in time.
 
         >>> mesh = Mesh.parse("dp=2").in_time(mb=4)
         >>> mesh.text(), mesh.time, mesh.space.text()
         ('dp=2 time(mb=4)', ('mb',), 'dp=2')
         """
         return in_time(self, turns)
+
+    def _around_time(self, part: Callable[[Mesh], Mesh]) -> Mesh:
+        """The `part` of the mesh of the devices, with the same axis in time."""
+        if self.space is None:
+            raise self._wrong("Mesh: it has an axis in time alone, and no devices to choose from",
+                              "name devices first: Mesh(...).in_time(...)")  # fmt: skip
+        return in_time(part(self.space), {a: self.sizes[a] for a in self.time})
 
     def _folded(self, onto: Mesh | None) -> Mesh:
         return self._made(onto, self.links)
@@ -317,6 +329,8 @@ class Mesh:
                 f"mesh[...]: {axes!r} is not an axis or a tuple of axes",
                 f"name an axis: mesh[{self.axes[0]!r}]",
             )
+        if self.time:
+            return self._around_time(lambda space: space[names])
         kept = [self._index(name) for name in names]
         rest = [i for i in range(len(self.axes)) if i not in kept]
         if len(set(kept)) != len(kept):
@@ -335,6 +349,8 @@ class Mesh:
         >>> mesh.slice(pp=1).text(), mesh.slice(pp=slice(1, 3)).text()
         ('tp=2', 'pp=2 tp=2')
         """
+        if self.time:
+            return self._around_time(lambda space: space.slice(**where))
         part = self.array()
         pick: list[int | slice] = [slice(None)] * len(self.axes)
         for axis, which in where.items():
@@ -450,13 +466,14 @@ class Mesh:
 
 def in_time(mesh: Mesh | None, turns: Mapping[str, int]) -> Mesh:
     """`mesh`, or one device where that is None, with the axes `turns` in time (`Mesh.in_time`)."""
-    names, sizes = checked_axes(tuple(turns)), tuple(turns.values())
-    if not all(is_whole(n) and n > 0 for n in sizes):
-        raise fail(MeshError, f"mesh.in_time: {dict(turns)} are no numbers of turns",
-                   fix="give a number above 0: mesh.in_time(mb=8)")  # fmt: skip
+    sizes = tuple(turns.values())
+    if len(sizes) != 1 or not all(is_whole(n) and n > 0 for n in sizes):
+        raise fail(MeshError, f"mesh.in_time: {dict(turns)} is not one axis with a number of turns",
+                   fix="give one, of a size above 0: mesh.in_time(mb=8)")  # fmt: skip
+    names = checked_axes(tuple(turns))
     if mesh is not None and (mesh.time or any(a in mesh for a in names)):
         raise mesh._wrong(f"mesh.in_time: it cannot have the axis {names[0]!r} in time besides",
-                          "name another axis; a mesh gets its axes in time at once")  # fmt: skip
+                          "name another axis; one lies in time")  # fmt: skip
     return _in_time(mesh, names, sizes)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ..core.context import Settings, replaced, settings
+from ..core.context import replaced, settings
 from ..core.dtypes import DType, bf16, dtype_of, f16, f32
 from ..core.errors import (
     DTypeError,
@@ -30,7 +29,7 @@ from ..passes.differentiate import reached
 from .eager import is_number, run_graph
 from .eager import made as made_of
 from .gradient_checks import goals, need_current, need_loss, need_reached, need_weights
-from .gradients import derived, laid
+from .gradients import derived
 from .pairs import need_no_tuple
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
@@ -170,23 +169,6 @@ def _gradients(
         changes.slopes.update(found)
         return unflatten(spec, [symbolic(n, recorder) for n in found])
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals, held))
-
-
-def summed_in(dtype: object) -> AbstractContextManager[Settings]:
-    """Inside, devices sum gradients in `dtype`; None leaves it as it is. Raises DTypeError if it is
-    not f32, bf16 or f16."""
-    return replaced(reduce_dtype=_reduced_in(dtype, True))
-
-
-def completed(found: Sequence[Tensor], types: Sequence[TensorType]) -> list[Tensor]:
-    """Gradients whose sums over devices are pending, summed and brought to `types`."""
-    recorder = current()
-    b = _builder() if recorder is None else recorder.builder
-    nodes = [b.input(t.type) if recorder is None else recorder.node(t) for t in found]
-    made = [laid(b, n, n, t) for n, t in zip(nodes, types, strict=True)]
-    if recorder is None:
-        return run_graph(b.graph(made), list(found))
-    return [symbolic(n, recorder) for n in made]
 
 
 @renamed_arguments("op.autodiff", finish="reduce_partial")

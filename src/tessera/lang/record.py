@@ -107,7 +107,6 @@ class Recorder:
     """Records one function (or one loop body, inside `parent`)."""
 
     compiles = False  # what is recorded will run: set by `ts.jit`
-    undone = False  # attributes that it sets are as before when it ends: its `changes.undo`
 
     def __init__(
         self,
@@ -195,7 +194,7 @@ class Recorder:
     def assign(self, holder: Any, name: str, value: Tensor) -> Tensor:
         """What to assign to an attribute of a module from outside: it is set when the program has
         run."""
-        if not self.undone and (self.parent is not None or self.draws is not None):
+        if self.parent is not None or self.draws is not None:
             raise fail(
                 UsageError,
                 f"{type(holder).__name__}.{name} is set in the body of a loop, a branch or vmap",

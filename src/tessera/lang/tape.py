@@ -8,14 +8,12 @@ earlier gradient: of the steps before, that is. `ts.stop_gradient` does so at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from weakref import ref
 
-from ..ir.graph.node import Node
 from . import functions as F
-from .changes import Changes
 from .record import current
 from .tensor import Past, Tensor, behind, method
 from .tree import flatten, tree_map
@@ -72,23 +70,14 @@ def constants(order: list[Tensor], wanted: set[int]) -> set[int]:
     return others if made.isdisjoint(others) else set()
 
 
-def known_as_gradients(found: Iterable[Tensor]) -> None:
-    """Notes that `found` are gradients, though `ts.grad` has not given them as they are."""
-    _known(found, lambda changes: changes.slopes, is_gradient=True)
-
-
 def known_as_updates(weights: Iterable[Tensor]) -> None:
     """Notes that an optimizer made these of the weights before."""
-    _known(weights, lambda changes: changes.updates, is_update=True)
-
-
-def _known(tensors: Iterable[Tensor], of: Callable[[Changes], set[Node]], **how: Any) -> None:
     recorder = current()
-    for t in tensors:
+    for t in weights:
         if recorder is not None:
-            of(recorder.root.changes).add(recorder.node(t))
+            recorder.root.changes.updates.add(recorder.node(t))
         elif t._made is not None:
-            t._made = replace(t._made, **how)
+            t._made = replace(t._made, is_update=True)
 
 
 @method("detach")

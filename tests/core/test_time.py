@@ -82,8 +82,8 @@ def failed(call: Callable[[], Any], want: str) -> None:
 
 
 def test_errors() -> None:
-    failed(lambda: SPACE.in_time(mb=0), "mesh.in_time: {'mb': 0} are no numbers of turns\n")
-    failed(lambda: SPACE.in_time(mb=2.5), "mesh.in_time: {'mb': 2.5} are no numbers of turns\n")  # type: ignore[arg-type]
+    failed(lambda: SPACE.in_time(mb=0), "mesh.in_time: {'mb': 0} is not one axis")
+    failed(lambda: SPACE.in_time(mb=2.5), "mesh.in_time: {'mb': 2.5} is not one axis")  # type: ignore[arg-type]
     besides = "mesh.in_time: it cannot have the axis"
     failed(lambda: SPACE.in_time(dp=2), f"{besides} 'dp' in time besides\n  mesh : dp=2\n")
     failed(

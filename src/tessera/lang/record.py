@@ -244,6 +244,12 @@ class Recorder:
         assert node is not None
         return self.frame.part(self, node)
 
+    def on_whole_mesh(self, t: Tensor) -> Tensor:
+        """`t`; of a pipeline's stage as a value of the pipeline's mesh."""
+        if t.mesh not in self.builder.slices:
+            return t
+        return symbolic(self.builder.on_one_mesh((self.node(t),))[0], self)
+
     def _outside(self, t: Tensor) -> Node:
         """The node of a tensor from outside: an input of this recording, and of those around it, up
         to where the tensor is from."""

@@ -195,8 +195,11 @@ def _in_tiles(
     def rows(t: Tensor) -> Tensor:
         """As many rows as q has; but what hides keys from all of them alike has one."""
         if t.dtype is not bool_ or any(n > 1 for n in t.shape[: len(lead)]):
-            t = F.broadcast_to(t, (*lead, *t.shape[len(lead) :]))
-            t = rows_of(t, sizes, order, t.ndim - len(lead))
+            every, own = F.broadcast_to(t, (*lead, *t.shape[len(lead) :])), t.type.dims[len(lead) :]
+            if t.mesh is None and q.mesh is not None:  # each device makes its own rows
+                to = q.type.complete().with_dtype(t.dtype)
+                every = F.relayout(every, to.with_dims((*to.dims[: len(lead)], *own)))
+            t = rows_of(every, sizes, order, t.ndim - len(lead))
         else:
             t = t.reshape(1, *t.shape[len(lead) :])
         return t if together else t.reshape(t.shape[0], 1, *t.shape[1:])

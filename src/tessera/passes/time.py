@@ -169,7 +169,9 @@ Lie = Callable[[TensorType], TensorType]
 def rested(b: Builder, n: Node, args: Sequence[Node], lie: Lie = at_rest) -> Node:
     """`n` of `args` for all turns at once, added to `b`; each value lies as `lie` says, on a mesh
     of fewer axes."""
-    to = lie(n.type)
+    to, args = lie(n.type), tuple(args)
+    if n.op != to_mesh.name and not n.kind.bodies and to.mesh is not None:
+        args = tuple([b.onto(a, to.mesh) for a in args])
     lost = n.op in NAMES and any(a not in to.sizes for a in n.attrs.get("axes", ()))
     if lost or (n.op == to_mesh.name and args[0].type.mesh != to.mesh):
         return b.redistribute(args[0], to, n.note)
@@ -183,7 +185,7 @@ def rested(b: Builder, n: Node, args: Sequence[Node], lie: Lie = at_rest) -> Nod
     attrs |= {k: _rested_body(g, lie) for k, g in bodies}
     if "to_dim" in attrs:
         attrs["into"] = dim_text(to.dims[attrs["to_dim"]])
-    return b._add(Node(n.op, tuple(args), types, attrs, n.loc, n.scope, n.note))
+    return b._add(Node(n.op, args, types, attrs, n.loc, n.scope, n.note))
 
 
 def _rested_body(graph: Graph, lie: Lie) -> Graph:

@@ -102,9 +102,9 @@ class Builder:
         mesh = mesh or (self.whole if self.slices else None)
         if mesh is None or not (mesh.time or self.slices):
             return args
-        return tuple([self._onto(a, mesh) for a in args])
+        return tuple([self.onto(a, mesh) for a in args])
 
-    def _onto(self, x: Node, mesh: Mesh) -> Node:
+    def onto(self, x: Node, mesh: Mesh) -> Node:
         """`x`, which is whole along the axes that it or `mesh` lacks, on `mesh`. For a pipeline's
         stages it is whole along their axis too."""
         if x.type.mesh is None or x.type.mesh == mesh or len(x.types) > 1:
@@ -230,12 +230,12 @@ class Builder:
         if to.mesh in self.slices and self.whole is not None:
             if x.type.mesh not in self.slices:
                 x = self.redistribute(x, to.on(self.whole), reason)
-            return self._onto(x, to.mesh)
+            return self.onto(x, to.mesh)
         mesh = to.mesh if x.type.mesh in self.slices else joined(x.type.mesh, to.mesh)
         if mesh is not None and mesh == to.mesh:
-            return self._onto(x, mesh)
+            return self.onto(x, mesh)
         if mesh is not None and to.mesh == mesh.space:
-            return self._onto(self.redistribute(x, to.on(mesh), reason), to.mesh)
+            return self.onto(self.redistribute(x, to.on(mesh), reason), to.mesh)
         return x
 
     def _narrow(self, x: Node, to: TensorType) -> Node | None:

@@ -131,8 +131,7 @@ class Microbatch:
             if n.op == "input":
                 new[n] = made.input(state.on_stage(n.type), n.attrs["name"])
             else:
-                args = made.on_one_mesh(tuple([new[a] for a in n.args]))
-                new[n] = rested(made, n, args, state.on_stage)
+                new[n] = rested(made, n, [new[a] for a in n.args], state.on_stage)
         made.inputs = [new[n] for n in graph.inputs]
         whole = made.graph([new[o] for o in graph.outputs])
         staged = new | {old: new[n] for old, n in finals.items() if n in new}

@@ -16,6 +16,7 @@ from ...core.reshard import gathered
 from ...lang import functions as F
 from ...lang.custom import custom_gradient
 from ...lang.operands import as_tensor
+from ...lang.record import current
 from ...lang.tensor import Tensor
 from .placement import Placement
 
@@ -88,7 +89,7 @@ def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
         raise unfit("moe", "a name in experts", odd[0], f"use {', '.join(NAMES)}; {_OWN}")
     ranked("moe", "x", x, 2, "give tokens of d channels", more=True)
     floats("moe", "x", x, "embed token ids first")
-    found = {n: as_tensor(w) for n, w in given.items() if w is not None and n != "shared"}
+    found = {n: _here(w) for n, w in given.items() if w is not None and n != "shared"}
     router, bias, d = found.pop("router"), found.pop("bias", None), x.shape[-1]
     count = router.shape[1] if router.ndim == 2 else 0
     _need_shape("router", router, (d, count))
@@ -100,7 +101,7 @@ def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
             fix = "give a dict of what the network takes, without the dim of experts"
             raise unfit("moe", "shared", shared, fix)
         return Weights(router, _stacked(found), bias, None if shared is None else
-                       {n: as_tensor(w) for n, w in shared.items()})  # fmt: skip
+                       {n: _here(w) for n, w in shared.items()})  # fmt: skip
     up = found["up"]
     e, h = (up.shape[0], up.shape[2]) if up.ndim == 3 else (0, 0)
     wants = {"up": (e, d, h), "down": (e, h, d), "gate": (e, d, h)}
@@ -108,6 +109,12 @@ def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
         _need_shape(n, w, wants[n])
     found = {n: found[n] for n in NETWORK if n in found}
     return Weights(router, found, bias, None if shared is None else _shared(shared, d))
+
+
+def _here(w: object) -> Tensor:
+    """`w` as the call reads it."""
+    made, recorder = as_tensor(w), current()
+    return made if recorder is None else recorder.on_whole_mesh(made)
 
 
 def _stacked(found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -132,7 +139,7 @@ def _shared(given: Any, d: int) -> dict[str, Tensor]:
             given,
             'give {"up": [d, h], "down": [h, d]}, and "gate" [d, h] where it is gated',
         )
-    found = {n: as_tensor(w) for n, w in given.items() if w is not None}
+    found = {n: _here(w) for n, w in given.items() if w is not None}
     h = found["up"].shape[-1] if found["up"].ndim == 2 else 0
     for n, w in found.items():
         _need_shape(f"shared {n}", w, (h, d) if n == "down" else (d, h))

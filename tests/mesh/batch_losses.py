@@ -154,6 +154,11 @@ def in_turn(h: Any, b: Any, w: Any) -> Any:
     return ts.scan(lambda c, row: (ts.tanh(0.5 * c + row), c * row), ts.zeros((WIDTH,)), h)[1].sum()
 
 
+def layers_in_a_loop(h: Any, b: Any, w: Any) -> Any:
+    layers = ts.stack([w["b"].T @ w["b"]] * 3)
+    return ts.scan(lambda h, m: (ts.tanh(h @ m), (h**2).mean()), h, layers)[1].sum()
+
+
 def by_sign_of_labels(h: Any, b: Any, w: Any) -> Any:
     return ts.where(b["y"].to(ts.f32).mean() > 0, h.mean(), (h**2).mean())
 
@@ -310,6 +315,86 @@ LOSSES: dict[str, Loss] = {
         lambda h, b, w: (nn.softmax(b["w"], 0) * errors(h, b)).sum(),
         lambda T, h, b, w: T.dot(T.softmax(b["w"], 0), errors(h, b)),
     ),
+    "four quarters": Loss(
+        lambda h, b, w: ts.prod(h.reshape(4, -1, WIDTH), 0).mean(),
+        lambda T, h, b, w: h.unflatten(0, (4, -1)).prod(0).mean(),
+    ),
+    "groups of more rows": Loss(
+        lambda h, b, w: (h.reshape(-1, 8, WIDTH).mean(1) ** 2).mean(),
+        lambda T, h, b, w: (h.unflatten(0, (-1, 8)).mean(1) ** 2).mean(),
+    ),
+    "another order": Loss(lambda h, b, w: (h.reshape(WIDTH, -1) * b["t"].T).mean()),
+    "a sum in turn": Loss(
+        lambda h, b, w: ts.scan(lambda c, r: (c + r, ()), ts.zeros(()), h.mean(-1))[0],
+        lambda T, h, b, w: h.mean(-1).sum(),
+    ),
+    "neighbours": Loss(
+        lambda h, b, w: (nn.conv1d(h.T[None], ts.ones((4, WIDTH, 3)), padding=1) ** 2).mean(),
+        lambda T, h, b, w: (
+            T.nn.functional.conv1d(h.T[None], T.ones(4, WIDTH, 3), padding=1) ** 2
+        ).mean(),
+    ),
+    "two views of other rows": Loss(
+        lambda h, b, w: (ts.concat([h, b["t"]], 0) * ts.repeat_interleave(b["t"], 2, 0)).mean(),
+        lambda T, h, b, w: (T.cat([h, b["t"]]) * b["t"].repeat_interleave(2, 0)).mean(),
+    ),
+    "two views of the same rows": Loss(
+        lambda h, b, w: (ts.concat([h, b["t"]], 0) * ts.tile(b["t"], (2, 1))).mean(),
+        lambda T, h, b, w: (T.cat([h, b["t"]]) * b["t"].tile(2, 1)).mean(),
+    ),
+    "rows that are chosen": Loss(
+        lambda h, b, w: nn.mse_loss(h, ts.take(b["t"], ts.argsort(b["t"][:, 0]), 0)),
+        lambda T, h, b, w: T.nn.functional.mse_loss(h, b["t"][b["t"][:, 0].argsort()]),
+    ),
+    "back to front": Loss(
+        lambda h, b, w: nn.mse_loss(h, b["t"][ts.arange(len(h) - 1, -1, -1)]),
+        lambda T, h, b, w: T.nn.functional.mse_loss(h, b["t"].flip(0)),
+    ),
+    "distances": Loss(
+        lambda h, b, w: ts.sqrt(((h[:, None] - b["t"][None]) ** 2).sum(-1)).mean(),
+        lambda T, h, b, w: T.cdist(h, b["t"]).mean(),
+    ),
+    "mixed with others before": Loss(
+        lambda h, b, w: errors(h, b).mean(),
+        features=lambda x, w: mlp(0.7 * x + 0.3 * ts.flip(x, 0), w),
+    ),
+    "places in the features": Loss(
+        lambda h, b, w: errors(h, b).mean(),
+        features=lambda x, w: ts.tanh(x @ w["a"]) * (ts.arange(len(x))[:, None] / 16) @ w["b"],
+    ),
+    "means of layers in a loop": Loss(layers_in_a_loop),
+    # -- rows in other shapes
+    "groups of a microbatch's rows": Loss(
+        lambda h, b, w: (h.reshape(-1, 2, WIDTH).mean(1) ** 2).mean(),
+        lambda T, h, b, w: (h.unflatten(0, (-1, 2)).mean(1) ** 2).mean(),
+    ),
+    "pairs in a row": Loss(lambda h, b, w: ((h[:, :, None] - b["t"][:, None]) ** 2).mean()),
+    "columns": Loss(lambda h, b, w: (h.T * b["t"].T).mean()),
+    "flat rows": Loss(lambda h, b, w: (h.reshape(-1) * b["t"].reshape(-1)).mean()),
+    "the next of a row": Loss(lambda h, b, w: nn.mse_loss(h[:, :-1], b["t"][:, 1:])),
+    "the two largest of a row": Loss(
+        lambda h, b, w: ts.topk(h, 2)[0].mean(), lambda T, h, b, w: T.topk(h, 2)[0].mean()
+    ),
+    "a column of each row": Loss(
+        lambda h, b, w: -nn.log_softmax(h)[ts.arange(len(h)), b["c"]].mean(),
+        lambda T, h, b, w: entropy(T, h, b["c"]),
+    ),
+    "gathered labels": Loss(
+        lambda h, b, w: -ts.gather(nn.log_softmax(h), b["c"].reshape(-1, 1), -1).mean(),
+        lambda T, h, b, w: entropy(T, h, b["c"]),
+    ),
+    "rows in blocks": Loss(lambda h, b, w: ts.map_chunks(ts.tanh, h, rows=2).mean()),
+    "a running product": Loss(
+        lambda h, b, w: (ts.cumprod(h, 0) * b["t"]).mean(),
+        lambda T, h, b, w: (T.cumprod(h, 0) * b["t"]).mean(),
+    ),
+    "each row's gradient": Loss(
+        lambda h, b, w: (
+            (ts.vmap(lambda r: ts.grad(ts.tanh(r @ w["line"]).sum(), r))(b["x"]) ** 2).sum()
+            + errors(h, b).mean()
+        ),
+        weights=("a", "b", "line"),
+    ),
     # -- experts
     "experts, auxiliary loss": Loss(balanced_experts, weights=("a", "b", "experts")),
     "experts, capacity": Loss(full_experts, weights=("a", "b", "experts")),
@@ -319,6 +404,7 @@ LOSSES: dict[str, Loss] = {
         features=lambda x, w: nn.dropout(ts.tanh(x @ w["a"]), 0.5) @ w["b"],
     ),
     "dropout after centring": Loss(lambda h, b, w: (nn.dropout(h - h.mean(0), 0.5) ** 2).mean()),
+    "noise of rows": Loss(lambda h, b, w: (h * ts.random.normal((ROWS, WIDTH))).mean()),
     # -- of no rows
     "penalty on weights": Loss(lambda h, b, w: errors(h, b).mean() + penalty(w)),
     "three losses": Loss(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,47 +10,6 @@ import pytest
 import tessera as ts
 from tessera import dist, nn
 from tessera.train.accumulate import accumulated
-
-
-def _layer(h: Any, w: Any) -> Any:
-    """A layer, and the square of what its results are on average."""
-    h = ts.tanh(h @ w)
-    return h, (h.mean(0) ** 2).sum()
-
-
-LOSSES: dict[str, Callable[[Any, Any], ts.Tensor]] = {
-    "another label is ignored": lambda b, w: nn.cross_entropy(b["x"] @ w, b["y"], ignore_index=0),
-    "classes have weights": lambda b, w: nn.cross_entropy(
-        b["x"] @ w, b["y"], weight=ts.tensor([1.0, 5.0, 0.2])
-    ),
-    "labels, and a mean over all": lambda b, w: (
-        nn.cross_entropy(b["x"] @ w, b["y"], ignore_index=0) + ((b["x"] @ w) ** 2).mean()
-    ),
-    "in blocks": lambda b, w: nn.linear_cross_entropy(b["x"], w, b["y"], 0, rows=1),
-    "row by row": lambda b, w: ts.vmap(lambda r, y: nn.cross_entropy((r @ w)[None], y[None]))(
-        b["x"], b["y"]
-    ).mean(),
-    "means of layers in a loop": lambda b, w: ts.scan(
-        lambda h, m: (ts.tanh(h @ m), (h**2).mean()), b["x"], ts.stack([w @ w.transpose()] * 3)
-    )[1].sum(),
-    "a mean": lambda b, w: ((b["x"] @ w) ** 2).mean() + (w**2).sum(),
-}
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("name", LOSSES)
-def test_microbatches_have_the_loss_and_the_gradients_of_the_batch(name: str, devices: int) -> None:
-    rng = np.random.default_rng(0)
-    x, w = rng.normal(size=(8, 6)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
-    whole = {"x": x, "y": np.int32([0, 0, 0, 1, 2, 1, 2, 1])}
-    mesh, plan = dist.Mesh(("dp",), devices=devices), dist.strategy("data_parallel")
-    given = dist.place(whole, plan, mesh, kind="batch"), ts.tensor(w, mesh=mesh)
-    first: list[np.ndarray] = []
-    for count in (1, 2, 4):
-        loss, g = ts.jit(lambda b, w, n=count: accumulated(LOSSES[name], b, w, n))(*given)
-        first = first or [loss.numpy(), g.numpy()]
-        for got, want in zip((loss, g), first, strict=True):
-            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_microbatches_in_a_local_body_count_all_labels() -> None:

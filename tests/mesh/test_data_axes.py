@@ -29,76 +29,9 @@ def logits(b: Any, w: Any) -> Any:
     return ts.tanh(b["x"] @ w)
 
 
-def normed(h: Any) -> Any:
-    far = h - h.mean(0)
-    return far / ts.sqrt((far**2).mean(0) + 1e-5)
-
-
 def several(b: Any, w: Any) -> Any:
     h = logits(b, w)
     return nn.cross_entropy(h, b["y"]) + 0.1 * ts.sqrt((h**2).mean()) + h.sum() + (w**2).sum()
-
-
-LOSSES: dict[str, Callable[[Any, Any], Any]] = {
-    "a mean": lambda b, w: (logits(b, w) ** 2).mean(),
-    "a sum": lambda b, w: (logits(b, w) ** 2).sum(),
-    "a root of a mean": lambda b, w: ts.sqrt((logits(b, w) ** 2).mean()),
-    "the largest": lambda b, w: ts.max(logits(b, w)),
-    "logsumexp over the batch": lambda b, w: ts.logsumexp(logits(b, w), 0).sum(),
-    "softmax over the batch": lambda b, w: (nn.softmax(logits(b, w), 0) ** 2).sum(),
-    "contrastive": lambda b, w: ts.logsumexp((h := logits(b, w)) @ h.transpose(), -1).mean(),
-    "a batch norm by hand": lambda b, w: (normed(logits(b, w)) ** 3).mean(),
-    "a batch norm": lambda b, w: (nn.BatchNorm(5)(logits(b, w)) ** 3).mean(),
-    "from row to row": lambda b, w: ts.scan(lambda c, r: (c + r, c * r), ts.zeros(5), logits(b, w))[
-        1
-    ].mean(),
-    "a masked mean": lambda b, w: (logits(b, w).mean(-1) * b["mask"]).sum() / b["mask"].sum(),
-    "weighted by tokens": lambda b, w: (
-        (logits(b, w).sum(-1) * b["mask"]).sum() / ts.maximum(b["mask"].sum(), 1.0) ** 0.5
-    ),
-    "ignored labels": lambda b, w: nn.cross_entropy(logits(b, w), b["y"]),
-    "a cross entropy times its labels": lambda b, w: (
-        nn.cross_entropy(logits(b, w), b["y"]) * (b["y"] != -100).sum()
-    ),
-    "divided by the rows in tanh": lambda b, w: ts.tanh(
-        logits(b, w).sum(0) / b["x"].shape[0]
-    ).sum(),
-    "several": several,
-    "without rows": lambda b, w: (w**2).sum(),
-    "a penalty and rows": lambda b, w: logits(b, w).mean() + (w**2).sum(),
-    "dropped": lambda b, w: (nn.dropout(logits(b, w), 0.5) ** 2).mean(),
-    "noise of rows": lambda b, w: (logits(b, w) * ts.random.normal((ROWS, 5))).mean(),
-    "rows and their sum": lambda b, w: ((h := logits(b, w)) + h.sum(0)).mean(),
-    "a product over rows": lambda b, w: (
-        (w * (b["x"].transpose() @ logits(b, w))).sum() + (b["x"] @ w).mean()
-    ),
-    "a choice by the batch": lambda b, w: ts.where(
-        b["mask"].mean() > 0.4, (h := logits(b, w)).mean(), 0.0 * h.sum()
-    ),
-    "a spectrum": lambda b, w: ((h := logits(b, w)).transpose() @ h / ROWS**2).sum(),
-    "a running product": lambda b, w: ts.cumprod(logits(b, w), 0).mean(),
-    "each row's gradient": lambda b, w: (
-        ts.vmap(lambda r: ts.grad(ts.tanh(r @ w).sum(), r))(b["x"]) ** 2
-    ).sum(),
-    "in blocks": lambda b, w: nn.linear_cross_entropy(b["x"], w, b["y"]),
-}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_and_its_gradient_are_those_of_the_whole_batch(name: str, strategy: str) -> None:
-    def step(batch: Any, w: Any) -> Any:
-        loss = LOSSES[name](batch, w)
-        return loss, ts.grad(loss, w)
-
-    found = []
-    for f in (step, ts.distribute(step, strategy=strategy, mesh=MESH)):
-        ts.seed(3)
-        found.append(ts.jit(f)(BATCH, W))
-    for want, got in zip(*found, strict=True):
-        assert got.shape == want.shape and not got.type.partial
-        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-5)
-    assert found[1][1].mesh == MESH
 
 
 @SEEN

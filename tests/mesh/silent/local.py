@@ -188,32 +188,6 @@ def _() -> None:
     np.testing.assert_allclose(got.numpy(), ((z.T @ z / 8) ** 2).mean(), rtol=1e-5)
 
 
-@row("sums and means of rows in a local body")
-def _() -> None:
-    wide = RNG.normal(size=(5, 5)).astype(np.float32)
-    for one in (
-        lambda z: nn.mlp(ts.repeat_interleave(z, 300, 0), wide, wide).mean(),
-        lambda z: nn.linear_cross_entropy(z, wide, ts.argmax(z, -1)),
-        lambda z: (z**2).mean() + 0.1 * z.sum(-1).mean(),
-        lambda z: nn.layer_norm(z).sum(-1).mean() + nn.softmax(z, -1)[:, 0].mean(),
-        lambda z: ts.max(z, -1).mean() + ts.exp(z).mean(),
-    ):
-        np.testing.assert_allclose(averaged(one).numpy(), one(ts.tensor(X) @ W).numpy(), rtol=1e-5)
-
-
-@row("statistics that a local body sets")
-def _() -> None:
-    x, given, outside = ts.tensor(X), nn.BatchNorm(8), nn.BatchNorm(8)
-    for body, more in ((lambda x: outside(x), ()), (lambda x, norm: norm(x), (given,))):
-        ts.distribute(body, strategy="data_parallel", mesh=mesh(), batch="x")(x, *more)
-    want = nn.BatchNorm(8)
-    want(x)
-    for norm in (given, outside):
-        assert str(norm.running_mean.type) == "f32[8]"
-        np.testing.assert_allclose(norm.running_mean.numpy(), want.running_mean.numpy(), 1e-5)
-        np.testing.assert_allclose(norm.eval()(x).numpy(), norm.eval()(X).numpy(), 1e-5)
-
-
 @row("statistics that a kernel sets, other ones on each device", error=ts.UsageError,
      says="BatchNorm.running_mean is set in a local body")  # fmt: skip
 def _() -> None:
@@ -263,19 +237,6 @@ def _() -> None:
 
 def rows_of(body: Any) -> Any:
     return ts.distribute(body, strategy="data_parallel", mesh=mesh(), batch="x")(X)
-
-
-for name, across in {
-    "less their mean": lambda x: x - x.mean(0),
-    "in order": lambda x: ts.sort(x, 0)[0],
-    "shares of their sum": lambda x: nn.softmax(x, 0),
-    "normed": lambda x: nn.BatchNorm(8)(x),
-}.items():
-
-    @row(f"rows for which those of all are needed, {name}")
-    def _(across: Any = across) -> None:
-        want = across(ts.tensor(X)).numpy()
-        np.testing.assert_allclose(rows_of(across).numpy(), want, rtol=1e-5, atol=1e-6)
 
 
 @row("rows by themselves, and such that had those of all")

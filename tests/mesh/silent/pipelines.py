@@ -104,34 +104,7 @@ def _() -> None:
     ts.jit(lambda p: ts.grad(model(p).mean(), p))(named(PARAMS))
 
 
-# -- what needs all microbatches -------------------------------------------------------------------
-for what, loss in (
-    ("a masked mean", lambda e: (e * MASK).sum() / MASK.sum()),
-    ("a sum over a number of rows typed in", lambda e: e.sum() / (ROWS * ROWS)),
-    ("twice a sum", lambda e: 2.0 * e.sum()),
-    ("a mean beside a maximum over the batch", lambda e: e.mean() + ts.stop_gradient(ts.max(e))),
-):  # fmt: skip
-
-    @row(f"{what} as the loss of a pipeline")
-    def _(loss: Callable[[Any], Any] = loss) -> None:
-        def step(model: Any) -> Any:
-            return lambda p, x: (value := loss(model(p, x) ** 2), ts.grad(value, p))
-
-        same(step, layers, PARAMS, X)
-
-
-for what, loss in (
-    ("a root mean square", lambda e: ts.sqrt(e.mean())),
-    ("two means multiplied", lambda e: e.mean() * e[:, 0].mean()),
-):
-
-    @row(f"{what} as the loss of a pipeline", error=ts.GraphError,
-         says="needs all microbatches of a stage")  # fmt: skip
-    def _(loss: Callable[[Any], Any] = loss) -> None:
-        model = piped(layers)
-        ts.jit(lambda p, x: ts.grad(loss(model(p, x) ** 2), p))(PARAMS, X)
-
-
+# -- results of a pipeline -------------------------------------------------------------------------
 def pairs(o: Any) -> Any:
     return o.reshape(-1, 2, ROWS).mean(1)
 

@@ -139,7 +139,7 @@ def work(name: str) -> None:
     schedule = step.schedule
     about |= {"steps": len(schedule.steps), "planned_peak_mb": memory_plan(schedule).peak / 1e6}
     about |= our_memory(step) if name.startswith("gpt") else {}
-    serve(lambda: [run() for _ in range(many)][-1], **about, many=many)
+    serve(lambda: [run() for _ in range(many)][-1], None, **about, many=many)
 
 
 def compared(name: str, trees: dict[str, str], rounds: int, starts: int) -> Any:

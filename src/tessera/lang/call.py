@@ -17,7 +17,7 @@ from .captured_names import Found, Outside
 from .captured_places import Place
 from .checks import bound
 from .mutations import Snapshot
-from .once import Once
+from .once import drawn, states
 from .parameter import Parameter
 from .record import WHOLE, Frame, NeedsLocal, Recorder, options_of_run, recording
 from .segments import Reads
@@ -167,7 +167,7 @@ class Call:
         buffers = {recorder.node(t): at[i] for i, t in inputs.items() if _is_buffer(own[i])}
         args, kwargs = unflatten(self.spec, self.leaves)
         outside = Outside(self.fn, [*args, *kwargs.values()], self.owners)
-        once = Once(self.fn, outside.before)
+        before_draws = states(outside.before)
         try:
             with recording(recorder), owned_by(store_of(self.fn, self.name)):
                 for box, node in bindings:
@@ -185,7 +185,7 @@ class Call:
             found, places, left = outside.end(recorder)
         finally:
             outside.restore(recorder)
-        said = once.done(outside.after)
+        said = drawn(before_draws, outside.before)
         return Recorded(recorder, before, out, found, places, left, said, buffers)
 
     def _inputs(

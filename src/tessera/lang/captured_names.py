@@ -94,7 +94,6 @@ class Outside:
         """(what was found, the place of each tensor that the recording uses by its id, what it put
         into `writes`)."""
         before, after = self._looked(recorder)
-        self.after = after
         left, values = _written(before, after, recorder)
         written = [*(x.place for x in left), *(p for p, _ in values)]
         wrote, tensors = {p.name for p in written}, [t for x in left for t in x.tensors]

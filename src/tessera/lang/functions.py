@@ -67,7 +67,6 @@ from .indexing import gather_or_zero as gather_or_zero
 from .indexing import take_or_zero as take_or_zero
 from .matrices import diag, diagonal, eye, tril, triu
 from .operands import as_tensor, cast, emit
-from .pairs import need_no_pair
 from .products import broadcast_lead as broadcast_lead
 from .products import einsum, matmul
 from .products import narrowed as narrowed
@@ -155,10 +154,7 @@ def _extreme(name: str, x: Like, dim: Dims, keepdims: bool) -> Tensor:
         raise unfit(name, "dim", dim, f"of two tensors write ts.{name}imum(x, y)")
     t = as_tensor(x)
     need_some(name, t, dims_of(name, t, dim))
-    values = reduce(name, t, dim, keepdims)
-    if isinstance(dim, int):
-        need_no_pair(f"ts.{name}", values, f"ts.arg{name}")
-    return values
+    return reduce(name, t, dim, keepdims)
 
 
 def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:

@@ -30,7 +30,6 @@ from .eager import is_number, run_graph
 from .eager import made as made_of
 from .gradient_checks import goals, need_current, need_loss, need_reached, need_weights
 from .gradients import derived
-from .pairs import need_no_tuple
 from .parameter import need_trained, trained
 from .record import Recorder, current, symbolic
 from .tape import constants, history, let_go
@@ -67,10 +66,7 @@ def grad(
     DTypeError if it is not a float, or `reduce_dtype` is not f32, bf16 or f16; GraphError if it
     depends on none of the weights; LayoutError if `layout` does not fit a weight's shape.
     """
-    found = grad_holding(loss, weights, (), layout, reduce_partial, reduce_dtype)
-    if isinstance(found, Tensor):
-        need_no_tuple(found)
-    return found
+    return grad_holding(loss, weights, (), layout, reduce_partial, reduce_dtype)
 
 
 def grad_holding(

@@ -15,7 +15,6 @@ from dataclasses import replace
 from inspect import isfunction
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
-from weakref import ref
 
 from ..core.checks import function_of
 from ..core.context import Settings, replaced, settings
@@ -48,8 +47,7 @@ from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
 from .engine import Program, engine
 from .host_data import is_array
-from .leaks import need_none_left
-from .once import unused, warn
+from .once import warn
 from .operands import as_tensor
 from .parameter import Parameter
 from .record import Recorder, current
@@ -371,17 +369,16 @@ class Jit(Generic[P, R]):
         the leaves of what is around it."""
         self._warn(bool(values), entry, spec)
         try:
-            more, made, once = self._recorded(entry, leaves, more, spec, values)
+            more, once = self._recorded(entry, leaves, more, spec, values)
         except BaseException:
             self._recordings -= not values
             raise
-        need_none_left(self.name, made)
         warn(self.name, once, self._said)
         return more
 
     def _recorded(
         self, entry: Entry, leaves: list[Any], more: list[Any], spec: Spec, values: list[Any]
-    ) -> tuple[list[Any], list[ref[Tensor]], list[str]]:
+    ) -> tuple[list[Any], list[str]]:
         own = [i for i in entry.dynamic if i < len(leaves)]
         call = Call(self.fn, self.name, self._signature, self._owners, leaves, spec, own)
         reads = Reads(list(values), lambda: entry.pick(leaves + more))
@@ -393,8 +390,8 @@ class Jit(Generic[P, R]):
         schedule, chosen = self._latest()[2], [] if self.chosen is None else [self.chosen]
         cut = entry.root.written is None
         warn_if_unused(done.recorder, "" if schedule is None else schedule.table, *chosen, cut=cut)
-        used = [*self._latest()[1], *(n for n, _ in reads.nodes)]
-        return now, done.recorder.left(), [*done.once, *unused(done.recorder, used)]
+        done.recorder.clear()
+        return now, done.once
 
     def _settle(self, entry: Entry, tensors: Sequence[Any], done: Recorded, reads: Reads) -> None:
         """Makes of what was recorded the programs of `entry`, of the call with these tensors."""

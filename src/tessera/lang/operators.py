@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..core.dtypes import beyond
-from ..core.errors import DTypeError, caller, fail
+from ..core.errors import DTypeError, fail
 from .operands import binary, emit, matched
-from .record import current
 from .tensor import Like, Tensor, method
 
 
@@ -20,28 +17,9 @@ def _from_both_sides(name: str, op: str) -> None:
     method(f"__r{name}__")(lambda y, x: binary(op, x, y))
 
 
-def _anew(name: str, plain: Callable[[Tensor, Like], Tensor]) -> None:
-    """`x += y` makes a new tensor; where nothing uses it, `x` was meant to change (once.py)."""
-
-    @method(f"__i{name}__")
-    def apply(x: Tensor, y: Like) -> Tensor:
-        out = plain(x, y)
-        recorder = current()
-        if recorder is not None and isinstance(out, Tensor) and out._node is not None:
-            recorder.renew(
-                [out],
-                f"makes a new tensor at {caller() or 'here'} that nothing uses: += and the like do"
-                " not change a tensor in place; put the result where the old one is kept:"
-                " weights[name] = w - g",
-            )
-        return out
-
-
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     _from_both_sides(_name, _name)
 _from_both_sides("truediv", "div")
-for _name in ("add", "sub", "mul", "truediv"):
-    _anew(_name, getattr(Tensor, f"__{_name}__"))
 method("__divmod__")(lambda x, y: (x // y, x % y))
 method("__rdivmod__")(lambda y, x: (x // y, x % y))
 

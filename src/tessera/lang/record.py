@@ -128,13 +128,10 @@ class Recorder:
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that bear a name: the weights
         self.again: dict[str, Tensor] = {}  # drawn ones that an earlier recording has met
-        # (what takes an old value's place, nodes by then, what to say if nothing uses it)
-        self.renewed: list[tuple[list[Node], int, str]] = []
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()
         self.own: set[int] = set()  # ids of modules that are made while it is recorded
         self.met: dict[int, Any] = {}  # modules from outside that were called
-        self.made: list[ref[Tensor]] = [] if parent is None else parent.made
         self.host_outputs: list[HostOutput] = []  # what is seen after a call
         self.seen: list[tuple[Tensor, ref[Tensor]]] = []  # from outside, read: (where, its value)
         self.piped = False  # whether a pipeline was played as a plain function
@@ -175,11 +172,6 @@ class Recorder:
         opened.given = node
         box.bind(node, self)
 
-    def renew(self, made: Sequence[Tensor], said: str) -> None:
-        """Notes that one of `made` is to be used from now on; `said` is the warning if none is."""
-        nodes = list(map(self.node, made))
-        self.renewed.append((nodes, len(self._builder.nodes), said))
-
     def bear(self, made: Any) -> None:
         """Notes that the module or parameter `made` is the recorded function's own."""
         self.root.changes.born[id(made)] = made
@@ -206,12 +198,10 @@ class Recorder:
         self.changes.assign(holder, name, last)
         return last
 
-    def left(self) -> list[ref[Tensor]]:
-        """The tensors made in it that nobody should hold; host outputs are seen after calls."""
+    def clear(self) -> None:
+        """Lets go of what only a recording needs."""
         self.named.clear()
         self.changes.clear()
-        shown = set(map(id, self.host_tensors))
-        return [r for r in self.made if id(r()) not in shown]
 
     @property
     def host_tensors(self) -> list[Tensor]:
@@ -339,7 +329,6 @@ def symbolic(node: Node, recorder: Recorder) -> Tensor:
     """The tensor that is `node` of a recording."""
     t = Tensor(None, node.types[0])
     t._node, t._trace = node, recorder
-    recorder.made.append(ref(t))
     return t
 
 

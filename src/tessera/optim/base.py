@@ -20,7 +20,7 @@ from ml_dtypes import finfo
 from ..core.checks import unfit
 from ..core.context import settings
 from ..core.dtypes import DType, f32, held_as, int32
-from ..core.errors import DTypeError, UsageError, caller, fail
+from ..core.errors import DTypeError, UsageError, fail
 from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
 from ..core.peers import no_attribute
@@ -191,28 +191,8 @@ class Optimizer(ABC):
                     new[kind][name] = F.relayout(t, state[kind][name].type)
                 out.append(F.relayout(moved.to(w.dtype), w.type.complete()))
         known_as_updates(out)
-        self._need_use(out, [t for d in new.values() for t in d.values()], state)
         kept = {kind: {name: d[name] for name in state[kind]} for kind, d in new.items()}
         return unflatten(flatten(trained(params))[1], out), {"step": step, **kept}
-
-    def _need_use(self, weights: list[Tensor], slots: list[Tensor], state: State) -> None:
-        """Has a recording warn if nothing uses the new `weights`, or the new `slots` of a `state`
-        that it was given."""
-        recorder = current()
-        if recorder is None or not weights:
-            return
-        at = f"{self._name}.update at {caller() or 'here'}"
-        recorder.renew(
-            weights,
-            f"computes new weights, {at}, that nothing uses: weights, new ="
-            " optimizer.update(...), then model.load_parameters(weights) and state.update(new)",
-        )
-        if slots and recorder.node(state["step"]).op == "input":
-            recorder.renew(
-                slots,
-                f"computes a new state, {at}, that nothing uses, so each step begins with the old"
-                " one: weights, new = optimizer.update(...), then state.update(new); or return it",
-            )
 
     def _rate(self, step: Tensor) -> Tensor:
         """The learning rate at `step`, f32[]. Raises UsageError if a schedule gives anything

@@ -346,12 +346,6 @@ def nonlocal_tensor() -> None:
     np.testing.assert_allclose(total.numpy(), 3 * X, rtol=1e-6)
 
 
-def _left(name: str, f: Any, says: str) -> None:
-    @row(f"a compiled function leaves a tensor in {name}", error=ts.UsageError, says=says)
-    def call() -> None:
-        ts.jit(f)(ts.tensor(X))
-
-
 _losses: list[Any] = []
 
 
@@ -360,19 +354,31 @@ def _table(n: int) -> ts.Tensor:
     return ts.cos(ts.arange(n).to(ts.f32))
 
 
-def _around() -> Any:
-    kept: list[Any] = []
-    return lambda x: kept.append({"x": x * 2}) or x  # type: ignore[func-returns-value]
+def _left(name: str, f: Any, used: Any) -> None:
+    @row(f"a tensor of a compiled function, left in {name}, is used after it", **_AFTER)
+    def call() -> None:
+        _losses.clear()
+        _table.cache_clear()
+        ts.jit(f)(ts.tensor(X))
+        used()
 
 
-_left("a global list", lambda x: _losses.append(x * 2) or x, "_losses, a global of")  # type: ignore[func-returns-value]
-_left("a list around it", _around(), "kept, a variable around _around")
-_left("an lru_cache", lambda x: x * _table(4), "the cache of _table")
+_AFTER: Any = {"error": ts.UsageError, "says": "is used after that function ended"}
+_keep: Any = lambda x: _losses.append(x * 2) or x  # type: ignore[func-returns-value] # noqa: E731
+_left("a global list", _keep, lambda: _losses[0] + 1)
+_left("a global list, and printed", _keep, lambda: _losses[0].numpy())
+_left("a global list, and given to it", _keep, lambda: ts.jit(lambda x: x)(_losses[0]))
+_left("a global list, and given in a tree", _keep, lambda: ts.jit(lambda x: x)({"x": [_losses[0]]}))
+_scaled: Any = lambda x: x * _table(4)  # noqa: E731
+_left("an lru_cache", _scaled, lambda: _table(4) * 2)
+_left("an lru_cache that another reads", _scaled, lambda: ts.jit(_scaled)(ts.tensor(X)))
 
 
-@row("a compiled method appends its loss to self.log", error=ts.UsageError, says="Trainer.log")
+@row("a compiled method appends its loss to self.log, which is added up", **_AFTER)
 def trainer_log() -> None:
-    _trainer()().logged(ts.tensor(X))
+    t = _trainer()()
+    t.logged(ts.tensor(X))
+    sum(t.log)
 
 
 @row("a failing function has set an attribute to its tensor: the attribute is as it was")

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import secrets
-import time
-import uuid
 import warnings
 from collections.abc import Callable
-from datetime import datetime
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,8 +172,6 @@ def counts() -> None:
 
 
 GENERATOR = np.random.default_rng(0)
-ITEMS = iter([1.0, 2.0, 3.0])
-LOSSES: list[float] = []
 
 
 def _once(name: str, says: str) -> Callable[[Callable[[ts.Tensor], Any]], None]:
@@ -214,53 +206,6 @@ def _(x: ts.Tensor) -> Any:
     return x * GENERATOR.normal()
 
 
-@_once("takes the next batch inside", "takes from the iterator ITEMS while it is recorded")
-def _(x: ts.Tensor) -> Any:
-    return x * next(ITEMS, 0.0)
-
-
-@_once("reads the clock", "reads the clock (time.time) while it is recorded")
-def _(x: ts.Tensor) -> Any:
-    return x * time.time()
-
-
-@_once("reads a clock by its own name", "reads the clock (perf_counter) while it is recorded")
-def _(x: ts.Tensor) -> Any:
-    return x * perf_counter()
-
-
-@_once("reads the date", "reads the clock (datetime.now) while it is recorded")
-def _(x: ts.Tensor) -> Any:
-    return x * datetime.now().year
-
-
-@_once("keeps losses in a list", "changes LOSSES, from outside, while it is recorded; later calls")
-def _(x: ts.Tensor) -> Any:
-    LOSSES.append(x.sum().item())
-    return x
-
-
-@_once("changes plain weights in place", "that nothing uses: += and the like do not change")
-def _(x: ts.Tensor) -> Any:
-    weights = [x * 2.0, x * 3.0]
-    for w in weights:
-        w -= 0.1 * x
-    return weights[0]
-
-
-@_once("drops the new weights", "computes new weights, Momentum.update at")
-def _(x: ts.Tensor) -> Any:
-    state = SGD.init({"w": x})
-    SGD.update({"w": x}, {"w": x}, state)
-    return x * 2
-
-
-@_once("drops the new state", "computes a new state, Momentum.update at")
-def _(x: ts.Tensor) -> Any:
-    weights, _ = SGD.update({"w": x}, {"w": x}, STATE)
-    return weights["w"]
-
-
 @row("adds up in place what it uses")
 def sums_in_place() -> None:
     @ts.jit
@@ -280,31 +225,12 @@ def sums_in_place() -> None:
     assert state["seen"].item() == np.asarray(X).sum()
 
 
-@row("draws before the call, sleeps in it, and takes what it was given")
+@row("draws before the call")
 def nothing_is_said() -> None:
     noise = np.random.normal()
 
     @ts.jit
     def step(x: ts.Tensor) -> ts.Tensor:
-        time.sleep(0)
-        return x * noise + next(iter([1.0]))
+        return x * noise
 
     assert step(X).shape == (2,)
-
-
-@row("a function draws from the system's random numbers while it is recorded",
-     warns=ts.TraceWarning, says="draws from os.urandom while it is recorded")  # fmt: skip
-def drawn_from_the_system() -> None:
-    ts.jit(lambda x: x + os.urandom(1)[0])(X)
-
-
-@row("a function names what it makes at random", warns=ts.TraceWarning,
-     says="draws from uuid.uuid4 while it is recorded")  # fmt: skip
-def named_at_random() -> None:
-    ts.jit(lambda x: x + uuid.uuid4().int % 7)(X)
-
-
-@row("a function draws a secret", warns=ts.TraceWarning,
-     says="draws from secrets.randbelow while it is recorded")  # fmt: skip
-def drawn_in_secret() -> None:
-    ts.jit(lambda x: x * secrets.randbelow(7))(X)

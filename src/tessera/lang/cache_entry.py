@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.context import Settings
 from ..core.layout import TensorType
-from .captured_names import Found
+from .guards import Guards
 from .parameter import FREEZING, Parameter
 from .record import Check
 from .segments import Segment
@@ -34,7 +34,7 @@ class Entry:
         self.donated = {k for k, i in enumerate(self.dynamic) if i < len(donated) and donated[i]}
         self.root = Segment()
         self.key: Any = None  # the structures of its arguments and of what is around them
-        self.found: list[Found] = []  # what its recordings met outside
+        self.guards: list[Guards] = []  # of each of its recordings
         # Where the whole function is one program of arguments only: how to pick them.
         self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
         self.have: tuple[TensorType, ...] | None = None
@@ -44,8 +44,8 @@ class Entry:
         """Whether `other`, of a call now, is its own on other devices, or comes of what its first
         call has put outside, where nothing was."""
         if self.types == other.types and self.setting == other.setting:
-            calm = all(f.same(begun=True) for f in self.found)
-            return self.values == other.values and calm and bool(self.found)
+            calm = all(g.hold(begun=True) for g in self.guards)
+            return self.values == other.values and calm and bool(self.guards)
         return self._logical() == other._logical()
 
     def _logical(self) -> tuple[Any, ...]:
@@ -83,8 +83,8 @@ class Entry:
         return leaves if not self.static else [leaves[i] for i in self.dynamic]
 
     def matches(self, leaves: list[Any], setting: Settings) -> bool:
-        """Whether this recording is right for these arguments: types, settings, what is frozen,
-        what was found outside, and the values of static arguments are as they were. Called at each
+        """Whether this recording stands for a call with these arguments: their types, settings,
+        frozen parameters, the function's variables and static values are the same. Called at each
         call, so cheap questions come first."""
         tensors = self.pick(leaves)
         try:
@@ -97,7 +97,7 @@ class Entry:
             return False
         if FREEZING and [t.frozen for t in tensors] != self.frozen:
             return False
-        if self.found and not all(f.same() for f in self.found):
+        if not all(g.hold() for g in self.guards):
             return False
         values = [leaves[i] for i in self.static]
         return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from ..core.errors import MeshError, ShapeError, fail
@@ -13,9 +14,8 @@ from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
 from ..ops.elementwise import stop_gradient
-from .captured_names import Found, Outside
-from .captured_places import Place
 from .checks import bound
+from .guards import Guards, Place, Watch
 from .mutations import Snapshot
 from .once import drawn, states
 from .parameter import Parameter
@@ -35,7 +35,7 @@ class Recorded:
     recorder: Recorder
     before: Snapshot  # what was in the arguments' containers
     out: Any
-    found: Found
+    guards: Guards
     places: dict[int, Place]  # of the tensors from outside, by their ids
     left: list[Tensor]  # what was put into places outside
     once: list[str]  # what it did that a later call will not do
@@ -74,8 +74,8 @@ class Recorded:
         nodes = [recorder.node(t) for t in results]
         by, flows = Past([], False, recorder.builder.name), self._flows()
         written = Written(
-            spec, leaves, slots, edits, put, written_slots, self.found.writes,
-            self.found.values, recorder.host_outputs, [place[id(o.box)] for o in opened], same,
+            spec, leaves, slots, edits, put, written_slots, self.guards.writes,
+            recorder.host_outputs, [place[id(o.box)] for o in opened], same,
             [(a.holder, a.name) for a in assigned], [by if n in flows else None for n in nodes],
         )  # fmt: skip
         return [self._completed(n) for n in nodes] if complete else nodes, written
@@ -103,7 +103,7 @@ class Recorded:
 
     def _check_left(self) -> None:
         """Raises ShapeError if a value of each device is put into a place outside."""
-        places = [x.place for x in self.found.writes for _ in range(x.count)]
+        places = [x.place for x in self.guards.writes for _ in range(x.count)]
         for t, place in zip(self.left, places, strict=True):
             if own := t.type.varying:
                 raise fail(
@@ -165,9 +165,9 @@ class Call:
         inputs, bindings = self._inputs(recorder, reads)
         at, own = spec_paths(self.spec), self.leaves
         buffers = {recorder.node(t): at[i] for i, t in inputs.items() if _is_buffer(own[i])}
-        args, kwargs = unflatten(self.spec, self.leaves)
-        outside = Outside(self.fn, [*args, *kwargs.values()], self.owners)
-        before_draws = states(outside.before)
+        functions = [self.fn, *(x for x in self.leaves if isinstance(x, FunctionType))]
+        watch = Watch(functions, [x for x in self.leaves if type(x) in self.owners])
+        before_draws = states(watch.before)
         try:
             with recording(recorder), owned_by(store_of(self.fn, self.name)):
                 for box, node in bindings:
@@ -182,11 +182,11 @@ class Call:
                     need_one_mesh(recorder)
                     raise
                 need_one_mesh(recorder)
-            found, places, left = outside.end(recorder)
+            guards, places, left = watch.end(recorder)
         finally:
-            outside.restore(recorder)
-        said = drawn(before_draws, outside.before)
-        return Recorded(recorder, before, out, found, places, left, said, buffers)
+            watch.restore(recorder)
+        said = [*drawn(before_draws, watch.before), *recorder.changes.numbers_set()]
+        return Recorded(recorder, before, out, guards, places, left, said, buffers)
 
     def _inputs(
         self, recorder: Recorder, reads: Reads

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from ..ir.graph.node import Node
+from .static_arguments import kept
 from .tensor import Past, Tensor, Trace
 
 X = TypeVar("X")
@@ -79,7 +80,7 @@ class Changes:
     def __init__(self) -> None:
         self.boxes: dict[int, Opened] = {}
         self.assigned: dict[tuple[int, str], Assigned] = {}
-        # (id of a module from outside, name of what it set to a number) -> (module, what was there)
+        # (id of a module from outside, an attribute set to a number) -> (module, value before)
         self.noted: dict[tuple[int, str], tuple[Any, Any]] = {}
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
         # (a parameter that was set, what was in it before, what is in it since)
@@ -103,13 +104,20 @@ class Changes:
         first = before if known is None else known.before
         self.assigned[id(holder), name] = Assigned(holder, name, first, last)
 
-    def note(self, holder: Any, name: str, absent: object) -> None:
-        """Notes what the attribute `name` of the module `holder` is before it is set to a number:
-        `absent` if there is none."""
-        if id(holder) not in self.born:
-            known = self.assigned.get((id(holder), name))
-            before = (holder.__dict__ if known is None else known.before).get(name, absent)
-            self.noted.setdefault((id(holder), name), (holder, before))
+    def note(self, holder: Any, name: str) -> None:
+        """Notes the attribute `name` of the module `holder`, before it is set to a number."""
+        if id(holder) not in self.born and name in holder.__dict__:
+            self.noted.setdefault((id(holder), name), (holder, holder.__dict__[name]))
+
+    def numbers_set(self) -> Iterator[str]:
+        """A text for each number of a module that the recording has changed."""
+        for (_, name), (holder, before) in self.noted.items():
+            now = holder.__dict__.get(name)
+            if kept(now) != kept(before):
+                yield (
+                    f"sets {type(holder).__name__}.{name} from {before!r} to {now!r} while it is"
+                    " recorded; later calls do not: keep it as a tensor"
+                )
 
     def content(self, t: Tensor) -> Tensor:
         """`t`, or what was in it when it is a box that the recording uses."""

@@ -42,11 +42,11 @@ from ..passes.plan import plan, prepared
 from . import padding, random
 from .cache_entry import Entry
 from .call import Call, Recorded
-from .captured_modules import around
 from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
 from .engine import Program, engine
 from .host_data import is_array
+from .modules_read import around
 from .once import warn
 from .operands import as_tensor
 from .parameter import Parameter
@@ -91,7 +91,7 @@ class Jit(Generic[P, R]):
         self._recordings = 0
         self._said: set[str] = set()  # what it was warned of
         self._owners: set[type] = set()  # classes that it is a method of
-        self._around: list[Any] = []  # modules and parameters from outside: captured_modules.py
+        self._around: list[Any] = []  # modules and parameters from outside: modules_read.py
 
     def under(self, options: ScheduleOptions) -> Jit[P, R]:
         """The same function, compiled under these choices too: `@schedule(...)`."""
@@ -383,8 +383,7 @@ class Jit(Generic[P, R]):
         call = Call(self.fn, self.name, self._signature, self._owners, leaves, spec, own)
         reads = Reads(list(values), lambda: entry.pick(leaves + more))
         done = call.record(reads)
-        if done.found.tensors or done.found.others or done.found.seen:
-            entry.found.append(done.found)
+        entry.guards.append(done.guards)
         now = self._covered(entry, leaves, more, done.recorder)
         self._settle(entry, entry.pick(leaves + now), done, reads)
         schedule, chosen = self._latest()[2], [] if self.chosen is None else [self.chosen]

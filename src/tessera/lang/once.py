@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import TraceWarning, caller, lines_up
-from .captured_places import Looked
 from .engine import engine
+from .guards import Looked
 from .static_arguments import kept
 
 
@@ -55,7 +55,7 @@ def _sources(looked: Looked) -> Iterable[tuple[str, Callable[[], object]]]:
     torch = sys.modules.get("torch")
     if (own := getattr(torch, "default_generator", None)) is not None:
         out[id(torch)] = "torch", lambda: bytes(own.get_state().numpy())
-    for place, x, _ in looked.values():
+    for place, x in looked.values():
         ask = _asked(x)
         if ask is not None:
             out.setdefault(id(x), (place.label, ask))

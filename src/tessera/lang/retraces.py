@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..core.layout import TensorType
 from .cache_entry import Entry
-from .captured_places import GONE, Place
+from .guards import GONE, Place
 from .static_arguments import Same
 
 _FEW = 3
@@ -44,7 +44,7 @@ def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
 def _outside(entries: Sequence[Entry]) -> list[tuple[str, list[object]]]:
     """What `entries` found outside of their function, by name; and what is there now."""
     seen: dict[object, tuple[Place, list[object]]] = {}
-    for place, mark in (row for e in entries for found in e.found for row in found.others):
+    for place, mark in (row for e in entries for g in e.guards for row in g.others):
         known = seen.setdefault(place.name, (place, []))[1]
         if not any(_equal(mark, v) for v in known):
             known.append(mark)

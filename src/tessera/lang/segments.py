@@ -19,9 +19,9 @@ from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph, Node, copied, input_node
 from ..ops.index_string import common_mesh
 from . import random
-from .captured_places import Place
 from .eager import program_of, run_graph
 from .engine import Program, engine
+from .guards import Place
 from .record import KEY_TYPE, Recorder, outside
 from .tensor import Tensor
 

@@ -24,11 +24,9 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from . import store
-from .captured_code import variables
-from .captured_names import places_of
-from .captured_places import Place
 from .checks import asked_function, signature_of
 from .grad import grad, met
+from .guards import Place, places_of, variables_of
 from .host_data import is_array
 from .idle_axes import idle_axes
 from .jit import Jit
@@ -372,7 +370,7 @@ def _named(who: str, what: str, name: object, empty: bool = False) -> None:
 
 def _variables(fn: Callable[..., Any]) -> list[Place]:
     fn = inspect.unwrap(fn)
-    return list(variables(fn)) if inspect.isfunction(fn) else []
+    return list(variables_of(fn)) if inspect.isfunction(fn) else []
 
 
 def _name_variables(fn: Callable[..., Any]) -> None:

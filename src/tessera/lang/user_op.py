@@ -11,8 +11,8 @@ from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.within import above
 from ..ops.user import Groups, add_function, parse_groups
-from .captured_code import look
 from .checks import bound, signature_of
+from .guards import variables
 from .operands import as_tensor, emit, emit_many
 from .record import current
 
@@ -75,13 +75,10 @@ class UserOp:
         return tuple(results) if len(results) > 1 else results[0]
 
     def _turn_of_now(self) -> int:
-        """How often what the functions find outside of themselves has changed between calls at
-        once, whose programs have what was there. (`ts.jit` looks for itself.)"""
-        found = {
-            (i, name): mark
-            for i, fn in enumerate((self._function.fn, self._function.grad))
-            for name, (_, _, mark) in (look(fn, [], []) if fn is not None else {}).items()
-        }
+        """How often the variables of the functions have changed between calls at once, whose
+        programs have what was there. (`ts.jit` looks for itself.)"""
+        functions = [f for f in (self._function.fn, self._function.grad) if f is not None]
+        found = {p.name: p.mark() for p in variables(functions).named}
         if found != self._seen:
             self._turn += self._seen is not None
             self._seen = found

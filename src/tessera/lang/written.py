@@ -12,8 +12,7 @@ from typing import Any
 from ..core.context import settings
 from ..core.layout import TensorType
 from ..core.turns import TURN
-from .captured_names import Left
-from .captured_places import Place
+from .guards import Write
 from .host_outputs import HostOutput, HostValue
 from .mutations import Edit, Pending
 from .tensor import Past, Tensor, wrapped
@@ -31,8 +30,7 @@ class Written:
     edits: list[Edit]  # how the function changed its arguments' containers
     put: list[Any]  # the leaves of what it put there
     written_slots: list[int]  # which of `put` take the program's further results
-    outside: list[Left]  # where further results go
-    values: list[tuple[Place, object]]  # what else goes to places outside
+    outside: list[Write]  # where further results go
     host_outputs: list[HostOutput]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
@@ -40,7 +38,7 @@ class Written:
     pasts: list[Past | None]  # of the results; None where no gradient would flow to one
 
     def __post_init__(self) -> None:
-        into = self.edits, self.outside, self.values, self.fills, self.assigned
+        into = self.edits, self.outside, self.fills, self.assigned
         calm = not any(into) and not self.host_outputs
         self.plain = calm and len(self.slots) == len(self.leaves)
 
@@ -93,5 +91,3 @@ class Written:
             setattr(holder, name, next(rest))
         for left in self.outside:
             left.put(rest)
-        for place, x in self.values:
-            place.put(x)

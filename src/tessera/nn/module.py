@@ -24,9 +24,9 @@ from ..core.interrupts import whole
 from ..core.kinds import is_number
 from ..core.peers import SPACES, no_attribute
 from ..core.turns import TURN
-from ..lang.captured_places import GONE, is_plain
 from ..lang.create import Init, dist_tensor
 from ..lang.engine import engine
+from ..lang.guards import is_plain
 from ..lang.host_data import is_array
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
@@ -139,7 +139,7 @@ class Module(Holder):
             if recorder is not None and recorder.outlives(self):
                 value = recorder.assign(self, name, value)
         elif is_plain(value) and (recorder := current()) is not None:
-            recorder.root.changes.note(self, name, GONE)
+            recorder.root.changes.note(self, name)
         object.__setattr__(self, name, value)
         for t in direct(value):
             t.home = weakref.ref(self)

@@ -204,8 +204,8 @@ class Call:
             t = recorder.input(recorder.frame.type_of(leaf, i), self.names[i])
             node = recorder.node(t)
             t.name, t.drawn = leaf.name, leaf.drawn
-            if t.name:
-                recorder.named.append(t)
+            if t.name or type(leaf) is Parameter:
+                recorder.named.append(leaf if type(leaf) is Parameter else t)
             reads.sources[node] = k
             inputs[i] = t
             if type(leaf) is Parameter:

@@ -30,8 +30,8 @@ from .eager import is_number, run_graph
 from .eager import made as made_of
 from .gradient_checks import goals, need_current, need_loss, need_reached, need_weights
 from .gradients import derived
-from .parameter import need_trained, trained
-from .record import Recorder, current, symbolic
+from .parameter import Parameter, need_trained, trained
+from .record import CALLED, Recorder, current, symbolic
 from .tape import constants, history, let_go
 from .tensor import Made, Tensor
 from .tree import Spec, flatten, path_name, paths, spec_paths, unflatten
@@ -192,27 +192,61 @@ def apart(t: Tensor) -> Tensor:
 
 
 def met(recorder: Recorder) -> dict[str, Tensor]:
-    """Every named weight that the function being recorded has met, by name."""
+    """Every weight that the function being recorded has met, by name."""
     return _weights(_met(recorder))
 
 
 def _met(recorder: Recorder) -> list[Tensor]:
-    for module in recorder.root.met.values():
-        module.parameters()  # gives them their names
     return [*(t for t, _ in recorder.captured), *recorder.named]
+
+
+def weight_names(tensors: Iterable[Tensor]) -> dict[int, str]:
+    """The names of the weights among `tensors`, by id. A parameter is called by its path in the
+    outermost module that was called, else by its own name, else by its path in its module. Any
+    other tensor is a weight if it has a name. Raises UsageError for a parameter without a name."""
+    recorder = current()
+    if recorder is None:
+        names = _paths([m() for m in CALLED.valuerefs()])
+    else:
+        root = recorder.root
+        names = _paths([*root.met.values(), *root.changes.born.values()])
+    for t in tensors:
+        if id(t) in names or t.frozen or not (t.name or isinstance(t, Parameter)):
+            continue
+        home = None if t.home is None else t.home()
+        names[id(t)] = t.name or _paths([home]).get(id(t), "")
+        if not names[id(t)]:
+            raise fail(
+                UsageError,
+                "grad: a parameter has no name",
+                [("parameter", t.type)],
+                fix='name it, nn.Parameter(4, 8, name="w"), or pass the weights: ts.grad(loss, w)',
+            )
+    return names
+
+
+def _paths(modules: Iterable[Any]) -> dict[int, str]:
+    """The longest path to each parameter of `modules`, by its id."""
+    names: dict[int, str] = {}
+    for module in modules:
+        for name, t in module.parameters().items() if hasattr(module, "parameters") else ():
+            names[id(t)] = max(names.get(id(t), ""), name, key=len)
+    return names
 
 
 def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
     """The weights among `found` by name. Raises UsageError if two have one name: one of them would
     be left out."""
-    weights: dict[str, Tensor] = {}
+    found = list(found)
+    names, weights = weight_names(found), dict[str, Tensor]()
     for t in found:
-        if t.name and t.dtype.is_float and not t.frozen:
-            other = weights.setdefault(t.name, t)
+        if id(t) in names and t.dtype.is_float and not t.frozen:
+            name = names[id(t)]
+            other = weights.setdefault(name, t)
             if other is not t and not _same(other, t):
                 raise fail(
                     UsageError,
-                    f"grad: two weights are called {t.name!r}",
+                    f"grad: two weights are called {name!r}",
                     [("one", other.type), ("other", t.type)],
                     fix="pass the weights: ts.grad(loss, [a.parameters(), b.parameters()]); parts"
                     " of one module have names of their own",

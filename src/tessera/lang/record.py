@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -38,6 +38,10 @@ Held = Callable[[Node], Tensor | None]
 Check = Callable[[Tensor], None]  # of an argument, at each call
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
+
+
+CALLED: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""The modules that were called outside of recorded functions, by their ids."""
 
 
 class Frame:
@@ -126,7 +130,7 @@ class Recorder:
         self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
         self.chunk: Chunk | None = None  # of a function that is called block by block
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
-        self.named: list[Tensor] = []  # inputs that bear a name: the weights
+        self.named: list[Tensor] = []  # inputs that are parameters or bear a name
         self.again: dict[str, Tensor] = {}  # drawn ones that an earlier recording has met
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()

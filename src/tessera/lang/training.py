@@ -25,7 +25,7 @@ from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from . import store
 from .checks import asked_function, signature_of
-from .grad import grad, met
+from .grad import grad, met, weight_names
 from .guards import Place, places_of, variables_of
 from .host_data import is_array
 from .idle_axes import idle_axes
@@ -254,24 +254,25 @@ class TrainingStep(Generic[P, R]):
         weights of this step. Raises UsageError if two have one name."""
         recorder = current()
         assert recorder is not None
-        new: list[Tensor] = []
         known = {id(held) for slot in self._slots.values() for held in slot.holders}
+        met = [t for t, _ in recorder.captured[before:] if id(t) not in known]
+        names, new = weight_names(met), list[Tensor]()
         for i, (t, node) in enumerate(recorder.captured):
-            if i < before or not t.name or not t.dtype.is_float or id(t) in known or t.frozen:
+            if i < before or id(t) not in names or id(t) in known:
                 continue
-            slot = Slot(t.name, t)
-            if self._slots.setdefault(t.name, slot) is not slot:
+            name = names[id(t)]
+            slot = Slot(name, t)
+            if self._slots.setdefault(name, slot) is not slot:
                 raise fail(
                     UsageError,
-                    f"{self.module or 'training_step'}: two weights are called {t.name!r}",
+                    f"{self.module or 'training_step'}: two weights are called {name!r}",
                     [("tensor", t.type)],
-                    fix="name each by its place in the model: call model.parameters() before, or"
-                    " give them names of their own",
+                    fix="make both parts of one module, or give them names of their own",
                 )
             self._outside[id(t)] = t, slot
-            recorder.captured[i] = slot.held(t.name), node
+            recorder.captured[i] = slot.held(name), node
             new.append(t)
-        self._places += [(place, t, t.name) for place, t in places_of(self._fn, new)]
+        self._places += [(place, t, names[id(t)]) for place, t in places_of(self._fn, new)]
 
 
 class Stage(Generic[P, R]):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import UsageError, fail
 from ..core.peers import unfit_call
-from ..lang.record import current, named_scope
+from ..lang.record import CALLED, current, named_scope
 
 
 def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
@@ -45,10 +45,10 @@ def seen(method: Callable[..., Any], base: type) -> Callable[..., Any]:
 
 def _met(module: object, base: type) -> None:
     recorder = current()
-    if recorder is not None and isinstance(module, base):
-        root = recorder.root
-        if id(module) not in root.changes.born:
-            root.met[id(module)] = module
+    if recorder is None:
+        CALLED[id(module)] = module
+    elif isinstance(module, base) and id(module) not in recorder.root.changes.born:
+        recorder.root.met[id(module)] = module
 
 
 def not_callable(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 import tessera as ts
-from tessera import dist, nn, optim
+from tessera import dist, graph, nn, op, optim
 from tessera.nn.stack import Stack
 
 from .rows import row
@@ -415,3 +416,59 @@ def turned_weights() -> None:
     ours, x = nn.Sequential(nn.Linear(3, 3), nn.Embedding(4, 4)), torch.ones(2, 3)
     ours.load_state_dict(values)
     np.testing.assert_allclose(ours[0](ts.tensor(x)).numpy(), theirs[0](x).detach().numpy(), 1e-5)
+
+
+class _First(nn.Module):
+    def __init__(self) -> None:
+        self.w = nn.Parameter(3, 2)
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return x @ self.w
+
+
+class _Second(nn.Module):
+    def __init__(self) -> None:
+        self.v, self.inner = nn.Parameter(2, 2), nn.Sequential(nn.Linear(2, 2))
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return self.inner(x @ self.v)
+
+
+LOOKS: dict[str, Callable[[Any, Any], object]] = {
+    "none": lambda a, b: None,
+    "one": lambda a, b: a.parameters(),
+    "the inside of one": lambda a, b: b.inner[0].parameters(),
+}
+
+
+def _looked_at(name: str) -> None:
+    @row(f"gradients by the parameters of two modules, of which {name} was looked at before")
+    def _() -> None:
+        x = ts.ones((4, 3))
+
+        def names(run: Callable[[Any, Any, Any], Any]) -> set[str]:
+            a, b = _First(), _Second()
+            LOOKS[name](a, b)
+            return set(run(a, b, lambda a=a, b=b: (b(a(x)) ** 2).mean()))
+
+        gradients = (
+            lambda a, b, loss: ts.grad(loss()),
+            lambda a, b, loss: op.autodiff(loss()),
+            lambda a, b, loss: ts.jit(lambda: ts.grad(loss()))(),
+            lambda a, b, loss: ts.jit(lambda a, b: ts.grad(loss(a, b)))(a, b),
+            lambda a, b, loss: graph.training_step()(lambda: graph.backward(loss()))(),
+        )
+        for run in gradients:
+            assert names(run) == {"w", "v", "inner.0.weight", "inner.0.bias"}
+        by_attribute = lambda a, b, loss: ts.jit(lambda: ts.grad((x @ a.w @ b.v).sum()))()  # noqa: E731
+        assert names(by_attribute) == {"w", "v"}
+
+
+for looked in LOOKS:
+    _looked_at(looked)
+
+
+@row("gradients by parameters that are in no module", error=ts.UsageError, says="has no name")
+def _() -> None:
+    p, q = nn.Parameter(ts.ones(3), name="p"), nn.Parameter(2 * ts.ones(3))
+    ts.grad((p * q).sum())

@@ -1,8 +1,9 @@
-"""Does training go on undisturbed after a Ctrl-C, whenever it comes? Signals at random times.
+"""Signals at random times of a training loop: losses and weights stay as without them.
 
-Each round sends one SIGINT at a random time of a loop of steps; the loop is entered again as a user
-would run a cell of a notebook again. At the end losses and weights are compared, bit by bit, with
-those of a loop that nobody disturbed. `python bench/soak/interrupts.py --signals 500`
+Each round sends one SIGINT (with --alarm: SIGALRM, whose handler raises too) at a random time; the
+loop is entered again as a user would run a cell of a notebook again. At the end losses and weights
+are compared, bit by bit, with those of a loop that nobody disturbed.
+`python bench/soak/interrupts.py --signals 500`
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ KINDS = ("donated", "kept", "state apart", "zero", "pipeline", "recording")
 SLOW = {"pipeline": 5, "recording": 10}  # which get so many times fewer signals
 
 
-def interrupted(kind: str, signals: int, seed: int, small: bool = False) -> str:
+def interrupted(
+    kind: str, signals: int, seed: int, small: bool = False, signum: int = signal.SIGINT
+) -> str:
     """One line: how many interrupts came, and what they left. Raises where a bit differs."""
     draw = random.Random(seed)
     task = Task(kind, small)
@@ -145,7 +148,7 @@ def interrupted(kind: str, signals: int, seed: int, small: bool = False) -> str:
     def press(after_s: float) -> None:
         time.sleep(after_s)
         sent.append(time.perf_counter())
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signum)
 
     for _ in range(signals):
         sent: list[float] = []
@@ -177,15 +180,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--small", action="store_true", help="a model that is compiled soon")
+    parser.add_argument("--alarm", action="store_true", help="SIGALRM in place of SIGINT")
     args = parser.parse_args()
     warnings.simplefilter("ignore", pipeline.PipelineWarning)
     start(8)
     # A shell that starts this in the background has SIGINT ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signum = signal.SIGALRM if args.alarm else signal.SIGINT
+    signal.signal(signum, signal.default_int_handler)
     print(f"seed {args.seed}", flush=True)
     for kind in args.kinds.split(","):
         count = -(-args.signals // SLOW.get(kind, 1))
-        print(interrupted(kind, count, args.seed, args.small), flush=True)
+        print(interrupted(kind, count, args.seed, args.small, signum), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from ..core.errors import (
     fail,
     lines_up,
 )
-from ..core.interrupts import whole
+from ..core.interrupts import handle_waiting, whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.peers import no_name
@@ -194,6 +194,7 @@ class Jit(Generic[P, R]):
 
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        handle_waiting()
         run = self.fn if settings().op_by_op or current() is not None else self._run
         with self.in_force():
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 from ..core.checks import function_of, unfit
 from ..core.context import settings
 from ..core.errors import StrategyWarning, UsageError, fail, lines_up
-from ..core.interrupts import whole
+from ..core.interrupts import handle_waiting, whole
 from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
 from ..core.renamed import renamed_arguments
@@ -128,6 +128,7 @@ class TrainingStep(Generic[P, R]):
 
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        handle_waiting()
         out = self._with_batch(self._jit, args, kwargs, self._lay)
         self._see_idle()
         return out

@@ -23,6 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores Ctrl-C, and so would all programs of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ.setdefault("TESSERA_TRACEBACK_FILTERING", "off")  # a failing test shows our frames
 if "TESSERA_PROGRAM_CACHE" not in os.environ:
     # What one test has compiled the processes of others need not; nothing outlives the run.
     _programs = tempfile.mkdtemp(prefix="tessera-programs-")

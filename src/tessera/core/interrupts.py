@@ -20,6 +20,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar, cast
 
+from .tracebacks import boundary, hide_frames
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 DELAY_S = 0.05
@@ -68,12 +70,13 @@ _QUIET = {Handler, int, signal.Handlers, type(None)}  # nothing to put a handler
 
 def whole(fn: F) -> F:
     """`fn`, within which no signal is handled by a Python function."""
+    outer = boundary(fn)
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         global _depth, _ended_s
         if threading.get_ident() != _MAIN:
-            return fn(*args, **kwargs)
+            return outer(*args, **kwargs)
         for signum in SIGNALS:  # handlers may change at any time
             if getsignal(signum).__class__ not in _QUIET:
                 _install(signum)
@@ -82,6 +85,9 @@ def whole(fn: F) -> F:
         _depth += 1
         try:
             return fn(*args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
         finally:
             _ended_s = time.monotonic()
             _depth -= 1

@@ -27,11 +27,18 @@ from .errors import PACKAGE, TesseraError, UnknownNameError, UsageError, fail
 from .peer_arguments import ARGUMENT_ADVICE, ARGUMENTS, CALL_ADVICE
 from .peer_names import ADVICE, INSTEAD
 from .renamed import renamed_names
+from .tracebacks import boundary, hide_frames
 from .wording import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _FREQUENT = ("now",)  # which each step calls for each weight, and no user with arguments
+_CALLED = {
+    f"__{n}__"
+    for n in (
+        ["call", "bool", "float", "int", "index", "len", "iter", "array", "format", "setitem"]
+    )
+}
 _OF_TENSORS = ("ts", "nn", "Tensor")  # where what is missing is a function of tensors
 _FIRST = " ts nn optim dist ts.linalg x model "  # whose name is offered, where several have it
 # What users write before a public name, and the names that it has; filled as modules are imported.
@@ -215,6 +222,8 @@ def checked(what: F) -> F:
         for name, method in list(vars(what).items()):
             if name == "__init__" or (not name.startswith("_") and name not in _FREQUENT):
                 _check_method(what, name, method)
+            elif name in _CALLED and isinstance(method, FunctionType):
+                setattr(what, name, boundary(method))
         return what
     if not isinstance(what, FunctionType) or hasattr(what, "checked"):
         return what
@@ -254,25 +263,28 @@ def asking(fn: F, name: str, of_object: bool = False) -> F:
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            by_name, in_order, known, more, rest = takes()
-            if rest in kwargs and not more:  # shape=(2, 3) for *shape, in one tuple
-                placed = [kwargs.pop(n) for n in in_order[len(args) :] if n in kwargs]
-                args = (*args, *placed, kwargs.pop(rest))
-            if not more and not known.issuperset(kwargs):
-                wrong = next(k for k in kwargs if k not in known)
-                raise _no_argument(name, wrong, by_name[of_object:])
-            if not kwargs.keys().isdisjoint(in_order[: len(args)]):
-                raise _given_twice(
-                    name, next(k for k in in_order if k in kwargs), by_name[of_object:]
-                )
         try:
-            return fn(*args, **kwargs)
-        except (TypeError, AttributeError) as error:
-            wrong_call = unfit_call(error, fn, name, args, kwargs, of_object)
-            if wrong_call is None:
-                raise
-        raise wrong_call
+            if kwargs:
+                by_name, in_order, known, more, rest = takes()
+                if rest in kwargs and not more:  # shape=(2, 3) for *shape, in one tuple
+                    placed = [kwargs.pop(n) for n in in_order[len(args) :] if n in kwargs]
+                    args = (*args, *placed, kwargs.pop(rest))
+                if not more and not known.issuperset(kwargs):
+                    wrong = next(k for k in kwargs if k not in known)
+                    raise _no_argument(name, wrong, by_name[of_object:])
+                if not kwargs.keys().isdisjoint(in_order[: len(args)]):
+                    twice = next(k for k in in_order[: len(args)] if k in kwargs)
+                    raise _given_twice(name, twice, by_name[of_object:])
+            try:
+                return fn(*args, **kwargs)
+            except (TypeError, AttributeError) as error:
+                wrong_call = unfit_call(error, fn, name, args, kwargs, of_object)
+                if wrong_call is None:
+                    raise
+            raise wrong_call
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     call.checked = True  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from ..core.checks import flag, function_of, shown, unfit, whole
 from ..core.context import replaced, settings
 from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
+from ..core.tracebacks import boundary
 from . import functions as F
 from .checks import asked_function, bound, signature_of
 from .eager import made
@@ -65,6 +66,7 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
     signature = signature_of("custom_gradient", function_of("custom_gradient", "the function", fn))
     name = getattr(fn, "__name__", "function")
 
+    @boundary
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         given = bound(name, signature, args, kwargs)  # what is given by name has its place too
@@ -212,6 +214,7 @@ def value_and_grad(
         whole(who, "argnums", n)
     flag(who, "has_aux", has_aux)
 
+    @boundary
     @functools.wraps(fn)
     @under_no_grad
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from ..core.checks import function_of
 from ..core.errors import ShapeError, fail
+from ..core.tracebacks import boundary
 from .annotations import Sizes, TensorSpec
 from .checks import bound as bound_call
 from .checks import signature_of
@@ -40,6 +41,7 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
     specs = _specs(fn)
     result = specs.pop("return", None)
 
+    @boundary
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         sizes = Sizes()

@@ -21,6 +21,7 @@ from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.peers import asking
+from ..core.tracebacks import boundary
 from ..core.turns import put_back
 from ..ir.graph.node import Node
 from .annotations import TensorSpec, spec_of
@@ -463,7 +464,7 @@ def method(*names: str) -> Callable[[Function], Function]:
     def install(fn: Function) -> Function:
         for name in names:
             inside = name.startswith("__")
-            setattr(Tensor, name, fn if inside else asking(fn, name, of_object=True))
+            setattr(Tensor, name, boundary(fn) if inside else asking(fn, name, of_object=True))
         return fn
 
     return install

@@ -18,6 +18,7 @@ from ..core.interrupts import handle_waiting, whole
 from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
 from ..core.renamed import renamed_arguments
+from ..core.tracebacks import boundary
 from ..core.ways import Way
 from ..core.within import above
 from ..ir.graph.build import Builder
@@ -285,6 +286,7 @@ class Stage(Generic[P, R]):
         self._call: Callable[P, R] = asked_function(f"stage {name!r}", "the function", fn)
         self._store = Store(name)
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with store.owned_by(self._store), named_scope(self.name):
             return self._call(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.checks import function_of, string, unfit, whole
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import ShapeError, UsageError, fail
+from ..core.tracebacks import boundary
 from ..core.within import above
 from ..ops.user import Groups, add_function, parse_groups
 from .checks import bound, signature_of
@@ -43,6 +44,7 @@ class UserOp:
     def __repr__(self) -> str:
         return f"<op {self._function.name}: {self._groups.text()}>"
 
+    @boundary
     def __call__(self, *xs: Any, **named: Any) -> Any:
         name = self._function.name
         if named:

@@ -17,6 +17,7 @@ from ..core.checks import shown
 from ..core.errors import ShapeError, UsageError, fail
 from ..core.kinds import is_whole
 from ..core.reshard import gathered
+from ..core.tracebacks import boundary
 from ..ir.graph.node import Graph, Node
 from ..ops.control import item
 from ..ops.local import reinterpret
@@ -57,6 +58,7 @@ def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callabl
     """
     fn = asked_function("vmap", "the function", fn)
 
+    @boundary
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = flatten(args)

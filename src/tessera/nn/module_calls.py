@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import UsageError, fail
 from ..core.peers import unfit_call
+from ..core.tracebacks import boundary, hide_frames
 from ..lang.record import CALLED, current, named_scope
 
 
@@ -18,16 +19,20 @@ def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _met(self, base)
         try:
-            with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
-                return call(self, *args, **kwargs)
-        except TypeError as error:
-            name = type(self).__name__
-            wrong_call = unfit_call(error, call, name, (self, *args), kwargs, of_object=True)
-            if wrong_call is None:
-                raise
-        raise wrong_call
+            _met(self, base)
+            try:
+                with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
+                    return call(self, *args, **kwargs)
+            except TypeError as error:
+                name = type(self).__name__
+                wrong_call = unfit_call(error, call, name, (self, *args), kwargs, of_object=True)
+                if wrong_call is None:
+                    raise
+            raise wrong_call
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     return run
 
@@ -35,6 +40,7 @@ def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
 def seen(method: Callable[..., Any], base: type) -> Callable[..., Any]:
     """Another method of a module."""
 
+    @boundary
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         _met(self, base)

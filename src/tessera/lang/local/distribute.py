@@ -18,6 +18,7 @@ from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
 from ...core.errors import LayoutError, MeshError, StrategyError, UsageError, fail
 from ...core.mesh import Mesh, auto
+from ...core.tracebacks import boundary
 from ...core.within import above
 from ..builtin_strategies import strategy as strategy_named
 from ..checks import mesh_or_none, signature_of
@@ -89,6 +90,7 @@ class Local(Generic[P, R]):
         """The Graph of the last recording of a call outside any other function."""
         return self._compiled.graph
 
+    @boundary
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         recorder = current()
         if recorder is None:

@@ -18,6 +18,7 @@ from ...core.context import replaced, settings
 from ...core.errors import MeshError, UsageError, fail
 from ...core.layout import TensorType, dim_axes
 from ...core.mesh import Mesh
+from ...core.tracebacks import boundary
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.orders import known_order, pipeline_table
 from ...ir.schedule.pipelines.tables import Table
@@ -60,6 +61,7 @@ class Pipe:
     program: PipeProgram | None = field(default=None, init=False)  # of the last recording
     _jit: Any = field(default=None, init=False)
 
+    @boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recorder = current()
         if recorder is None:

@@ -1,0 +1,46 @@
+"""Tracebacks that end in the user's line: the frames of this package are left out of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .environment import OFF, TRACEBACK_FILTERING
+from .errors import TesseraError, is_users
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def hide_frames(error: BaseException) -> None:
+    """Takes this package's frames out of the traceback of `error`, if that is an error of this
+    package, an interrupt, or was raised by the user's code; TESSERA_TRACEBACK_FILTERING=off shows
+    them. The caller raises it again with a bare `raise`, which adds no frame."""
+    frames, tb = [], error.__traceback__
+    while tb is not None:
+        frames.append(tb)
+        tb = tb.tb_next
+    mine = isinstance(error, (TesseraError, KeyboardInterrupt))
+    if not frames or not (mine or is_users(frames[-1].tb_frame)):
+        return
+    if os.environ.get(TRACEBACK_FILTERING, "").lower() in OFF:
+        return
+    kept = [tb for tb in frames if is_users(tb.tb_frame)]
+    for tb, following in zip(kept, [*kept[1:], None], strict=False):
+        tb.tb_next = following
+    error.__traceback__ = kept[0] if kept else None
+
+
+def boundary(fn: F) -> F:
+    """`fn`, which users call: its errors have no frames of this package."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
+
+    return call  # type: ignore[return-value]

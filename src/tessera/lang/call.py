@@ -185,7 +185,7 @@ class Call:
             guards, places, left = watch.end(recorder)
         finally:
             watch.restore(recorder)
-        said = [*drawn(before_draws, watch.before), *recorder.changes.numbers_set()]
+        said = drawn(before_draws, watch.before)
         return Recorded(recorder, before, out, guards, places, left, said, buffers)
 
     def _inputs(

@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from ..ir.graph.node import Node
-from .static_arguments import kept
 from .tensor import Past, Tensor, Trace
 
 X = TypeVar("X")
@@ -80,8 +79,8 @@ class Changes:
     def __init__(self) -> None:
         self.boxes: dict[int, Opened] = {}
         self.assigned: dict[tuple[int, str], Assigned] = {}
-        # (id of a module from outside, an attribute set to a number) -> (module, value before)
-        self.noted: dict[tuple[int, str], tuple[Any, Any]] = {}
+        # (id of a module from outside, an attribute set to a number) -> (module, {name: before})
+        self.noted: dict[tuple[int, str], tuple[Any, dict[str, Any]]] = {}
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
         # (a parameter that was set, what was in it before, what is in it since)
         self.puts: list[tuple[Box, Node | None, Node]] = []
@@ -106,18 +105,22 @@ class Changes:
 
     def note(self, holder: Any, name: str) -> None:
         """Notes the attribute `name` of the module `holder`, before it is set to a number."""
-        if id(holder) not in self.born and name in holder.__dict__:
-            self.noted.setdefault((id(holder), name), (holder, holder.__dict__[name]))
+        if id(holder) not in self.born:
+            before = {name: holder.__dict__[name]} if name in holder.__dict__ else {}
+            self.noted.setdefault((id(holder), name), (holder, before))
 
-    def numbers_set(self) -> Iterator[str]:
-        """A text for each number of a module that the recording has changed."""
-        for (_, name), (holder, before) in self.noted.items():
-            now = holder.__dict__.get(name)
-            if kept(now) != kept(before):
-                yield (
-                    f"sets {type(holder).__name__}.{name} from {before!r} to {now!r} while it is"
-                    " recorded; later calls do not: keep it as a tensor"
-                )
+    @contextmanager
+    def numbers_before(self) -> Iterator[None]:
+        """Inside, modules have the numbers that they had before the recording."""
+        noted = [(h.__dict__, name, before) for (_, name), (h, before) in self.noted.items()]
+        after = [{name: now[name]} if name in now else {} for now, name, _ in noted]
+        for now, name, before in noted:
+            now.update(before) if before else now.pop(name, None)
+        try:
+            yield
+        finally:
+            for (now, name, _), last in zip(noted, after, strict=True):
+                now.update(last) if last else now.pop(name, None)
 
     def content(self, t: Tensor) -> Tensor:
         """`t`, or what was in it when it is a box that the recording uses."""

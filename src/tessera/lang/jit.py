@@ -293,8 +293,9 @@ class Jit(Generic[P, R]):
         if not new:
             return more
         self._around = [*self._around, *new]
-        more, shape = flatten(self._around)
-        entry.cover(leaves + more)
+        with recorder.changes.numbers_before():
+            more, shape = flatten(self._around)
+            entry.cover(leaves + more)
         mine = self._entries.get(entry.key, [])
         entry.key = (entry.key[0], shape)
         if entry in mine:  # it goes on after a read

@@ -65,12 +65,41 @@ class Opened:
 
 @dataclass
 class Assigned:
-    """An attribute of a module from outside that a recorded function sets to a tensor."""
+    """An attribute of a module from outside, or an item of a list or dict of one, that a recorded
+    function sets to a tensor."""
 
     holder: Any
-    name: str
-    before: dict[str, Any]  # the attribute, where there was one
+    name: Any
+    before: dict[Any, Any]  # the attribute, where there was one
     last: Tensor
+
+    @property
+    def now(self) -> Any:
+        """What is there."""
+        return items_of(self.holder).get(self.name)
+
+    def put(self, value: Any) -> None:
+        """Sets it, and nothing else."""
+        if isinstance(self.holder, list):
+            list.__setitem__(self.holder, self.name, value)
+        else:
+            dict.__setitem__(_dict_of(self.holder), self.name, value)
+
+    def undo(self) -> None:
+        """Puts back what was there."""
+        if self.before:
+            self.put(self.before[self.name])
+        else:
+            del _dict_of(self.holder)[self.name]
+
+
+def _dict_of(holder: Any) -> dict[Any, Any]:
+    return holder if isinstance(holder, dict) else holder.__dict__
+
+
+def items_of(holder: Any) -> dict[Any, Any]:
+    """The attributes of a module, or the items of a list or dict, by name."""
+    return dict(enumerate(holder)) if isinstance(holder, list) else _dict_of(holder)
 
 
 class Changes:
@@ -78,7 +107,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.boxes: dict[int, Opened] = {}
-        self.assigned: dict[tuple[int, str], Assigned] = {}
+        self.assigned: dict[tuple[int, Any], Assigned] = {}
         # (id of a module from outside, an attribute set to a number) -> (module, {name: before})
         self.noted: dict[tuple[int, str], tuple[Any, dict[str, Any]]] = {}
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
@@ -96,9 +125,9 @@ class Changes:
             self.boxes[id(box)] = Opened(box, box.opened())
         return self.boxes[id(box)]
 
-    def assign(self, holder: Any, name: str, last: Tensor) -> None:
-        """Notes that the attribute `name` of `holder` is set to `last`."""
-        known, now = self.assigned.get((id(holder), name)), holder.__dict__
+    def assign(self, holder: Any, name: Any, last: Tensor) -> None:
+        """Notes that the attribute or item `name` of `holder` is set to `last`."""
+        known, now = self.assigned.get((id(holder), name)), items_of(holder)
         before = {name: now[name]} if name in now else {}
         first = before if known is None else known.before
         self.assigned[id(holder), name] = Assigned(holder, name, first, last)
@@ -165,16 +194,14 @@ class Changes:
             o.last = o.box.now()
             o.box.close(o.content)
         for a in self.assigned.values():
-            now = a.holder.__dict__
-            if now.get(a.name) is a.last:
-                now.pop(a.name)
-                now.update(a.before)
+            if a.now is a.last:
+                a.undo()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, all is as it was before, and may be used and changed."""
         mine = [(o, o.box.opened()) for o in self.boxes.values()]
-        put = [a for a in self.assigned.values() if a.holder.__dict__.get(a.name) is a.last]
+        put = [a for a in self.assigned.values() if a.now is a.last]
         self.undo()
         try:
             yield
@@ -184,7 +211,7 @@ class Changes:
                 assert content._node is not None
                 o.box.bind(content._node, content._trace)
             for a in put:
-                a.holder.__dict__[a.name] = a.last
+                a.put(a.last)
 
     def clear(self) -> None:
         """Lets go of all of it."""

@@ -187,9 +187,9 @@ class Recorder:
         born = self.own if self.draws is not None else self.root.changes.born
         return id(holder) not in born
 
-    def assign(self, holder: Any, name: str, value: Tensor) -> Tensor:
-        """What to assign to an attribute of a module from outside: it is set when the program has
-        run."""
+    def assign(self, holder: Any, name: Any, value: Tensor) -> Tensor:
+        """What to assign to an attribute of a module from outside, or to an item of a list or dict
+        of one: it is set when the program has run."""
         if self.parent is not None or self.draws is not None:
             raise fail(
                 UsageError,

@@ -25,6 +25,7 @@ import numpy as np
 from ..core.errors import ShapeError, UsageError, fail
 from .engine import engine
 from .host_data import engine_array, is_array
+from .items import TensorDict, TensorList
 from .parameter import Parameter
 from .record import current
 from .tensor import KINDS, Tensor
@@ -55,12 +56,12 @@ def is_registered(cls: type) -> bool:
 def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
     """(class, keys, values) of a container, None for a leaf."""
     kind = type(x)
-    if kind is dict:
-        return dict, tuple(x), list(x.values())
+    if kind is dict or kind is TensorDict:
+        return kind, tuple(x), list(x.values())
     if isinstance(x, dict):
         return kind, Keys(x), [dict.__getitem__(x, k) for k in x]
-    if kind is list:
-        return list, len(x), x
+    if kind is list or kind is TensorList:
+        return kind, len(x), x
     if isinstance(x, tuple):
         return kind, len(x), x
     if kind in _REGISTERED:
@@ -249,6 +250,8 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
         return tuple(values)
     if issubclass(kind, tuple):
         return kind(*values)  # a named tuple
+    if kind is TensorList or kind is TensorDict:
+        return kind(values) if kind is TensorList else kind(zip(keys, values, strict=True))
     made = object.__new__(kind)
     if (recorder := current()) is not None:
         recorder.bear(made)

@@ -34,7 +34,7 @@ class Written:
     host_outputs: list[HostOutput]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
-    assigned: list[tuple[Any, str]]  # attributes of modules outside that take the results between
+    assigned: list[tuple[Any, Any]]  # (module, or container of one; where it takes those between)
     pasts: list[Past | None]  # of the results; None where no gradient would flow to one
 
     def __post_init__(self) -> None:
@@ -88,6 +88,9 @@ class Written:
             new = next(rest)
             tensors[k].fill(new._data, new.type)
         for holder, name in self.assigned:
-            setattr(holder, name, next(rest))
+            if isinstance(holder, (list, dict)):
+                holder[name] = next(rest)
+            else:
+                setattr(holder, name, next(rest))
         for left in self.outside:
             left.put(rest)

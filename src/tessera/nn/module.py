@@ -8,9 +8,10 @@ puts into them is put into the caller's module too.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from types import FunctionType
 from typing import Any, NamedTuple, Self
@@ -23,13 +24,15 @@ from ..core.errors import DTypeError, UsageError, fail, lines_up
 from ..core.interrupts import whole
 from ..core.kinds import is_number
 from ..core.peers import SPACES, no_attribute
+from ..core.tracebacks import boundary
 from ..core.turns import TURN
 from ..lang.create import Init, dist_tensor
 from ..lang.engine import engine
 from ..lang.guards import is_plain
 from ..lang.host_data import is_array
+from ..lang.items import ITEMS, converted, stored
 from ..lang.operands import as_tensor
-from ..lang.parameter import Parameter, fits
+from ..lang.parameter import Parameter
 from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import register
@@ -82,6 +85,8 @@ class Module(Holder):
         for name, made in list(cls.__dict__.items()):
             if name == "__call__":
                 cls.__call__ = scoped(made, Module)  # type: ignore[method-assign]
+            elif name == "__init__":
+                cls.__init__ = _settled(made)  # type: ignore[method-assign]
             elif type(made) is FunctionType and not name.startswith("_"):
                 setattr(cls, name, seen(made, Module))
 
@@ -117,30 +122,18 @@ class Module(Holder):
                     fix=f"give a tensor of its type: ts.full_like(module.{name}, {shown(value)})",
                 )
             value = as_tensor(value).to(have.dtype)
-        if type(have) is Parameter and type(value) is not Parameter:
-            if isinstance(value, Tensor):
-                fits(
-                    f"{type(self).__name__}.{name}: the new value",
-                    have,
-                    value,
-                    "give a tensor like it, or another weight: nn.Parameter(tensor)",
-                )
-                have.put(value)
-                return
-            if value is not None and not isinstance(value, Module):
-                raise fail(
-                    UsageError,
-                    f"{type(self).__name__}.{name} is a parameter, it cannot be {shown(value)}",
-                    [("parameter", have.type)],
-                    fix="give a tensor of its type, or another nn.Parameter",
-                )
-        elif isinstance(value, Tensor) and type(value) is not Parameter:
-            recorder = current()
-            if recorder is not None and recorder.outlives(self):
-                value = recorder.assign(self, name, value)
+        if isinstance(value, Tensor):
+            value = stored(self, name, have, value)
+        elif type(have) is Parameter and value is not None and not isinstance(value, Module):
+            raise fail(
+                UsageError,
+                f"{type(self).__name__}.{name} is a parameter, it cannot be {shown(value)}",
+                [("parameter", have.type)],
+                fix="give a tensor of its type, or another nn.Parameter",
+            )
         elif is_plain(value) and (recorder := current()) is not None:
             recorder.root.changes.note(self, name)
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, converted(value))
         for t in direct(value):
             t.home = weakref.ref(self)
 
@@ -410,6 +403,22 @@ def load_with_dtypes(model: Module, values: Mapping[str, Any]) -> None:
     """`model.load_parameters(values)`, after which the weights have the dtypes of the values."""
     need = set(model.trainable_parameters())
     model._load("load_parameters", values, need, True, round_to_mine=False)
+
+
+def _settled(init: Callable[..., None]) -> Callable[..., None]:
+    """The `__init__` of a module, after which its lists and dicts are those of a module."""
+
+    @boundary
+    @functools.wraps(init)
+    def run(self: Module, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        for name, value in vars(self).items():
+            if type(value) in ITEMS and (new := converted(value)) is not value:
+                object.__setattr__(self, name, new)
+                for t in direct(new):
+                    t.home = weakref.ref(self)
+
+    return run
 
 
 SPACES["model"] = vars(Module).keys()

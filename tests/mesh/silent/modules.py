@@ -472,3 +472,49 @@ for looked in LOOKS:
 def _() -> None:
     p, q = nn.Parameter(ts.ones(3), name="p"), nn.Parameter(2 * ts.ones(3))
     ts.grad((p * q).sum())
+
+
+class _Items(nn.Module):
+    """Parameters and state in a list and a dict, filled through another name."""
+
+    def __init__(self) -> None:
+        weights: list[Any] = []
+        self.weights, self.by_name = weights, {"a": nn.Parameter(ts.ones(2))}
+        weights.append(nn.Parameter(ts.ones(2)))
+        self.state, self.cache = [ts.zeros(2)], {"k": ts.zeros(2)}
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        self.state[0] = self.state[0] + x
+        self.cache["k"] = self.cache["k"] + x
+        self.cache["new"] = 2 * x
+        return x * self.weights[0] + self.by_name["a"]
+
+    def double(self) -> None:
+        self.weights[-1] = self.weights[-1] * 2
+        self.weights[:] = [w * 2 for w in self.weights]
+        self.by_name.update(a=self.by_name["a"] * 3)
+
+
+@row("parameters and state in lists and dicts of a module are set to tensors")
+def _() -> None:
+    runs: tuple[Callable[[Any, Any], Any], ...] = (
+        lambda f, m: f(m),
+        lambda f, m: ts.jit(f)(m),
+        lambda f, m: ts.jit(lambda: f(m))(),
+    )
+    for run in runs:
+        model, x = _Items(), ts.ones(2)
+        run(lambda m: m.double(), model)
+        assert [*model.parameters()] == ["weights.0", "by_name.a"]
+        for _ in range(2):
+            assert run(lambda m: m(x), model).numpy().tolist() == [7.0, 7.0]  # noqa: B023
+        found = [model.state[0], model.cache["k"], model.cache["new"]]
+        assert [t.numpy().tolist() for t in found] == [[2.0, 2.0]] * 3
+        assert isinstance(model.weights, list) and copy.deepcopy(model).cache.keys() == {"k", "new"}
+        assert [*pickle.loads(pickle.dumps(model)).parameters()] == ["weights.0", "by_name.a"]
+
+
+@row("a parameter in a list of a module is set to a tensor of another shape", error=ts.ShapeError,
+     says="TensorList.0: the new value")  # fmt: skip
+def _() -> None:
+    _Items().weights[0] = ts.ones(3)

@@ -23,7 +23,6 @@ from ..lang.flat_state import flat_states
 from ..lang.offloaded import where_lies
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter, fits
-from ..lang.store import put_weight
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_fill, unflatten
 from ..nn.contents import put_buffer
@@ -226,7 +225,6 @@ def _put(old: Any, new: Any) -> Any:
         if isinstance(old.box, Parameter) and old.box.now() is old:
             old.box.put(new)
         put_buffer(old, new)
-        put_weight(old, new)
     return new
 
 

@@ -7,7 +7,8 @@ A result remembers how it was made, so that `ts.grad` works there too
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -91,6 +92,18 @@ class Eager:
 EAGER: Trace = Eager()
 HERE: ContextVar[Trace] = ContextVar("tessera_trace", default=EAGER)
 here = HERE.get
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Inside, ops run at once, in the middle of a recording too, of which they are no part."""
+    token = HERE.set(EAGER)
+    try:
+        yield
+    finally:
+        HERE.reset(token)
+
+
 """The trace in force: what ops on tensors are applied by."""
 
 

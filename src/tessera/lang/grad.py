@@ -201,15 +201,19 @@ def _met(recorder: Recorder) -> list[Tensor]:
 
 
 def weight_names(tensors: Iterable[Tensor]) -> dict[int, str]:
-    """The names of the weights among `tensors`, by id. A parameter is called by its path in the
-    outermost module that was called, else by its own name, else by its path in its module. Any
-    other tensor is a weight if it has a name. Raises UsageError for a parameter without a name."""
+    """The names of the weights among `tensors`, by id. A weight of a graph function has its name
+    there; another parameter is called by its path in the outermost module that was called, else by
+    its own name, else by its path in its module. Any other tensor is a weight if it has a name.
+    Raises UsageError for a parameter without a name."""
     recorder = current()
     if recorder is None:
-        names = _paths([m() for m in CALLED.valuerefs()])
+        labels, called = dict[int, str](), [m() for m in CALLED.valuerefs()]
     else:
         root = recorder.root
-        names = _paths([*root.met.values(), *root.changes.born.values()])
+        labels, called = root.labels, [*root.met.values(), *root.changes.born.values()]
+    tensors = list(tensors)
+    own = {id(t): t.label for t in tensors if isinstance(t, Parameter) and t.label}
+    names = _paths(called) | own | labels
     for t in tensors:
         if id(t) in names or t.frozen or not (t.name or isinstance(t, Parameter)):
             continue

@@ -24,6 +24,7 @@ from ..core.layout import TensorType, plain
 from ..core.turns import TURN
 from .changes import nearby
 from .create import first_values
+from .eager import eager
 from .engine import engine
 from .moving import moved
 from .operands import as_tensor
@@ -52,6 +53,7 @@ class Parameter(Tensor):
     _trace: Recorder | None = None
     _first: First | None = None  # makes the data, where there is none yet
     _value: Tensor | None = None  # what is in the box, as tapes and copies refer to it
+    label = ""  # the name by which the function that made it knows it
 
     def __init__(
         self,
@@ -211,6 +213,21 @@ class Parameter(Tensor):
         fits("Parameter: the new value", self, value, "give a value of its shape and dtype")
         self.put(value)
         return self
+
+    def draw_as(self, name: str) -> None:
+        """For graph functions: the first values are those of a parameter called `name`."""
+        if self.remake is not None:
+            with eager():
+                first = self.remake(self.shape, name)
+            self._wait(first._first)  # type: ignore[attr-defined]
+
+    def lay(self, to: TensorType) -> None:
+        """Gives the value the layout `to`, outside of what is being recorded."""
+        if self._data is None and self._pending is not None:
+            self.type = to
+        elif self.type is not to:
+            with eager():
+                self.fill(moved(self.now(), to).stored, to)
 
     def fill(self, data: Any, type: TensorType) -> None:
         """For the engine: sets the engine's array `data` as the value after a program has run."""

@@ -29,7 +29,7 @@ from ..ir.schedule.schedule import Schedule
 from ..ops.elementwise import stop_gradient
 from .changes import Box, Changes
 from .chunk import Chunk
-from .eager import EAGER, HERE, here
+from .eager import HERE, eager, here
 from .gradients import Goal, derived
 from .host_outputs import Act, HostOutput
 from .tensor import ON_READ, Tensor, Trace
@@ -132,6 +132,7 @@ class Recorder:
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that are parameters or bear a name
         self.again: dict[str, Tensor] = {}  # drawn ones that an earlier recording has met
+        self.labels: dict[int, str] = {}  # the names of weights of graph functions, by their ids
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()
         self.own: set[int] = set()  # ids of modules that are made while it is recorded
@@ -400,12 +401,8 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 @contextmanager
 def outside(recorder: Recorder) -> Iterator[None]:
     """Inside, in the middle of a recording, all is as if there was none, for other threads too."""
-    token = HERE.set(EAGER)
-    try:
-        with recorder.root.changes.aside(), given_up():
-            yield
-    finally:
-        HERE.reset(token)
+    with eager(), recorder.root.changes.aside(), given_up():
+        yield
 
 
 @within("ts.named_scope")

@@ -5,7 +5,7 @@ The owner of a weight is the innermost `graph.stage` around the place that makes
 owner a weight is found again by what it is and its occurrence (`block0`, `block1`, …), or by the
 name it was given. So what a function makes at its first call it meets again at every later one.
 
-A recorded function does not hold a weight's value but its slot, so new values need no recording.
+Weights are parameters, so what a recorded function reads of them is read again at each call.
 """
 
 from __future__ import annotations
@@ -17,92 +17,29 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import finalize, ref
+from weakref import finalize
 
 from ..core.checks import mapping, same_names, string
 from ..core.context import settings
 from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
-from ..core.layout import TensorType, plain
+from ..core.layout import plain
 from ..core.mesh import Mesh
+from .eager import eager
 from .moving import moved
 from .operands import as_tensor
 from .parameter import Parameter, fits
 from .record import Recorder, current
 from .strategy import Strategy
 from .tensor import Tensor
-from .tree import flatten, path_name, spec_paths, unflatten, without_boxes
-
-
-class Slot:
-    """A weight's place: its value now, and what recorded functions hold in its stead."""
-
-    def __init__(self, name: str, value: Tensor) -> None:
-        self.name, self._now = name, value
-        self._held: dict[tuple[str, TensorType], Tensor] = {}
-
-    @property
-    def now(self) -> Tensor:
-        """The value; of a parameter of a module, what is in it now."""
-        return self._now.now()
-
-    @now.setter
-    def now(self, value: Tensor) -> None:
-        if isinstance(self._now, Parameter):
-            self._now.put(value)
-        else:
-            self._now = value
-
-    def move(self, to: TensorType) -> None:
-        """Gives the value the layout `to`."""
-        if self._now._data is None and self._now._pending is not None:
-            self._now.type = to
-        elif self.now.type is not to:
-            self.now = self._named(moved(self.now, to))
-
-    def put(self, value: Tensor) -> None:
-        """Sets the value, in the layout that the weight has. It is checked to fit."""
-        have = self.now.type
-        to = have if have.mesh is not None else have.on(value.mesh)
-        self.now = self._named(moved(value, to))
-        for held in self._held.values():
-            self._fill(held)
-
-    def held(self, shown_as: str) -> Tensor:
-        """The tensor that stands for this weight in recordings, under the name `shown_as`."""
-        if isinstance(self._now, Parameter):
-            return self._now
-        key = shown_as, self.now.type
-        found = self._held.get(key)
-        if found is None:
-            found = self._held[key] = Tensor(None, self.now.type)
-            found.name = shown_as
-            self._fill(found)
-        return found
-
-    @property
-    def holders(self) -> list[Tensor]:
-        """Every tensor that stands for this weight in a recording."""
-        return [self._now] if isinstance(self._now, Parameter) else list(self._held.values())
-
-    def _fill(self, held: Tensor) -> None:
-        held._data = None
-        held._pending = lambda: moved(self.now, held.type).stored
-
-    def _named(self, value: Tensor) -> Tensor:
-        """`value` without the history of how it was made."""
-        new = Tensor(value.stored, value.type)
-        new.name = self.name
-        return new
 
 
 @dataclass
 class Group:
-    """Weights that were made together: a tree of them and what asked for it."""
+    """A module whose parameters were made together, and what asked for them."""
 
     asked: object
-    tree: Any
-    slots: list[Slot | None]  # one per leaf of the tree; None for what is no tensor
+    module: Any
 
 
 class Store:
@@ -113,8 +50,10 @@ class Store:
         self.groups: dict[str, Group] = {}
 
     @property
-    def slots(self) -> dict[str, Slot]:
-        return {s.name: s for g in self.groups.values() for s in g.slots if s is not None}
+    def weights(self) -> dict[str, Parameter]:
+        """All weights by name."""
+        every = (p for g in self.groups.values() for p in g.module.parameters().values())
+        return {p.name: p for p in every}
 
 
 @dataclass
@@ -130,7 +69,7 @@ class Owner:
 class Collector:
     """What a training step (or `graph.parameters`) wants of all weights that are met inside."""
 
-    seen: dict[str, Slot]
+    seen: dict[str, Parameter]
     prefix: str = ""
     own: Store | None = None
     strategy: Strategy | None = None
@@ -222,10 +161,10 @@ def weights(
     name: str = "",
     rename: Callable[[str], str] = str,
 ) -> tuple[str, Any]:
-    """(name, tree): the weights that this place makes, or met here before.
+    """(name, module): the module whose weights this place makes, or met here before.
 
-    `make` gives a tree of `Parameter`s at the first call; `asked` describes it, and must be equal
-    at later ones. `rename` turns a leaf's path into its name. Raises UsageError.
+    `make` gives the module at the first call; `asked` describes it, and must be equal at later
+    ones. `rename` turns a parameter's path into its name. Raises UsageError.
     """
     owner = _owner_now(kind)
     string(kind, "name", name)
@@ -236,7 +175,8 @@ def weights(
     full = f"{store.name}.{name}" if store.name else name
     group = store.groups.get(name)
     if group is None:
-        group = store.groups[name] = _made(full, make(), asked, rename)
+        with eager():
+            group = store.groups[name] = Group(asked, _named(make(), full, rename))
     elif group.asked != asked:
         raise fail(
             UsageError,
@@ -244,90 +184,65 @@ def weights(
             [("made with", group.asked), ("asked for", asked)],
             fix="give one of the two another name=, or call them in functions of their own",
         )
-    leaves, spec = flatten(group.tree)
-    now = [x if s is None else use(s, mesh, store) for x, s in zip(leaves, group.slots)]
-    return name, unflatten(without_boxes(spec), now)
+    for p in group.module.parameters().values():
+        use(p, mesh, store)
+    return name, group.module
 
 
-def _made(full: str, tree: Any, asked: object, rename: Callable[[str], str]) -> Group:
-    """The weights of `tree`, made anew under names below `full`, as a group for what `asked` for
-    them."""
-    leaves, spec = flatten(tree)
-    slots: list[Slot | None] = []
-    for x, path in zip(leaves, spec_paths(spec), strict=True):
-        if not isinstance(x, Tensor):
-            slots.append(None)
-            continue
-        assert x.remake is not None, "a tree of Parameters"
-        name = f"{full}.{rename(path_name(path))}"
-        made = x.remake(x.shape, name)
-        t = made.opened() if isinstance(made, Parameter) else made
-        t.name, t.type = name, plain(t.dtype, t.shape)
-        slots.append(Slot(name, t))
-    return Group(asked, tree, slots)
+def _named(module: Any, full: str, rename: Callable[[str], str]) -> Any:
+    """`module`, whose parameters have names below `full`, on which their first values depend."""
+    for path, p in module.parameters().items():
+        p.name = p.label = f"{full}.{rename(path)}"
+        p.type = plain(p.dtype, p.shape)
+        p.draw_as(p.name)
+    return module
 
 
-def use(slot: Slot, mesh: Mesh | None = None, store: Store | None = None) -> Tensor:
-    """The tensor to compute with here: the value, or what stands for it in a recording."""
-    here, now, label = collector(), slot.now, slot.name
-    mesh = mesh or settings().mesh or now.mesh
+def use(p: Parameter, mesh: Mesh | None, store: Store) -> None:
+    """Lays the weight `p` of `store` out where it is used, and shows it to the collector. Raises
+    UsageError if another one has its name there."""
+    here, label = collector(), p.name
+    mesh = mesh or settings().mesh or p.mesh
     mesh = mesh.space if mesh is not None and mesh.time else mesh
-    want = now.type
-    if now.mesh != mesh and (now.mesh is not None or now._data is None):
-        want = plain(now.dtype, now.shape, mesh)
+    want = p.type
+    if p.mesh != mesh and (p.mesh is not None or p._data is None):
+        want = plain(p.dtype, p.shape, mesh)
     if here is not None:
         if here.prefix and store is not here.own:
-            label = f"{here.prefix}.{slot.name}"
+            label = f"{here.prefix}.{p.name}"
         if here.strategy is not None:
-            want = here.strategy.weight(slot.name, plain(now.dtype, now.shape, mesh))
-        if here.seen.setdefault(label, slot) is not slot:
+            want = here.strategy.weight(p.name, plain(p.dtype, p.shape, mesh))
+        if here.seen.setdefault(label, p) is not p:
             raise fail(
                 UsageError,
                 f"{here.prefix or 'parameters'}: two weights are called {label!r}",
                 fix="give the stages, or the weights, names of their own",
             )
-    slot.move(want)
-    return known(slot, label)
+    p.lay(want)
+    if (recorder := current()) is not None:
+        recorder.root.labels[id(p)] = label
+        stand_for(recorder, p.now(), p)
 
 
-def known(slot: Slot, label: str) -> Tensor:
-    """The weight's tensor as it is asked for by name: its value, or what stands for it here."""
-    recorder = current()
-    if recorder is None:
-        value = slot.now
-        value.slot = ref(slot)
-        return value
-    held = slot.held(label)
-    stand_for(recorder, slot.now, held)
-    return held
-
-
-def put_weight(old: Tensor, new: Tensor) -> None:
-    """Sets the weight of a graph function to `new` where `old` is its value."""
-    slot = old.slot() if old.slot is not None else None
-    if slot is not None and slot.now is old:
-        slot.put(new)
-
-
-def stand_for(recorder: Recorder, value: Tensor, held: Tensor) -> None:
-    """In this recording `value` means `held`, wherever the user has it from."""
+def stand_for(recorder: Recorder, value: Tensor, box: Parameter) -> None:
+    """In this recording `value` means what is in `box`, wherever the user has it from."""
     at: Recorder | None = recorder
     while at is not None:
-        at.node(held)
-        at._nodes[id(value)] = at._nodes[id(held)]
+        at._nodes[id(value)] = at.node(box)
         at = at.parent
 
 
 @whole
-def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> None:
-    """Sets weights from a dict by name; with `whole` it must name all.
+def assign(what: str, weights: Mapping[str, Parameter], new: object, whole: bool) -> None:
+    """Sets weights from a dict by name, in the layouts that they have; with `whole` it must name
+    all.
 
     Raises UsageError, ShapeError, DTypeError; nothing is set then.
     """
     fix = "give a dict from names to tensors, such as .parameters is"
     new = mapping(what, "the weights", new, fix)
-    lost = sorted(set(slots) - set(new)) if whole else []
-    odd = sorted(str(k) for k in new if k not in slots)
+    lost = sorted(set(weights) - set(new)) if whole else []
+    odd = sorted(str(k) for k in new if k not in weights)
     same_names(what, lost, odd, "give the names that .parameters has; update() takes some of them")
     values = {}
     for name, x in new.items():
@@ -339,7 +254,8 @@ def assign(what: str, slots: Mapping[str, Slot], new: object, whole: bool) -> No
                 [("tensor", t.type)],
                 fix="return it from the function, and set the weights outside",
             )
-        fits(f"{what}: {name!r}", slots[name].now, t, "give a tensor like the weight")
+        fits(f"{what}: {name!r}", weights[name], t, "give a tensor like the weight")
         values[name] = t
     for name, t in values.items():
-        slots[name].put(t)
+        p = weights[name]
+        p.put(moved(t, p.type if p.mesh is not None else p.type.on(t.mesh)))

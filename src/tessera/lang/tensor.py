@@ -121,7 +121,6 @@ class Tensor:
     box: Tensor | None = None  # the parameter that this was in
     of: Tensor | None = None  # what this has the value of, apart from which it is differentiated
     home: Any = None  # a weak reference to the module whose attribute this became
-    slot: Any = None  # a weak reference to that of a graph function, whose value this became
     _reports: tuple[object, ...] = ()  # what the function that made it said of itself
     remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
 

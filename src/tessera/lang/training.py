@@ -26,14 +26,16 @@ from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from . import store
 from .checks import asked_function, signature_of
+from .eager import eager
 from .grad import grad, met, weight_names
 from .guards import Place, places_of, variables_of
 from .host_data import is_array
 from .idle_axes import idle_axes
 from .jit import Jit
 from .operands import as_tensor
+from .parameter import Parameter
 from .record import current, named_scope
-from .store import Collector, NeedsMesh, Slot, Store
+from .store import Collector, NeedsMesh, Store
 from .strategy import Strategy, check_reach, place, strategy_or_none
 from .tensor import Tensor
 from .trace import trace
@@ -75,11 +77,11 @@ class TrainingStep(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
         self.module, self.strategy = module, strategy
         self._store = Store(module)
-        self._slots: dict[str, Slot] = {}
+        self._weights: dict[str, Parameter] = {}
         self._checked = False  # whether the strategy reaches the weights
         self._seen: Builder | None = None  # whose idle axes were looked for
         self._warned: set[str] = set()
-        self._outside: dict[int, tuple[Tensor, Slot]] = {}
+        self._outside: dict[int, tuple[Tensor, Parameter]] = {}  # tensors that are weights
         self._fn = fn
         self._places: list[tuple[Place, Tensor, str]] = []  # where those from outside are
         self._found: Mesh | None = None  # that of the pipeline that it calls
@@ -89,7 +91,7 @@ class TrainingStep(Generic[P, R]):
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             _name_variables(fn)
             asks = strategy is not None and self._found is None
-            here = Collector(self._slots, module, self._store, strategy, self._batch_on, asks)
+            here = Collector(self._weights, module, self._store, strategy, self._batch_on, asks)
             with store.collected_by(here), store.owned_by(self._store), named_scope(module):
                 before = self._stand_in()
                 out = fn(*args, **kwargs)
@@ -97,7 +99,7 @@ class TrainingStep(Generic[P, R]):
                 if asks and self._batch_on is None and (mesh := self._mesh()) is not None:
                     raise NeedsMesh(mesh, False)
                 if strategy is not None and not self._checked:
-                    check_reach(strategy, {n: s.now.type for n, s in self._slots.items()})
+                    check_reach(strategy, {n: p.type for n, p in self._weights.items()})
                     self._checked = True
             return out
 
@@ -161,8 +163,8 @@ class TrainingStep(Generic[P, R]):
         that the step has met, or those that stand under names which it uses."""
         if self._found is not None or settings().mesh is not None:
             return self._found or settings().mesh
-        named = (p.now() for p in ([] if self._slots else _variables(self._fn)))
-        held = (*(s.now for s in self._slots.values()), *(x for n in named for x in flatten(n)[0]))
+        named = (p.now() for p in ([] if self._weights else _variables(self._fn)))
+        held = (*self._weights.values(), *(x for n in named for x in flatten(n)[0]))
         return next((t.mesh for t in held if isinstance(t, Tensor) and t.mesh is not None), None)
 
     def _lay(self, t: Tensor, mesh: Mesh) -> Any:
@@ -223,11 +225,11 @@ class TrainingStep(Generic[P, R]):
         Raises UsageError before the first call, which makes them: `graph.parameters(step, batch)`
         makes them without running the step.
         """
-        return _parameters(f"training_step {self._jit.name}", self._slots)
+        return _parameters(f"training_step {self._jit.name}", self._weights)
 
     @parameters.setter
     def parameters(self, new: Mapping[str, Tensor]) -> None:
-        store.assign(f"training_step {self._jit.name}", self._slots, new, whole=True)
+        store.assign(f"training_step {self._jit.name}", self._weights, new, whole=True)
 
     def update(self, new: Mapping[str, Tensor]) -> None:
         """Sets some of the weights, by name.
@@ -235,46 +237,55 @@ class TrainingStep(Generic[P, R]):
         Raises UsageError if a name is unknown, ShapeError or DTypeError if a value does not fit;
         then no weight is set.
         """
-        store.assign(f"training_step {self._jit.name}", self._slots, new, whole=False)
+        store.assign(f"training_step {self._jit.name}", self._weights, new, whole=False)
 
-    # Weights from outside (a module in a closure) are met as they are; from the end of the first
-    # recording on they have slots as well, and every later recording meets those.
+    # A named tensor from outside becomes a weight at the end of the first recording that reads it:
+    # a parameter, which stands for it from then on.
     def _stand_in(self) -> int:
-        """How many tensors from outside the function around the step, if any, has met before it."""
+        """The number of tensors that a function around the step has read from outside before it."""
         recorder = current()
         assert recorder is not None
         before = len(recorder.captured)
-        for found, slot in self._outside.values():
-            held = slot.held(slot.name)
-            store.stand_for(recorder, found, held)
+        for found, p in self._outside.values():
+            store.stand_for(recorder, found, p)
             if found.drawn:  # it may be one that the step makes, and is not to be made anew
-                recorder.root.again[slot.name] = held
+                recorder.root.again[p.name] = p
         return before
 
     def _adopt(self, before: int) -> None:
-        """Makes the named tensors that the step has read from outside, since capture `before`,
-        weights of this step. Raises UsageError if two have one name."""
+        """Makes the weights that the step has read from outside, since capture `before`, weights of
+        this step. Raises UsageError if two have one name."""
         recorder = current()
         assert recorder is not None
-        known = {id(held) for slot in self._slots.values() for held in slot.holders}
+        known = set(map(id, self._weights.values()))
         met = [t for t, _ in recorder.captured[before:] if id(t) not in known]
         names, new = weight_names(met), list[Tensor]()
         for i, (t, node) in enumerate(recorder.captured):
             if i < before or id(t) not in names or id(t) in known:
                 continue
             name = names[id(t)]
-            slot = Slot(name, t)
-            if self._slots.setdefault(name, slot) is not slot:
+            if self._weights.setdefault(name, p := _boxed(t, name)) is not p:
                 raise fail(
                     UsageError,
                     f"{self.module or 'training_step'}: two weights are called {name!r}",
                     [("tensor", t.type)],
                     fix="make both parts of one module, or give them names of their own",
                 )
-            self._outside[id(t)] = t, slot
-            recorder.captured[i] = slot.held(name), node
-            new.append(t)
+            if p is not t:
+                self._outside[id(t)] = t, p
+                recorder.captured[i] = p, node
+                new.append(t)
         self._places += [(place, t, names[id(t)]) for place, t in places_of(self._fn, new)]
+
+
+def _boxed(t: Tensor, name: str) -> Parameter:
+    """The parameter `t`, or one with its value."""
+    if isinstance(t, Parameter):
+        return t
+    with eager():
+        p = Parameter(t)
+    p.name = p.label = name
+    return p
 
 
 class Stage(Generic[P, R]):
@@ -294,11 +305,11 @@ class Stage(Generic[P, R]):
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The stage's own weights by name. Raises UsageError before the first call."""
-        return _parameters(f"stage {self.name!r}", self._store.slots)
+        return _parameters(f"stage {self.name!r}", self._store.weights)
 
     @parameters.setter
     def parameters(self, new: Mapping[str, Tensor]) -> None:
-        store.assign(f"stage {self.name!r}", self._store.slots, new, whole=True)
+        store.assign(f"stage {self.name!r}", self._store.weights, new, whole=True)
 
     def update(self, new: Mapping[str, Tensor]) -> None:
         """Sets some of the weights, by name.
@@ -306,17 +317,17 @@ class Stage(Generic[P, R]):
         Raises UsageError if a name is unknown, ShapeError or DTypeError if a value does not fit;
         then no weight is set.
         """
-        store.assign(f"stage {self.name!r}", self._store.slots, new, whole=False)
+        store.assign(f"stage {self.name!r}", self._store.weights, new, whole=False)
 
 
-def _parameters(who: str, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-    if not slots:
+def _parameters(who: str, weights: Mapping[str, Parameter]) -> dict[str, Tensor]:
+    if not weights:
         raise fail(
             UsageError,
             f"{who}: it has no weights yet",
             fix="call it once, or make them without running it: graph.parameters(step, batch)",
         )
-    return _now(slots)
+    return _now(weights)
 
 
 def training_step(
@@ -403,11 +414,13 @@ def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, T
             f"parameters: a call of {type(fn).__name__} makes no weights: it has its own",
             fix="take these: model.parameters()",
         )
-    seen: dict[str, Slot] = {}
+    seen: dict[str, Parameter] = {}
     with store.collected_by(Collector(seen)):
         trace(fn, *args, **kwargs)
     return fn.parameters if isinstance(fn, TrainingStep) else _now(seen)
 
 
-def _now(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-    return {name: store.known(slot, name) for name, slot in slots.items()}
+def _now(weights: Mapping[str, Parameter]) -> dict[str, Tensor]:
+    """The values by name; in a recorded function the weights themselves."""
+    recorded = current() is not None
+    return {name: p if recorded else p.now() for name, p in weights.items()}

@@ -288,14 +288,6 @@ def containers(x: Any) -> Iterator[Any]:
             yield from containers(v)
 
 
-def without_boxes(spec: Spec) -> Spec:
-    """`spec` with plain leaves in place of parameters."""
-    if not isinstance(spec, tuple):
-        return LEAF if spec == BOX else spec
-    kind, keys, inner = spec
-    return kind, keys, tuple(map(without_boxes, inner)) if isinstance(inner, tuple) else None
-
-
 def spec_paths(spec: Spec) -> list[Path]:
     """The path of each leaf: dict keys, indices, attribute names."""
     if spec in (LEAF, BOX):

@@ -341,22 +341,17 @@ def _scaled(x: Any) -> Any:
 
 
 def test_what_it_finds_outside_of_itself_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its gradient: a number, an array, an attribute, in a function that it calls."""
-
-    class Held:
-        power = 1
-
-    held = Held()
+    """With its gradient: a number, an array, a variable, in a function that it calls."""
+    power = 1
 
     @ts.op(index="b -> b")
     def moved(x: Any) -> Any:
-        return _scaled(x) ** held.power + SHIFT
+        return _scaled(x) ** power + SHIFT
 
     x = ts.tensor([2.0, 3.0])
     here = globals()
     for rate, power, shift in ((1.0, 1, 1.0), (5.0, 1, 1.0), (5.0, 2, 1.0), (5.0, 2, 7.0)):
         monkeypatch.setitem(here, "RATE", rate)
-        held.power = power
         SHIFT[:] = shift
         want = (x.numpy() * rate) ** power + shift
         np.testing.assert_allclose(moved(x).numpy(), want)

@@ -229,7 +229,7 @@ class TrainingStep(Generic[P, R]):
 
     @parameters.setter
     def parameters(self, new: Mapping[str, Tensor]) -> None:
-        store.assign(f"training_step {self._jit.name}", self._weights, new, whole=True)
+        self._set(new, whole=True)
 
     def update(self, new: Mapping[str, Tensor]) -> None:
         """Sets some of the weights, by name.
@@ -237,7 +237,16 @@ class TrainingStep(Generic[P, R]):
         Raises UsageError if a name is unknown, ShapeError or DTypeError if a value does not fit;
         then no weight is set.
         """
-        store.assign(f"training_step {self._jit.name}", self._weights, new, whole=False)
+        self._set(new, whole=False)
+
+    def _set(self, new: Mapping[str, Tensor], whole: bool) -> None:
+        """Sets weights, and the variables in which the step has found them."""
+        store.assign(f"training_step {self._jit.name}", self._weights, new, whole)
+        for i, (spot, _, name) in enumerate(self._places):
+            if name in new:
+                value = self._weights[name].now()
+                spot.put(value)
+                self._places[i] = spot, value, name
 
     # A named tensor from outside becomes a weight at the end of the first recording that reads it:
     # a parameter, which stands for it from then on.
@@ -247,7 +256,8 @@ class TrainingStep(Generic[P, R]):
         assert recorder is not None
         before = len(recorder.captured)
         for found, p in self._outside.values():
-            store.stand_for(recorder, found, p)
+            for value in (found, p.now()):
+                store.stand_for(recorder, value, p)
             if found.drawn:  # it may be one that the step makes, and is not to be made anew
                 recorder.root.again[p.name] = p
         return before
@@ -343,7 +353,7 @@ def training_step(
     with, or laid out as `strategy` says. Their first values depend on `ts.seed` and their names.
     Inside, `graph.backward(loss)` covers them all, and all named tensors from outside that the step
     uses (guide 3, 4.5); a tensor of `dist.tensor` without a name gets the name of its variable
-    (guide 1, 7.6). Raises StrategyError if `strategy` is not a strategy, UsageError if two
+    (guide 1, 7.6). When the weights are set, the variables where the step has found them are too. Raises StrategyError if `strategy` is not a strategy, UsageError if two
     weights have one name.
     """
     _named("training_step", "module", module, empty=True)

@@ -50,3 +50,27 @@ def loaded_into_a_step() -> None:
         assert step(x)[1].item() != before
         checkpoint.load("t", step.parameters, root=root)
     assert step(x)[1].item() == before
+
+
+@row("a step trains a global of dist.tensor, which other functions read")
+def trained_global() -> None:
+    w = dist.tensor((4, 2))
+
+    @graph.training_step()
+    def step(x: ts.Tensor) -> Any:
+        loss = ((x @ w) ** 2).mean()
+        return graph.backward(loss), loss
+
+    def evaluated(x: ts.Tensor) -> ts.Tensor:
+        return ((x @ w) ** 2).mean()
+
+    compiled = ts.jit(evaluated)
+    for rows in (8, 8, 6, 8):
+        x = ts.ones((rows, 4))
+        before = compiled(x).item()
+        slopes, loss = step(x)
+        assert loss.item() == before == evaluated(x).item()
+        step.parameters = {k: v - 0.1 * slopes[k] for k, v in step.parameters.items()}
+        assert compiled(x).item() < before and w.shape == (4, 2)
+    w = ts.zeros((4, 2))
+    assert step(ts.ones((8, 4)))[1].item() == 0.0

@@ -6,6 +6,7 @@ import itertools
 import json
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,22 @@ def at_start(**variables: str) -> Any:
 
 row("environment of a program", at_start, TESSERA_COLLECTIVE_LIMIT="7", TESSERA_FLIGHT_RECORDS="9",
     TESSERA_COMM_TRACE="1", TESSERA_DETERMINISTIC="1")  # fmt: skip
+
+
+def frames(**variables: str) -> int:
+    """How many frames an error's traceback has for a program with these variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(environment.TRACEBACK_FILTERING, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        try:
+            ts.ones((2, 3)) @ ts.ones((2, 3))
+        except ts.ShapeError as error:
+            return len(traceback.extract_tb(error.__traceback__))
+    raise AssertionError
+
+
+row("environment of errors", frames, TESSERA_TRACEBACK_FILTERING="off")
 
 
 # -- looking ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, op, optim
-from tessera.core import peers, renamed, within
+from tessera.core import peers, renamed, tracebacks, within
 from tessera.elastic.policy import elastic
 from tests.core.numpy_engine import Oracle
 
@@ -85,6 +85,7 @@ def outcome(call: Callable[[], Any]) -> str:
             renamed.__file__,
             peers.__file__,
             within.__file__,
+            tracebacks.__file__,
         )  # on behalf of the user
         here = at is not None and at.tb_frame.f_code.co_filename in calling
         # Python itself refuses a call with the wrong number of arguments, at the user's line.

@@ -19,7 +19,15 @@ from .guards import Guards, Place, Watch
 from .mutations import Snapshot
 from .once import drawn, states
 from .parameter import Parameter
-from .record import WHOLE, Frame, NeedsLocal, Recorder, options_of_run, recording
+from .record import (
+    WHOLE,
+    Frame,
+    NeedsLocal,
+    Recorder,
+    options_of_run,
+    recording,
+    symbolic,
+)
 from .segments import Reads
 from .slices import NeedsSlices, need_one_mesh
 from .store import owned_by, store_of
@@ -61,7 +69,7 @@ class Recorded:
         results = [
             *(leaves[i] for i in slots),
             *(put[i] for i in written_slots),
-            *(o.last for o in opened if o.last is not None),
+            *(symbolic(o.last, recorder) for o in opened if o.last is not None),
             *(a.last for a in assigned),
             *self.left,
             *recorder.host_tensors,
@@ -171,7 +179,7 @@ class Call:
         try:
             with recording(recorder), owned_by(store_of(self.fn, self.name)):
                 for box, node in bindings:
-                    recorder.bind(box, node)
+                    recorder.give(box, node)
                 given = [inputs.get(i, x) for i, x in enumerate(self.leaves)]
                 args, kwargs = unflatten(self.spec, given)
                 bound(self.name, self.signature, args, kwargs)

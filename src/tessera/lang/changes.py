@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
+from ..core.layout import TensorType
 from ..ir.graph.node import Node
-from .tensor import Past, Tensor, Trace
+from .tensor import Past, Tensor
 
 X = TypeVar("X")
 _FAR = 4096  # values: all of a history, but for the longest
@@ -36,31 +37,18 @@ def apart_from(out: Tensor, source: Tensor) -> Tensor:
     return out
 
 
-class Box(Protocol):
-    """A tensor that can be set: a parameter."""
-
-    frozen: bool
-
-    @property
-    def _trace(self) -> Trace | None: ...
-    def now(self) -> Tensor: ...
-    def opened(self) -> Tensor: ...
-    def close(self, content: Tensor) -> None: ...
-    def bind(self, node: Node, recorder: Any) -> None: ...
-
-
 @dataclass
-class Opened:
-    """A parameter that a recording uses or sets: what was in it, and what is in it at the end."""
+class Written:
+    """A parameter from outside of a recording that is given to it, or that it writes."""
 
-    box: Box
-    content: Tensor
+    box: Any
+    type: TensorType  # before the recording
     given: Node | None = None  # the input that stands for it, of an argument
-    last: Tensor | None = None
+    last: Node | None = None  # what is written last, or else the input
 
     @property
     def is_set(self) -> bool:
-        return self.last is not None and self.last._node is not self.given
+        return self.last is not self.given
 
 
 @dataclass
@@ -106,24 +94,25 @@ class Changes:
     """Those of the recording of one whole function."""
 
     def __init__(self) -> None:
-        self.boxes: dict[int, Opened] = {}
+        self.boxes: dict[int, Written] = {}
         self.assigned: dict[tuple[int, Any], Assigned] = {}
         # (id of a module from outside, an attribute set to a number) -> (module, {name: before})
         self.noted: dict[tuple[int, str], tuple[Any, dict[str, Any]]] = {}
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
         # (a parameter that was set, what was in it before, what is in it since)
-        self.puts: list[tuple[Box, Node | None, Node]] = []
+        self.puts: list[tuple[Any, Node | None, Node]] = []
         self.slopes: set[Node] = set()  # results of ts.grad
         self.updates: set[Node] = set()  # what updates made of weights
 
-    def hold(self, box: Box) -> Opened | None:
-        """Keeps what is in `box` until the recording ends; not that of a box that the recording
-        makes."""
-        if id(box) not in self.boxes:
-            if id(box) in self.born or box._trace is not None:
-                return None
-            self.boxes[id(box)] = Opened(box, box.opened())
-        return self.boxes[id(box)]
+    def write(self, box: Any, before: Node | None, new: Node) -> None:
+        """Notes that `new` is in `box` in place of `before`."""
+        self.boxes.setdefault(id(box), Written(box, box.type)).last = new
+        self.put(box, before, new)
+
+    def put(self, box: Any, before: Node | None, new: Node) -> None:
+        """The same of a box that the recording has made: nothing of it outlives the recording."""
+        self.puts.append((box, before, new))
+        self.update(before, new)
 
     def assign(self, holder: Any, name: Any, last: Tensor) -> None:
         """Notes that the attribute or item `name` of `holder` is set to `last`."""
@@ -150,11 +139,6 @@ class Changes:
         finally:
             for (now, name, _), last in zip(noted, after, strict=True):
                 now.update(last) if last else now.pop(name, None)
-
-    def content(self, t: Tensor) -> Tensor:
-        """`t`, or what was in it when it is a box that the recording uses."""
-        opened = self.boxes.get(id(t))
-        return t if opened is None else opened.content
 
     def made_of_before(self, end: Node) -> set[int]:
         """The ids of the parameters that were set since `end` was computed of what they had."""
@@ -189,10 +173,9 @@ class Changes:
         return others if made.isdisjoint(others) else set()
 
     def undo(self) -> None:
-        """Makes all as it was before; what is in boxes and attributes now is kept."""
-        for o in self.boxes.values():
-            o.last = o.box.now()
-            o.box.close(o.content)
+        """Makes all as it was before; what attributes are now is kept."""
+        for w in self.boxes.values():
+            w.box.type = w.type
         for a in self.assigned.values():
             if a.now is a.last:
                 a.undo()
@@ -200,16 +183,14 @@ class Changes:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, all is as it was before, and may be used and changed."""
-        mine = [(o, o.box.opened()) for o in self.boxes.values()]
         put = [a for a in self.assigned.values() if a.now is a.last]
         self.undo()
         try:
             yield
         finally:
-            for o, content in mine:
-                o.content = o.box.opened()
-                assert content._node is not None
-                o.box.bind(content._node, content._trace)
+            for w in self.boxes.values():
+                assert w.last is not None
+                w.type, w.box.type = w.box.type, w.last.type
             for a in put:
                 a.put(a.last)
 

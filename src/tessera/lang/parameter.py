@@ -119,6 +119,9 @@ class Parameter(Tensor):
     # -- what is in it ----------------------------------------------------------------------------
     def now(self) -> Tensor:
         """The current value, as a tensor that does not change when the parameter does."""
+        recorder = current()
+        if recorder is not None and (held := recorder.holds(self)) is not None:
+            return held
         value = self._value
         if value is not None and value.type is self.type and self._trace is None:
             return value
@@ -178,26 +181,13 @@ class Parameter(Tensor):
         branch.
         """
         recorder = current()
-        if recorder is None:
-            with TURN:
-                if value._trace is not None:
-                    value._trace.check(value)
-                self._take(value)
+        if recorder is not None:
+            recorder.write(self, value)
             return
-        inner = recorder.parent is not None and self._trace is not recorder
-        if inner and id(self) not in recorder.root.changes.born:
-            raise fail(
-                UsageError,
-                "a weight is set in the body of a loop, a branch or vmap",
-                [("weight", self)],
-                fix="return the new value from the body, and set the weight after it",
-            )
-        node = recorder.node(value)
-        recorder.root.changes.hold(self)
-        before = self._node if self._trace is not None else None
-        recorder.root.changes.puts.append((self, before, node))
-        recorder.root.changes.update(before, node)
-        self.bind(node, recorder)
+        with TURN:
+            if value._trace is not None:
+                value._trace.check(value)
+            self._take(value)
 
     def _in_place(self, value: Tensor) -> Tensor:
         """Itself, with `value` in it: what `p -= step` means, where no gradient could be asked for
@@ -300,42 +290,28 @@ class Parameter(Tensor):
         other = Parameter.__new__(Parameter)
         other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
         other.frozen, other._first = self.frozen, self._first
+        recorder = current()
+        held = None if recorder is None else recorder.holds(self)
+        if held is not None:
+            other.bind(held._node, held._trace)
+            return other
         with TURN:
-            if self._trace is None and self._recipe is None:
+            other.type, other._node, other._trace = self.type, self._node, self._trace
+            if self._trace is not None:
+                return other
+            if self._recipe is None:
                 self.stored  # noqa: B018  # here now, to be copied
-            other.close(self.opened())
             if self._data is not None:  # what is donated of one is still there of the other
-                other._data = self.copied()
+                other._first, other._data = None, self.copied()
+            else:
+                other._wait(self._first)  # type: ignore[arg-type]
         return other
 
     # -- in a recording ---------------------------------------------------------------------------
-    def bind(self, node: Any, recorder: Recorder) -> None:
-        """For the recorder: makes the parameter stand for `node` while a function is recorded."""
+    def bind(self, node: Any, recorder: Any) -> None:
+        """For the recorder: makes a parameter of the recorded function's own stand for `node`."""
         self._data = self._pending = None
         self._node, self._trace, self.type = node, recorder, node.types[0]
-
-    def opened(self) -> Tensor:
-        """For the recorder: takes the content out of the parameter while a function is recorded."""
-        content = Tensor(self._data, self.type)
-        content.name = self.name
-        if self._data is None and self._pending is not None:
-            first = self._first
-            assert first is not None
-            content._pending = lambda: first(content.type)
-            content._recipe = self._recipe
-        content._node, content._trace = self._node, self._trace
-        return content
-
-    def close(self, content: Tensor) -> None:
-        """For the recorder: puts back the content that `opened` took out."""
-        assert content._trace is None or isinstance(content._trace, Recorder)
-        self._node, self._trace = content._node, content._trace
-        self.type, self._data = content.type, content._data
-        if self._data is not None:
-            self._first = self._recipe = None
-        elif self._trace is None:
-            assert self._first is not None
-            self._wait(self._first)
 
 
 # Whether a parameter was ever frozen: until then nobody needs to ask.

@@ -27,7 +27,7 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, entered
 from ..ir.schedule.schedule import Schedule
 from ..ops.elementwise import stop_gradient
-from .changes import Box, Changes
+from .changes import Changes, Written
 from .chunk import Chunk
 from .eager import HERE, eager, here
 from .gradients import Goal, derived
@@ -170,12 +170,36 @@ class Recorder:
         """The function that all of this is part of."""
         return self if self.parent is None else self.parent.root
 
-    def bind(self, box: Box, node: Node) -> None:
-        """In this recording, `node` is in `box` from now on."""
-        opened = self.root.changes.hold(box)
-        assert opened is not None
-        opened.given = node
-        box.bind(node, self)
+    def give(self, box: Any, node: Node) -> None:
+        """The parameter `box` is an argument, for which the input `node` stands."""
+        self.changes.boxes[id(box)] = Written(box, box.type, node, node)
+        self._nodes[id(box)] = node
+
+    def write(self, box: Any, value: Tensor) -> None:
+        """Puts `value` into the parameter `box`, once the program has run. Raises UsageError in the
+        body of a loop or branch."""
+        root, own = self.root, box._trace is not None
+        inner = self.parent is not None and box._trace is not self
+        if inner and id(box) not in root.changes.born:
+            raise fail(
+                UsageError,
+                "a weight is set in the body of a loop, a branch or vmap",
+                [("weight", box)],
+                fix="return the new value from the body, and set the weight after it",
+            )
+        node = self.node(value)
+        before = box._node if own else root._nodes.get(id(box))
+        if own:  # made in the function itself
+            root.changes.put(box, before, node)
+            box.bind(node, self)
+        else:
+            root.changes.write(box, before, node)
+            root._nodes[id(box)], box.type = node, node.type
+
+    def holds(self, box: Any) -> Tensor | None:
+        """What is in the parameter `box` now, if this recording was given it or has written it."""
+        root = self.root
+        return symbolic(root._nodes[id(box)], root) if id(box) in root.changes.boxes else None
 
     def bear(self, made: Any) -> None:
         """Notes that the module or parameter `made` is the recorded function's own."""

@@ -253,13 +253,13 @@ class Reads:
 
     def _now(self, r: Recorder, node: Node) -> np.ndarray[Any, Any]:
         """The value of `node`, by running everything it depends on, while recording goes on."""
-        known = {**self.sources, **{n: r.changes.content(t) for t, n in r.captured}}
+        known = {**self.sources, **{n: t for t, n in r.captured}}
         if r.key is not None:
             known[r.key] = None
         segment = Segment()
         rec = Recording(r.builder.name, r.options, list(r.builder.nodes), known)
         segment.define(rec, r.builder.replaced, [node], [])
-        source = source_of(list(map(r.changes.content, self.given())))
+        source = source_of(self.given())
         values = [Tensor(*source(segment.sources[i])) for i in segment.imports]
         with outside(r):  # the program may call what the user has on the host
             return run_graph(segment.graph, values)[0].numpy()

@@ -353,8 +353,8 @@ def training_step(
     with, or laid out as `strategy` says. Their first values depend on `ts.seed` and their names.
     Inside, `graph.backward(loss)` covers them all, and all named tensors from outside that the step
     uses (guide 3, 4.5); a tensor of `dist.tensor` without a name gets the name of its variable
-    (guide 1, 7.6). When the weights are set, the variables where the step has found them are too. Raises StrategyError if `strategy` is not a strategy, UsageError if two
-    weights have one name.
+    (guide 1, 7.6). When the weights are set, the variables where the step has found them are too.
+    Raises StrategyError if `strategy` is not a strategy, UsageError if two weights have one name.
     """
     _named("training_step", "module", module, empty=True)
     laid_by = strategy_or_none("training_step", "the strategy", strategy)

@@ -119,7 +119,8 @@ class Executable:
     ) -> list[Any]:
         if LOST and self.schedule.mesh is not None:
             need_devices(self.schedule.name, self.schedule.mesh.physical.ids)
-        arrays.alive(args, self.wants)
+        if jax_private.gone(args):
+            arrays.alive(args, self.wants)
         if self.given_up and len({*map(id, args)}) < len(args):
             self._see_twice(args)
         if have is not None and have != self.wants:

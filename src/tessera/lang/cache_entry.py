@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.context import Settings
 from ..core.layout import TensorType
+from .engine import Program
 from .guards import Guards
 from .parameter import FREEZING, Parameter
 from .record import Check
@@ -38,6 +39,7 @@ class Entry:
         # Where the whole function is one program of arguments only: how to pick them.
         self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
         self.have: tuple[TensorType, ...] | None = None
+        self.program: Program | None = None  # that one
         self.checks: list[tuple[int, Check]] = []  # at each call, of which of its tensors
 
     def leads_to(self, other: Entry) -> bool:
@@ -97,7 +99,7 @@ class Entry:
             return False
         if FREEZING and [t.frozen for t in tensors] != self.frozen:
             return False
-        if not all(g.hold() for g in self.guards):
+        if self.guards and not all(g.hold() for g in self.guards):
             return False
         values = [leaves[i] for i in self.static]
         return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))

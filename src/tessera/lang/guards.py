@@ -265,6 +265,11 @@ class Guards:
     read: list[tuple[Tensor, ref[Tensor]]] = field(default_factory=list)  # (tensor, value read)
     writes: list[Write] = field(default_factory=list)
 
+    @property
+    def any(self) -> bool:
+        """Whether there are some."""
+        return bool(self.tensors or self.others or self.read)
+
     def hold(self, begun: bool = False) -> bool:
         """Whether they hold now; `begun`: but for variables that a call has created."""
         for kind, places in self.tensors:

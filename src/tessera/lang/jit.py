@@ -44,13 +44,14 @@ from .cache_entry import Entry
 from .call import Call, Recorded
 from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
+from .eager import EAGER, here
 from .engine import Program, engine
 from .host_data import is_array
 from .modules_read import around
 from .once import warn
 from .operands import as_tensor
 from .parameter import Parameter
-from .record import Recorder, current
+from .record import Recorder
 from .retraces import changing, restructured
 from .segments import Reads, Recording, Run, define, held, source_of
 from .tensor import Tensor
@@ -195,7 +196,7 @@ class Jit(Generic[P, R]):
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         handle_waiting()
-        run = self.fn if settings().op_by_op or current() is not None else self._run
+        run = self.fn if settings().op_by_op or here() is not EAGER else self._run
         with self.in_force():
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
 
@@ -316,7 +317,7 @@ class Jit(Generic[P, R]):
         self, entry: Entry, tensors: Sequence[Any], data: list[Any], args: Any, kwargs: Any
     ) -> Any:
         """Runs a recording that is one program on the arrays `data` of its `tensors`."""
-        program = entry.root.program()
+        program = entry.program = entry.program or entry.root.program()
         assert entry.straight is not None
         if entry.have == program.wants:
             entry.have = None  # from now on nothing needs to be moved
@@ -385,7 +386,8 @@ class Jit(Generic[P, R]):
         call = Call(self.fn, self.name, self._signature, self._owners, leaves, spec, own)
         reads = Reads(list(values), lambda: entry.pick(leaves + more))
         done = call.record(reads)
-        entry.guards.append(done.guards)
+        if done.guards.any:
+            entry.guards.append(done.guards)
         now = self._covered(entry, leaves, more, done.recorder)
         self._settle(entry, entry.pick(leaves + now), done, reads)
         schedule, chosen = self._latest()[2], [] if self.chosen is None else [self.chosen]

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar, cast
 
-from .tracebacks import boundary, hide_frames
+from .tracebacks import boundary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,13 +70,13 @@ _QUIET = {Handler, int, signal.Handlers, type(None)}  # nothing to put a handler
 
 def whole(fn: F) -> F:
     """`fn`, within which no signal is handled by a Python function."""
-    outer = boundary(fn)
 
+    @boundary
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         global _depth, _ended_s
         if threading.get_ident() != _MAIN:
-            return outer(*args, **kwargs)
+            return fn(*args, **kwargs)
         for signum in SIGNALS:  # handlers may change at any time
             if getsignal(signum).__class__ not in _QUIET:
                 _install(signum)
@@ -85,9 +85,6 @@ def whole(fn: F) -> F:
         _depth += 1
         try:
             return fn(*args, **kwargs)
-        except BaseException as error:
-            hide_frames(error)
-            raise
         finally:
             _ended_s = time.monotonic()
             _depth -= 1

@@ -27,7 +27,7 @@ from .errors import PACKAGE, TesseraError, UnknownNameError, UsageError, fail
 from .peer_arguments import ARGUMENT_ADVICE, ARGUMENTS, CALL_ADVICE
 from .peer_names import ADVICE, INSTEAD
 from .renamed import renamed_names
-from .tracebacks import boundary, hide_frames
+from .tracebacks import boundary
 from .wording import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -261,30 +261,27 @@ def asking(fn: F, name: str, of_object: bool = False) -> F:
         rest = next((p.name for p in have if p.kind is p.VAR_POSITIONAL), "")
         return by_name, in_order, known, more, rest
 
+    @boundary
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            by_name, in_order, known, more, rest = takes()
+            if rest in kwargs and not more:  # shape=(2, 3) for *shape, in one tuple
+                placed = [kwargs.pop(n) for n in in_order[len(args) :] if n in kwargs]
+                args = (*args, *placed, kwargs.pop(rest))
+            if not more and not known.issuperset(kwargs):
+                wrong = next(k for k in kwargs if k not in known)
+                raise _no_argument(name, wrong, by_name[of_object:])
+            if not kwargs.keys().isdisjoint(in_order[: len(args)]):
+                twice = next(k for k in in_order[: len(args)] if k in kwargs)
+                raise _given_twice(name, twice, by_name[of_object:])
         try:
-            if kwargs:
-                by_name, in_order, known, more, rest = takes()
-                if rest in kwargs and not more:  # shape=(2, 3) for *shape, in one tuple
-                    placed = [kwargs.pop(n) for n in in_order[len(args) :] if n in kwargs]
-                    args = (*args, *placed, kwargs.pop(rest))
-                if not more and not known.issuperset(kwargs):
-                    wrong = next(k for k in kwargs if k not in known)
-                    raise _no_argument(name, wrong, by_name[of_object:])
-                if not kwargs.keys().isdisjoint(in_order[: len(args)]):
-                    twice = next(k for k in in_order[: len(args)] if k in kwargs)
-                    raise _given_twice(name, twice, by_name[of_object:])
-            try:
-                return fn(*args, **kwargs)
-            except (TypeError, AttributeError) as error:
-                wrong_call = unfit_call(error, fn, name, args, kwargs, of_object)
-                if wrong_call is None:
-                    raise
-            raise wrong_call
-        except BaseException as error:
-            hide_frames(error)
-            raise
+            return fn(*args, **kwargs)
+        except (TypeError, AttributeError) as error:
+            wrong_call = unfit_call(error, fn, name, args, kwargs, of_object)
+            if wrong_call is None:
+                raise
+        raise wrong_call
 
     call.checked = True  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

@@ -10,29 +10,26 @@ from typing import Any
 
 from ..core.errors import UsageError, fail
 from ..core.peers import unfit_call
-from ..core.tracebacks import boundary, hide_frames
+from ..core.tracebacks import boundary
 from ..lang.record import CALLED, current, named_scope
 
 
 def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
     """The `__call__` of a module, which is a `base`, in a scope of its name."""
 
+    @boundary
     @functools.wraps(call)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _met(self, base)
         try:
-            _met(self, base)
-            try:
-                with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
-                    return call(self, *args, **kwargs)
-            except TypeError as error:
-                name = type(self).__name__
-                wrong_call = unfit_call(error, call, name, (self, *args), kwargs, of_object=True)
-                if wrong_call is None:
-                    raise
-            raise wrong_call
-        except BaseException as error:
-            hide_frames(error)
-            raise
+            with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
+                return call(self, *args, **kwargs)
+        except TypeError as error:
+            name = type(self).__name__
+            wrong_call = unfit_call(error, call, name, (self, *args), kwargs, of_object=True)
+            if wrong_call is None:
+                raise
+        raise wrong_call
 
     return run
 

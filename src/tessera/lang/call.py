@@ -15,10 +15,11 @@ from ..core.reshard import completed
 from ..ir.graph.node import Node
 from ..ops.elementwise import stop_gradient
 from .checks import bound
-from .guards import Guards, Place, Watch
+from .guards import Guards, Watch
 from .mutations import Snapshot
 from .once import drawn, states
 from .parameter import Parameter
+from .places import Place
 from .record import (
     WHOLE,
     Frame,
@@ -65,7 +66,7 @@ class Recorded:
         same = [(i, place[id(x)]) for i, x in enumerate(leaves) if id(x) in recorder.changes.boxes]
         back = {id(leaves[i]) for i, _ in same}
         opened = [o for i, o in recorder.changes.boxes.items() if o.is_set or i in back]
-        assigned = list(recorder.changes.assigned.values())
+        assigned = recorder.changes.assigned
         results = [
             *(leaves[i] for i in slots),
             *(put[i] for i in written_slots),
@@ -84,7 +85,7 @@ class Recorded:
         written = Written(
             spec, leaves, slots, edits, put, written_slots, self.guards.writes,
             recorder.host_outputs, [place[id(o.box)] for o in opened], same,
-            [(a.holder, a.name) for a in assigned], [by if n in flows else None for n in nodes],
+            [a.place for a in assigned], [by if n in flows else None for n in nodes],
         )  # fmt: skip
         return [self._completed(n) for n in nodes] if complete else nodes, written
 

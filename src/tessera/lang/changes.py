@@ -12,6 +12,7 @@ from weakref import ref
 
 from ..core.layout import TensorType
 from ..ir.graph.node import Node
+from .places import Place
 from .tensor import Past, Tensor
 
 X = TypeVar("X")
@@ -52,42 +53,13 @@ class Written:
 
 
 @dataclass
-class Assigned:
+class Change:
     """An attribute of a module from outside, or an item of a list or dict of one, that a recorded
-    function sets to a tensor."""
+    function has set."""
 
-    holder: Any
-    name: Any
-    before: dict[Any, Any]  # the attribute, where there was one
-    last: Tensor
-
-    @property
-    def now(self) -> Any:
-        """What is there."""
-        return items_of(self.holder).get(self.name)
-
-    def put(self, value: Any) -> None:
-        """Sets it, and nothing else."""
-        if isinstance(self.holder, list):
-            list.__setitem__(self.holder, self.name, value)
-        else:
-            dict.__setitem__(_dict_of(self.holder), self.name, value)
-
-    def undo(self) -> None:
-        """Puts back what was there."""
-        if self.before:
-            self.put(self.before[self.name])
-        else:
-            del _dict_of(self.holder)[self.name]
-
-
-def _dict_of(holder: Any) -> dict[Any, Any]:
-    return holder if isinstance(holder, dict) else holder.__dict__
-
-
-def items_of(holder: Any) -> dict[Any, Any]:
-    """The attributes of a module, or the items of a list or dict, by name."""
-    return dict(enumerate(holder)) if isinstance(holder, list) else _dict_of(holder)
+    place: Place
+    before: Any
+    last: Tensor | None = None  # None of a number
 
 
 class Changes:
@@ -95,9 +67,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.boxes: dict[int, Written] = {}
-        self.assigned: dict[tuple[int, Any], Assigned] = {}
-        # (id of a module from outside, an attribute set to a number) -> (module, {name: before})
-        self.noted: dict[tuple[int, str], tuple[Any, dict[str, Any]]] = {}
+        self.changed: dict[object, Change] = {}  # by the names of their places
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
         # (a parameter that was set, what was in it before, what is in it since)
         self.puts: list[tuple[Any, Node | None, Node]] = []
@@ -114,31 +84,28 @@ class Changes:
         self.puts.append((box, before, new))
         self.update(before, new)
 
-    def assign(self, holder: Any, name: Any, last: Tensor) -> None:
-        """Notes that the attribute or item `name` of `holder` is set to `last`."""
-        known, now = self.assigned.get((id(holder), name)), items_of(holder)
-        before = {name: now[name]} if name in now else {}
-        first = before if known is None else known.before
-        self.assigned[id(holder), name] = Assigned(holder, name, first, last)
+    def assign(self, holder: Any, name: Any, last: Tensor | None = None) -> None:
+        """Notes that the attribute or item `name` of `holder` is set to `last`, or to a number."""
+        place = Place(holder, name, f"{type(holder).__name__}.{name}")
+        self.changed.setdefault(place.name, Change(place, place.now())).last = last
 
-    def note(self, holder: Any, name: str) -> None:
-        """Notes the attribute `name` of the module `holder`, before it is set to a number."""
-        if id(holder) not in self.born:
-            before = {name: holder.__dict__[name]} if name in holder.__dict__ else {}
-            self.noted.setdefault((id(holder), name), (holder, before))
+    @property
+    def assigned(self) -> list[Change]:
+        """The places that are set to tensors."""
+        return [c for c in self.changed.values() if c.last is not None]
 
     @contextmanager
     def numbers_before(self) -> Iterator[None]:
         """Inside, modules have the numbers that they had before the recording."""
-        noted = [(h.__dict__, name, before) for (_, name), (h, before) in self.noted.items()]
-        after = [{name: now[name]} if name in now else {} for now, name, _ in noted]
-        for now, name, before in noted:
-            now.update(before) if before else now.pop(name, None)
+        numbers = [c for c in self.changed.values() if c.last is None]
+        after = [c.place.now() for c in numbers]
+        for c in numbers:
+            c.place.put(c.before, silently=True)
         try:
             yield
         finally:
-            for (now, name, _), last in zip(noted, after, strict=True):
-                now.update(last) if last else now.pop(name, None)
+            for c, now in zip(numbers, after, strict=True):
+                c.place.put(now, silently=True)
 
     def made_of_before(self, end: Node) -> set[int]:
         """The ids of the parameters that were set since `end` was computed of what they had."""
@@ -176,14 +143,14 @@ class Changes:
         """Makes all as it was before; what attributes are now is kept."""
         for w in self.boxes.values():
             w.box.type = w.type
-        for a in self.assigned.values():
-            if a.now is a.last:
-                a.undo()
+        for c in self.assigned:
+            if c.place.now() is c.last:
+                c.place.put(c.before, silently=True)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, all is as it was before, and may be used and changed."""
-        put = [a for a in self.assigned.values() if a.now is a.last]
+        put = [c for c in self.assigned if c.place.now() is c.last]
         self.undo()
         try:
             yield
@@ -191,14 +158,13 @@ class Changes:
             for w in self.boxes.values():
                 assert w.last is not None
                 w.type, w.box.type = w.box.type, w.last.type
-            for a in put:
-                a.put(a.last)
+            for c in put:
+                c.place.put(c.last, silently=True)
 
     def clear(self) -> None:
         """Lets go of all of it."""
         self.boxes.clear()
-        self.assigned.clear()
-        self.noted.clear()
+        self.changed.clear()
         self.born.clear()
         self.puts.clear()
         self.slopes.clear()

@@ -10,98 +10,22 @@ identity. What lies deeper is a constant.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
 
-import numpy as np
-
-from .host_data import is_host_array
+from .places import GONE, Name, Place, is_plain, mark_of
 from .record import Recorder
-from .static_arguments import Same, kept
+from .static_arguments import Same
 from .tensor import Tensor
 from .tree import Spec, flatten, is_registered, unflatten
 
-GONE: Any = Same("nothing")
 MOST_FUNCTIONS, MOST_ITEMS = 200, 2000
-_PLAIN = (int, float, complex, str, bytes, type(None), np.generic, Enum)
 _CLOSED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Tensor)
-Name = tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A variable, or a place in the containers and objects of one."""
-
-    root: Any  # the dict of a global or an attribute, or the cell of a closure
-    key: str
-    label: str
-    path: tuple[tuple[bool, Any], ...] = ()  # (whether it is an attribute, its name or key)
-
-    @property
-    def name(self) -> Name:
-        return id(self.root), self.key, self.path
-
-    @property
-    def above(self) -> Name | None:
-        """The name of the place that this one is in."""
-        return (id(self.root), self.key, self.path[:-1]) if self.path else None
-
-    def below(self, attribute: bool, key: Any) -> Place:
-        label = f"{self.label}.{key}" if attribute else f"{self.label}[{key!r}]"
-        return Place(self.root, self.key, label, (*self.path, (attribute, key)))
-
-    def now(self) -> Any:
-        """What is there, or GONE."""
-        try:
-            return self._at(self.path)
-        except (LookupError, AttributeError, ValueError, TypeError):
-            return GONE
-
-    def mark(self) -> object:
-        """What of it is compared between calls."""
-        return mark_of(self.now())
-
-    def _at(self, path: tuple[tuple[bool, Any], ...]) -> Any:
-        x = self.root[self.key] if isinstance(self.root, dict) else self.root.cell_contents
-        for attribute, key in path:
-            x = getattr(x, key) if attribute else x[key]
-        return x
-
-    def put(self, value: Any) -> None:
-        """Puts `value` there; GONE removes what is there."""
-        holder: Any = self.root
-        attribute = not isinstance(holder, dict)
-        key: Any = "cell_contents" if attribute else self.key
-        if self.path:
-            holder, (attribute, key) = self._at(self.path[:-1]), self.path[-1]
-        if value is GONE:
-            with contextlib.suppress(AttributeError):
-                delattr(holder, key) if attribute else holder.pop(key, None)
-        elif attribute:
-            setattr(holder, key, value)
-        else:
-            holder[key] = value
-
-
-def mark_of(x: Any) -> object:
-    """What is compared of a variable that is no tensor; of a container of tensors its items."""
-    if is_plain(x) or is_host_array(x):
-        return kept(x)
-    if isinstance(x, dict):
-        return dict, tuple(x)
-    return (type(x), len(x)) if isinstance(x, (list, tuple)) else Same(x)
-
-
-def is_plain(x: Any) -> bool:
-    """Whether `x` is a number, a string, or a tuple of these."""
-    return isinstance(x, _PLAIN) or (isinstance(x, tuple) and all(map(is_plain, x)))
 
 
 # -- which variables there are --------------------------------------------------------------------

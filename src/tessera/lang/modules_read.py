@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .changes import items_of
 from .parameter import Parameter
 from .record import Recorder
 from .tensor import Tensor
@@ -27,11 +26,16 @@ def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
             modules[id(home)] = home
         if type(t) is Parameter and id(t) not in changes.born:
             boxes[id(t)] = t
-    for holder in (a.holder for a in changes.assigned.values()):
-        items = items_of(holder).values() if isinstance(holder, (list, dict)) else ()
+    for holder in (c.place.root for c in changes.changed.values()):
+        items = (
+            holder
+            if isinstance(holder, list)
+            else holder.values()
+            if isinstance(holder, dict)
+            else ()
+        )
         homes = [t.home() for t in items if isinstance(t, Tensor) and t.home]
         modules |= {id(h): h for h in ([h for h in homes if h is not None] or [holder])}
-    modules |= {id(holder): holder for holder, _ in changes.noted.values()}
     below = _below(known) | _below(modules.values())
     have = {id(x) for x in known}
     new = [m for i, m in modules.items() if i not in below and i not in have]

@@ -227,6 +227,11 @@ class Recorder:
         self.changes.assign(holder, name, last)
         return last
 
+    def set_number(self, holder: Any, name: str) -> None:
+        """Notes that the attribute `name` of a module is about to be set to a number."""
+        if id(holder) not in self.root.changes.born:
+            self.root.changes.assign(holder, name)
+
     def clear(self) -> None:
         """Lets go of what only a recording needs."""
         self.named.clear()

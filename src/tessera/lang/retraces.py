@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..core.layout import TensorType
 from .cache_entry import Entry
-from .guards import GONE, Place
+from .places import GONE, Place
 from .static_arguments import Same
 
 _FEW = 3

@@ -21,7 +21,7 @@ from ..ops.index_string import common_mesh
 from . import random
 from .eager import program_of, run_graph
 from .engine import Program, engine
-from .guards import Place
+from .places import Place
 from .record import KEY_TYPE, Recorder, outside
 from .tensor import Tensor
 

@@ -28,12 +28,13 @@ from . import store
 from .checks import asked_function, signature_of
 from .eager import eager
 from .grad import grad, met, weight_names
-from .guards import Place, places_of, variables_of
+from .guards import places_of, variables_of
 from .host_data import is_array
 from .idle_axes import idle_axes
 from .jit import Jit
 from .operands import as_tensor
 from .parameter import Parameter
+from .places import Place
 from .record import current, named_scope
 from .store import Collector, NeedsMesh, Store
 from .strategy import Strategy, check_reach, place, strategy_or_none

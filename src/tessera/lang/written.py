@@ -15,6 +15,7 @@ from ..core.turns import TURN
 from .guards import Write
 from .host_outputs import HostOutput, HostValue
 from .mutations import Edit, Pending
+from .places import Place
 from .tensor import Past, Tensor, wrapped
 from .to_host import is_here, value_here
 from .tree import Spec, unflatten
@@ -34,7 +35,7 @@ class Written:
     host_outputs: list[HostOutput]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
-    assigned: list[tuple[Any, Any]]  # (module, or container of one; where it takes those between)
+    assigned: list[Place]  # attributes of modules, and items in them, that take those between
     pasts: list[Past | None]  # of the results; None where no gradient would flow to one
 
     def __post_init__(self) -> None:
@@ -87,10 +88,7 @@ class Written:
         for k in self.fills:
             new = next(rest)
             tensors[k].fill(new._data, new.type)
-        for holder, name in self.assigned:
-            if isinstance(holder, (list, dict)):
-                holder[name] = next(rest)
-            else:
-                setattr(holder, name, next(rest))
+        for place in self.assigned:
+            place.put(next(rest))
         for left in self.outside:
             left.put(rest)

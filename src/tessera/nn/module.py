@@ -28,11 +28,11 @@ from ..core.tracebacks import boundary
 from ..core.turns import TURN
 from ..lang.create import Init, dist_tensor
 from ..lang.engine import engine
-from ..lang.guards import is_plain
 from ..lang.host_data import is_array
 from ..lang.items import ITEMS, converted, stored
 from ..lang.operands import as_tensor
 from ..lang.parameter import Parameter
+from ..lang.places import is_plain
 from ..lang.record import current
 from ..lang.tensor import Tensor
 from ..lang.tree import register
@@ -132,7 +132,7 @@ class Module(Holder):
                 fix="give a tensor of its type, or another nn.Parameter",
             )
         elif is_plain(value) and (recorder := current()) is not None:
-            recorder.root.changes.note(self, name)
+            recorder.set_number(self, name)
         object.__setattr__(self, name, converted(value))
         for t in direct(value):
             t.home = weakref.ref(self)

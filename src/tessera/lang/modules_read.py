@@ -27,20 +27,20 @@ def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
         if type(t) is Parameter and id(t) not in changes.born:
             boxes[id(t)] = t
     for holder in (c.place.root for c in changes.changed.values()):
-        items = (
-            holder
-            if isinstance(holder, list)
-            else holder.values()
-            if isinstance(holder, dict)
-            else ()
-        )
-        homes = [t.home() for t in items if isinstance(t, Tensor) and t.home]
-        modules |= {id(h): h for h in ([h for h in homes if h is not None] or [holder])}
+        owner = _owner(holder)
+        modules[id(owner)] = owner
     below = _below(known) | _below(modules.values())
     have = {id(x) for x in known}
     new = [m for i, m in modules.items() if i not in below and i not in have]
     held = {id(t) for t in flatten([*known, *new])[0]}
     return [*new, *(t for i, t in boxes.items() if i not in held)]
+
+
+def _owner(holder: Any) -> Any:
+    """The module `holder`, or that of the list or dict `holder`."""
+    tensors = flatten(holder)[0] if isinstance(holder, (list, dict)) else []
+    homes = [t.home() for t in tensors if isinstance(t, Tensor) and t.home]
+    return next((h for h in homes if h is not None), holder)
 
 
 def _holds(module: Any, t: Any) -> bool:

@@ -25,6 +25,7 @@ from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
 from ..core.peers import no_attribute
 from ..core.renamed import renamed_arguments
+from ..core.turns import TURN
 from ..ir.graph.build import Builder
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
@@ -351,6 +352,12 @@ def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
     made: dict[int, Tensor] = {}
 
     def take(i: int) -> Any:
+        with TURN:
+            if out[i]._data is None:  # or else another thread was here first
+                out[i]._data = make(i)
+            return out[i]._data
+
+    def make(i: int) -> Any:
         if i not in made:
             b = Builder("optimizer_init", settings().program)
             # `dist.place` may have chosen other types meanwhile.

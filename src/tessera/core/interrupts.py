@@ -65,7 +65,17 @@ class Handler:
         self.former(signum, frame)
 
 
-_QUIET = {Handler, int, signal.Handlers, type(None)}  # nothing to put a handler before
+class Immediate:
+    """A handler that is called at once, as it changes nothing that a compiled call uses."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self.handler(signum, frame)
+
+
+_QUIET = {Handler, Immediate, int, signal.Handlers, type(None)}  # nothing to put a handler before
 
 
 def whole(fn: F) -> F:

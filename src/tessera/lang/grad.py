@@ -4,6 +4,7 @@ outside they differentiate what the tensors remember of how they were made."""
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -226,6 +227,10 @@ def weight_names(tensors: Iterable[Tensor]) -> dict[int, str]:
                 [("parameter", t.type)],
                 fix='name it, nn.Parameter(4, 8, name="w"), or pass the weights: ts.grad(loss, w)',
             )
+    counts = Counter(names[i] for i in {id(t) for t in tensors} if i in names)
+    for t in tensors:  # parts of a module that are called by themselves, and that it has named
+        if counts[names.get(id(t), "")] > 1 and t.name.endswith(f".{names[id(t)]}"):
+            names[id(t)] = t.name
     return names
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ..core.interrupts import Immediate
+
 SAME_S = 1.0  # a signal that comes once more within it was sent to the launcher and to its ranks
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -24,7 +26,8 @@ class Signals:
     def open(self) -> None:
         """Listens, where that can be: in the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._arrived) for n in SIGNALS}
+            arrived = Immediate(self._arrived)
+            self._before = {n: signal.signal(n, arrived) for n in SIGNALS}
 
     def close(self) -> None:
         """The handlers of before are in force."""

@@ -178,9 +178,10 @@ class Recorder:
     def write(self, box: Any, value: Tensor) -> None:
         """Puts `value` into the parameter `box`, once the program has run. Raises UsageError in the
         body of a loop or branch."""
-        root, own = self.root, box._trace is not None
+        root = self.root
+        born = id(box) in root.changes.born
         inner = self.parent is not None and box._trace is not self
-        if inner and id(box) not in root.changes.born:
+        if inner and not born:
             raise fail(
                 UsageError,
                 "a weight is set in the body of a loop, a branch or vmap",
@@ -188,8 +189,9 @@ class Recorder:
                 fix="return the new value from the body, and set the weight after it",
             )
         node = self.node(value)
+        own = born or box._trace is not None  # made in the function itself, or a copy made there
         before = box._node if own else root._nodes.get(id(box))
-        if own:  # made in the function itself
+        if own:
             root.changes.put(box, before, node)
             box.bind(node, self)
         else:

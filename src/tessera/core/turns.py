@@ -1,8 +1,8 @@
 """Which thread may record a function, or take and change what is in weights? One at a time.
 
-While a function is recorded, the weights that it uses hold nodes of the recording. A thread that
-would use them waits for its end. No thread has the turn while a program of its own runs: what that
-calls on the host may want it.
+While a function is recorded, attributes of modules hold its tensors, and weights show the types of
+what it writes. A thread that would use them waits for its end. No thread has the turn while a
+program of its own runs: what that calls on the host may want it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""What does a recording change outside of itself while it lasts? Parameters hold its nodes, and
-attributes of modules its tensors. When it ends, all is as it was before."""
+"""Changes of a recording outside of itself: written parameters, attributes and items of modules.
+
+Parameters keep their content and only show the type of what was written; attributes hold tensors of
+the recording. When it ends, all is as it was before.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What is a weight? A box with a tensor in it, which training replaces: whoever holds the box sees
-the new value.
+"""A weight: a box with a tensor in it, which training replaces. Whoever holds the box sees the new
+value.
 
 Tensors never change, so what is computed from a box is computed from the tensor that was in it
-then. While a function is recorded, the boxes that it uses hold nodes of the recording; afterwards
-they hold again what they held before, until the program has run.
+then. A recording knows which nodes stand for the boxes that it reads and writes; the boxes keep
+their content until its program has run.
 """
 
 from __future__ import annotations

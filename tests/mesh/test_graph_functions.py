@@ -248,3 +248,23 @@ def test_a_hessian_vector_product_equals_jax(
     ]
     for got, w in zip(ts.jit(product)(*given), want, strict=True):
         np.testing.assert_allclose(got.numpy(), w, rtol=2e-3, atol=2e-4)
+
+
+class Slots:
+    __slots__ = ("w",)
+
+
+def test_a_tensor_of_dist_tensor_is_read_at_each_call_wherever_it_is() -> None:
+    hidden = [Slots()]
+    hidden[0].w = dist.tensor((2,), init="ones", name="w")
+
+    @ts.jit
+    def double(x: ts.Tensor) -> ts.Tensor:
+        y = x * hidden[0].w
+        hidden[0].w.put(hidden[0].w * 2)
+        return y
+
+    assert [double(ts.ones(2)).numpy()[0] for _ in range(3)] == [1, 2, 4]
+    hidden[0].w.put(ts.full((2,), 5.0))
+    assert double(ts.ones(2)).numpy().tolist() == [5, 5]
+    assert hidden[0].w.numpy().tolist() == [10, 10]

@@ -17,12 +17,12 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.wording import digest, nearest
 from ..lang import random
+from ..lang.box import Box, fits
 from ..lang.create import tensor
 from ..lang.engine import engine
 from ..lang.flat_state import flat_states
 from ..lang.offloaded import where_lies
 from ..lang.operands import as_tensor
-from ..lang.parameter import Parameter, fits
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_fill, unflatten
 from ..nn.contents import put_buffer
@@ -218,11 +218,11 @@ def _put(old: Any, new: Any) -> Any:
     weight or buffer `old` is has the new one too, and so has a graph function."""
     if new is old or not isinstance(old, Tensor):
         return new
-    if isinstance(old, Parameter):
+    if isinstance(old, Box):
         old.put(new)
         return old
     if new.dtype is old.dtype:
-        if isinstance(old.box, Parameter) and old.box.now() is old:
+        if isinstance(old.box, Box) and old.box.now() is old:
             old.box.put(new)
         put_buffer(old, new)
     return new
@@ -318,7 +318,7 @@ class _Read:
     def _see_dtypes(self, rows: Sequence[tuple[str, Any]], new: Sequence[Any]) -> None:
         """Raises DTypeError where a weight would need another dtype than it has."""
         for (name, x), value in zip(rows, new):
-            if isinstance(x, Parameter) and isinstance(value, Tensor):
+            if isinstance(x, Box) and isinstance(value, Tensor):
                 fits(f"checkpoint.load: {name}", x, value, "leave dtype= out, or load by name")
 
     def _by_name(self, kind: str) -> Any:

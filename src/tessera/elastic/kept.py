@@ -26,10 +26,10 @@ from ..core.errors import UsageError, fail
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..lang import random
+from ..lang.box import Box
 from ..lang.engine import engine
 from ..lang.host_data import engine_array
 from ..lang.offloaded import where_lies
-from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
 from ..lang.tree import Path as Where
 from ..lang.tree import tree_update
@@ -85,7 +85,7 @@ class Kept:
         tensors, values, loaders = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for name, x in named(self.state):
             if _is_array(x):
-                tensors[name] = x.now() if isinstance(x, Parameter) else x
+                tensors[name] = x.now() if isinstance(x, Box) else x
             elif _is_loader(x):
                 loaders[name] = x.state_dict()
             else:
@@ -188,7 +188,7 @@ def _go(tree: Any, path: Where, f: Callable[[str, Any], Any]) -> Any:
             if not _is_array(x):
                 return x  # a setting of the module
             made = f("/".join(map(str, (*path, *inner))), x)
-            if type(x) is not Parameter or made is x:
+            if not isinstance(x, Box) or made is x:
                 return made
             x.put(made)
             return x

@@ -25,8 +25,8 @@ from typing import Any
 from ..core.checks import mapping, whole
 from ..core.errors import UsageError, fail
 from ..core.mesh import Mesh
+from ..lang.box import Box
 from ..lang.checks import mesh_or_none
-from ..lang.parameter import Parameter
 from .going_back import GoingBack
 from .kept import State, named
 from .policy import policy
@@ -117,7 +117,7 @@ def _marks(state: State) -> list[weakref.ref[Any] | None]:
 
 def _mark(x: Any) -> weakref.ref[Any] | None:
     try:
-        return weakref.ref(x._data if type(x) is Parameter else x)
+        return weakref.ref(x._data if isinstance(x, Box) else x)
     except TypeError:  # a number, or nothing yet
         return None
 
@@ -133,7 +133,7 @@ def _see(step: Step, before: list[Any] | None, state: State) -> None:
         )
     if before is None or step.error is not None:
         return
-    after = [x._data if type(x) is Parameter else x for _, x in named(state)]
+    after = [x._data if isinstance(x, Box) else x for _, x in named(state)]
     if len(before) == len(after) and all(
         m is not None and m() is x for m, x in zip(before, after, strict=True)
     ):

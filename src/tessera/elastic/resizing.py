@@ -19,10 +19,10 @@ from typing import Any
 from ..core.errors import MeshError, StrategyWarning, UsageError, fail, lines_up
 from ..core.layout import TensorType, without
 from ..core.mesh import Mesh
+from ..lang.box import Box
 from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.moving import moved
 from ..lang.offloaded import back, where_lies
-from ..lang.parameter import Parameter
 from ..lang.record import current
 from ..lang.slices import with_two_axes
 from ..lang.tensor import Tensor
@@ -65,7 +65,7 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
         if not isinstance(x, Tensor) or x.mesh is None or id(x) in done:
             return x
         to = type_on(x.type.complete(), where[x.mesh])
-        if type(x) is Parameter:
+        if isinstance(x, Box):
             done.add(id(x))
         if to is x.type:
             return x
@@ -73,7 +73,7 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
             joined[axis] = joined.get(axis, 0) + x.type.nbytes
         if x.drawn and x._data is None and x._pending is not None:
             x.type = to
-        elif type(x) is Parameter:
+        elif isinstance(x, Box):
             x.put(moved(x.now(), to))
         else:
             name, x = x.name, where_lies(x, moved(back(x), to))

@@ -20,6 +20,7 @@ from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..ir.graph.node import Graph
 from . import functions, random
+from .box import Box
 from .checks import mesh_or_none
 from .eager import run_graph
 from .engine import Engine, Program, engine
@@ -171,9 +172,10 @@ def tensor(
     `layout` says which dims are split, e.g. "[8@dp, 4]"; without it every device holds all of it.
     Without `mesh` the mesh of the enclosing `with mesh:` is used; outside of one the tensor has no
     mesh and can be used with any. A tensor of another mesh is moved to `mesh`; its gradient ends
-    there. Of a parameter it is the value of now. If `dtype` is None, 64-bit data becomes 32-bit.
-    Raises DTypeError if `dtype` does not exist or a value does not fit 32 bits; ShapeError if
-    `layout` is for another shape; LayoutError if it cannot be read or does not fit the mesh;
+    there. Of a parameter it is the value of now. Floats with a `name` are a weight, as
+    `dist.tensor` gives. If `dtype` is None, 64-bit data becomes 32-bit. Raises DTypeError if
+    `dtype` does not exist or a value does not fit 32 bits; ShapeError if `layout` is for another
+    shape; LayoutError if it cannot be read or does not fit the mesh;
     MeshError if `mesh` is not a Mesh, or a recorded function has a tensor of another one.
     """
     asked = mesh_or_none("tensor", mesh)
@@ -192,12 +194,14 @@ def tensor(
             t = functions.relayout(t, layout_type(layout, t.shape, t.dtype, mesh or t.mesh))
         return t
     x, want = host_array(data, dtype)
-    t = Tensor(None, layout_type(layout, x.shape, want, mesh))
-    t._pending = lambda: engine().place(x, t.type)
-    t._recipe = host_recipe(x)
-    t._given = remembered(x)
+    kind, recorder = layout_type(layout, x.shape, want, mesh), current()
+    boxed = name and recorder is None and want.is_float
+    t = Box(None, kind) if boxed else Tensor(None, kind)
+    t.wait(host_recipe(x))
+    if not boxed:
+        t._pending = lambda: engine().place(x, t.type)  # the array itself: no copy
     t.name = name
-    recorder = current()
+    t._given = remembered(x)
     if recorder is not None:
         inner = symbolic(recorder.node(t), recorder)
         inner._given = t._given
@@ -215,24 +219,25 @@ def dist_tensor(
     dtype: Any = f32,
     init: Init = "normal",
     name: str = "",
-) -> Tensor:
+) -> Box:
     """A tensor of `shape` that is made on the devices, each its own block, when it is first used.
 
     `init` is "normal" (standard deviation 1/sqrt(fan-in)), "zeros", "ones", "uniform", a number, or
     a function from the shape to a Tensor. Random values depend on `ts.seed` and `name` (without a
-    name, on the order of creation), never on the layout. Without `name`, the tensor gets the name
-    of its variable in the first `graph.training_step` that uses it; what a step makes by name is
-    made once, and met again later. Raises UsageError if `init` is unknown, ShapeError if the
-    function returns another shape, LayoutError if `layout` does not fit.
+    name, on the order of creation), never on the layout. The value may be replaced, by
+    `step.parameters = ...` or `t.put(tensor)`: functions read it again at each call. Without
+    `name`, the tensor gets the name of its variable in the first `graph.training_step` that uses
+    it; what a step makes by name is made once, and met again later. Raises UsageError if `init` is
+    unknown, ShapeError if the function returns another shape, LayoutError if `layout` does not fit.
     """
     if hasattr(shape, "__array__"):
         fix = "a tensor of values is ts.tensor(x, mesh, layout); dist.tensor draws new ones"
         raise unfit("dist.tensor", "the shape", shape, fix)
     mesh = mesh_or_none("dist.tensor", mesh) or settings().mesh
-    t = Tensor(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh))
-    t.name, t.drawn = name, True
+    t = Box(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh), name)
+    t.drawn = True
     recorder = current()
-    again = None if recorder is None else recorder.root.again.get(name)
+    again: Box | None = None if recorder is None else recorder.root.again.get(name)
     if again is not None and (again.shape, again.dtype) == (t.shape, t.dtype):
         return again
     t.wait(first_values("dist.tensor", init, name))

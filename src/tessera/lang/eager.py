@@ -78,7 +78,7 @@ class Eager:
             return [redistribute_now(args[0], attrs["to"])]
         return run_now(op, args, attrs)
 
-    def read(self, t: Tensor) -> np.ndarray[Any, Any]:
+    def value(self, t: Tensor) -> np.ndarray[Any, Any]:
         value: np.ndarray[Any, Any] = engine().fetch(t.stored, t.type)
         return value
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
-from .parameter import Parameter, fits
+from .box import Box, fits
+from .parameter import Parameter
 from .record import current
 from .tensor import Tensor
 
@@ -17,6 +19,8 @@ def stored(holder: Any, key: Any, have: Any, value: Any) -> Any:
     not take it."""
     if not isinstance(value, Tensor) or type(value) is Parameter:
         return value
+    if type(value) is Box:  # a buffer of the module's own, which may start with the same values
+        value = copy.copy(value.now())
     if type(have) is Parameter:
         what = f"{type(holder).__name__}.{key}: the new value"
         fits(what, have, value, "give a tensor like it, or another weight: nn.Parameter(tensor)")

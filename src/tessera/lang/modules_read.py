@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .parameter import Parameter
+from .box import Box
 from .record import Recorder
 from .tensor import Tensor
 from .tree import containers, flatten
 
 
 def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
-    """The modules and parameters that this recording met, beside those `known` and what is in
+    """The modules and boxes that this recording met, beside those `known` and what is in
     them."""
     modules, changes = dict(recorder.met), recorder.changes
     boxes: dict[int, Any] = {id(o.box): o.box for o in changes.boxes.values() if o.given is None}
@@ -24,7 +24,7 @@ def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
         home = t.home() if t.home is not None else None
         if home is not None and id(home) not in changes.born and _holds(home, t):
             modules[id(home)] = home
-        if type(t) is Parameter and id(t) not in changes.born:
+        if isinstance(t, Box) and id(t) not in changes.born:
             boxes[id(t)] = t
     for holder in (c.place.root for c in changes.changed.values()):
         owner = _owner(holder)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.errors import UsageError, fail
+from .box import Box
 from .changes import apart_from
 from .engine import HostCopy, engine
-from .parameter import Parameter
 from .tensor import Tensor
 
 
@@ -53,7 +53,7 @@ def copy_of(t: Tensor) -> HostCopy | None:
     """The copy of a tensor that is in host memory only."""
     pending: Any = None
     if t._data is None:
-        pending = t._first if isinstance(t, Parameter) else t._pending
+        pending = t._first if isinstance(t, Box) else t._pending
     return pending if hasattr(pending, "wait") else None
 
 

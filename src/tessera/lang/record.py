@@ -131,7 +131,7 @@ class Recorder:
         self.chunk: Chunk | None = None  # of a function that is called block by block
         self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
         self.named: list[Tensor] = []  # inputs that are parameters or bear a name
-        self.again: dict[str, Tensor] = {}  # drawn ones that an earlier recording has met
+        self.again: dict[str, Any] = {}  # drawn ones that an earlier recording has met
         self.labels: dict[int, str] = {}  # the names of weights of graph functions, by their ids
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()
@@ -266,7 +266,7 @@ class Recorder:
 
     def node(self, t: Tensor) -> Node:
         """The node of `t` here; a tensor from outside becomes a hidden input."""
-        node = t._node if t._trace is self else self._outside(t)
+        node = t._node if t._trace is self else self.read(t)
         assert node is not None
         return self.frame.part(self, node)
 
@@ -276,9 +276,9 @@ class Recorder:
             return t
         return symbolic(self.builder.on_one_mesh((self.node(t),))[0], self)
 
-    def _outside(self, t: Tensor) -> Node:
-        """The node of a tensor from outside: an input of this recording, and of those around it, up
-        to where the tensor is from."""
+    def read(self, t: Tensor) -> Node:
+        """The node of the box or tensor `t` from outside: an input of this recording, and of those
+        around it, up to where it is from."""
         known = self._nodes.get(id(t))
         if known is not None:
             return known
@@ -327,7 +327,7 @@ class Recorder:
         self.draws.append(self.input(kind, f"random_key{len(self.draws)}"))
         return self.draws[-1]
 
-    def read(self, t: Tensor) -> np.ndarray[Any, Any]:
+    def value(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The value of `t` while recording: cuts the program there."""
         self.check(t)
         node = self.node(t)

@@ -25,10 +25,11 @@ from ..core.errors import UsageError, fail
 from ..core.interrupts import whole
 from ..core.layout import plain
 from ..core.mesh import Mesh
+from .box import Box, fits
 from .eager import eager
 from .moving import moved
 from .operands import as_tensor
-from .parameter import Parameter, fits
+from .parameter import Parameter
 from .record import Recorder, current
 from .strategy import Strategy
 from .tensor import Tensor
@@ -69,7 +70,7 @@ class Owner:
 class Collector:
     """What a training step (or `graph.parameters`) wants of all weights that are met inside."""
 
-    seen: dict[str, Parameter]
+    seen: dict[str, Box]
     prefix: str = ""
     own: Store | None = None
     strategy: Strategy | None = None
@@ -224,7 +225,7 @@ def use(p: Parameter, mesh: Mesh | None, store: Store) -> None:
         stand_for(recorder, p.now(), p)
 
 
-def stand_for(recorder: Recorder, value: Tensor, box: Parameter) -> None:
+def stand_for(recorder: Recorder, value: Tensor, box: Box) -> None:
     """In this recording `value` means what is in `box`, wherever the user has it from."""
     at: Recorder | None = recorder
     while at is not None:
@@ -233,7 +234,7 @@ def stand_for(recorder: Recorder, value: Tensor, box: Parameter) -> None:
 
 
 @whole
-def assign(what: str, weights: Mapping[str, Parameter], new: object, whole: bool) -> None:
+def assign(what: str, weights: Mapping[str, Box], new: object, whole: bool) -> None:
     """Sets weights from a dict by name, in the layouts that they have; with `whole` it must name
     all.
 

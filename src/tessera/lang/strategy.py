@@ -20,6 +20,7 @@ from ..core.mesh import Mesh
 from ..core.peers import checked
 from ..core.renamed import renamed_arguments
 from . import functions
+from .box import Box
 from .checks import mesh_or_none, needed_mesh
 from .collectives import split_over
 from .create import tensor
@@ -332,6 +333,7 @@ def place(
             x.put(_laid(x, want))
         else:
             x = _laid(x, want)
+            x = Box.holding(x) if isinstance(given, Box) else x
         of_host = x._recipe is not None and x._recipe.of_host
         if kind == "batch" and of_host and current() is None:
             x.stored  # noqa: B018  # on its way to the devices while they are at work

@@ -39,7 +39,7 @@ class Trace(Protocol):
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         """The results of the op named `op`."""
 
-    def read(self, t: Tensor) -> np.ndarray[Any, Any]:
+    def value(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The whole value of `t` on the host."""
 
     def show(
@@ -253,7 +253,7 @@ class Tensor:
         """The whole value on the host. Inside a recorded function this cuts the program here."""
         now = self.now()
         if now._trace is not None:
-            return now._trace.read(now)
+            return now._trace.value(now)
         for noted in ON_READ:
             noted(self)
         try:

@@ -25,15 +25,14 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from . import store
+from .box import Box
 from .checks import asked_function, signature_of
-from .eager import eager
 from .grad import grad, met, weight_names
 from .guards import places_of, variables_of
 from .host_data import is_array
 from .idle_axes import idle_axes
 from .jit import Jit
 from .operands import as_tensor
-from .parameter import Parameter
 from .places import Place
 from .record import current, named_scope
 from .store import Collector, NeedsMesh, Store
@@ -78,13 +77,12 @@ class TrainingStep(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
         self.module, self.strategy = module, strategy
         self._store = Store(module)
-        self._weights: dict[str, Parameter] = {}
+        self._weights: dict[str, Box] = {}
         self._checked = False  # whether the strategy reaches the weights
         self._seen: Builder | None = None  # whose idle axes were looked for
         self._warned: set[str] = set()
-        self._outside: dict[int, tuple[Tensor, Parameter]] = {}  # tensors that are weights
         self._fn = fn
-        self._places: list[tuple[Place, Tensor, str]] = []  # where those from outside are
+        self._held: list[tuple[Place, Box]] = []  # the variables that hold weights
         self._found: Mesh | None = None  # that of the pipeline that it calls
         self._batch_on: Mesh | None = None  # of this call
 
@@ -94,7 +92,7 @@ class TrainingStep(Generic[P, R]):
             asks = strategy is not None and self._found is None
             here = Collector(self._weights, module, self._store, strategy, self._batch_on, asks)
             with store.collected_by(here), store.owned_by(self._store), named_scope(module):
-                before = self._stand_in()
+                before = self._meets()
                 out = fn(*args, **kwargs)
                 self._adopt(before)
                 if asks and self._batch_on is None and (mesh := self._mesh()) is not None:
@@ -207,12 +205,13 @@ class TrainingStep(Generic[P, R]):
             )
 
     def _take_anew(self) -> None:
-        """What a name outside was bound to since the last call is what is in that weight."""
-        for i, (spot, last, name) in enumerate(self._places):
+        """Puts the tensor that a variable of a weight was bound to since the last call into the
+        weight, and the weight into the variable."""
+        for spot, box in self._held:
             x = spot.now()
-            if x is not last and type(x) is Tensor:
-                self._places[i] = spot, x, name
-                self.update({name: x})
+            if type(x) is Tensor:
+                self.update({n: x for n, p in self._weights.items() if p is box})
+                spot.put(box)
 
     @property
     def graph(self) -> Graph:
@@ -230,7 +229,7 @@ class TrainingStep(Generic[P, R]):
 
     @parameters.setter
     def parameters(self, new: Mapping[str, Tensor]) -> None:
-        self._set(new, whole=True)
+        store.assign(f"training_step {self._jit.name}", self._weights, new, whole=True)
 
     def update(self, new: Mapping[str, Tensor]) -> None:
         """Sets some of the weights, by name.
@@ -238,65 +237,34 @@ class TrainingStep(Generic[P, R]):
         Raises UsageError if a name is unknown, ShapeError or DTypeError if a value does not fit;
         then no weight is set.
         """
-        self._set(new, whole=False)
+        store.assign(f"training_step {self._jit.name}", self._weights, new, whole=False)
 
-    def _set(self, new: Mapping[str, Tensor], whole: bool) -> None:
-        """Sets weights, and the variables in which the step has found them."""
-        store.assign(f"training_step {self._jit.name}", self._weights, new, whole)
-        for i, (spot, _, name) in enumerate(self._places):
-            if name in new:
-                value = self._weights[name].now()
-                spot.put(value)
-                self._places[i] = spot, value, name
-
-    # A named tensor from outside becomes a weight at the end of the first recording that reads it:
-    # a parameter, which stands for it from then on.
-    def _stand_in(self) -> int:
+    def _meets(self) -> int:
         """The number of tensors that a function around the step has read from outside before it."""
         recorder = current()
         assert recorder is not None
-        before = len(recorder.captured)
-        for found, p in self._outside.values():
-            for value in (found, p.now()):
-                store.stand_for(recorder, value, p)
-            if found.drawn:  # it may be one that the step makes, and is not to be made anew
-                recorder.root.again[p.name] = p
-        return before
+        recorder.root.again |= {n: p for n, p in self._weights.items() if p.drawn}
+        return len(recorder.captured)
 
     def _adopt(self, before: int) -> None:
-        """Makes the weights that the step has read from outside, since capture `before`, weights of
+        """Makes the boxes that the step has read from outside, since capture `before`, weights of
         this step. Raises UsageError if two have one name."""
         recorder = current()
         assert recorder is not None
         known = set(map(id, self._weights.values()))
-        met = [t for t, _ in recorder.captured[before:] if id(t) not in known]
-        names, new = weight_names(met), list[Tensor]()
-        for i, (t, node) in enumerate(recorder.captured):
-            if i < before or id(t) not in names or id(t) in known:
-                continue
-            name = names[id(t)]
-            if self._weights.setdefault(name, p := _boxed(t, name)) is not p:
+        met = [t for t, _ in recorder.captured[before:] if isinstance(t, Box)]
+        new = [box for box in met if id(box) not in known]
+        names = weight_names(new)
+        for box in new:
+            name = names.get(id(box), "")
+            if name and self._weights.setdefault(name, box) is not box:
                 raise fail(
                     UsageError,
                     f"{self.module or 'training_step'}: two weights are called {name!r}",
-                    [("tensor", t.type)],
+                    [("tensor", box.type)],
                     fix="make both parts of one module, or give them names of their own",
                 )
-            if p is not t:
-                self._outside[id(t)] = t, p
-                recorder.captured[i] = p, node
-                new.append(t)
-        self._places += [(place, t, names[id(t)]) for place, t in places_of(self._fn, new)]
-
-
-def _boxed(t: Tensor, name: str) -> Parameter:
-    """The parameter `t`, or one with its value."""
-    if isinstance(t, Parameter):
-        return t
-    with eager():
-        p = Parameter(t)
-    p.name = p.label = name
-    return p
+        self._held += [(p, x) for p, x in places_of(self._fn, new) if isinstance(x, Box)]
 
 
 class Stage(Generic[P, R]):
@@ -331,7 +299,7 @@ class Stage(Generic[P, R]):
         store.assign(f"stage {self.name!r}", self._store.weights, new, whole=False)
 
 
-def _parameters(who: str, weights: Mapping[str, Parameter]) -> dict[str, Tensor]:
+def _parameters(who: str, weights: Mapping[str, Box]) -> dict[str, Tensor]:
     if not weights:
         raise fail(
             UsageError,
@@ -425,13 +393,13 @@ def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, T
             f"parameters: a call of {type(fn).__name__} makes no weights: it has its own",
             fix="take these: model.parameters()",
         )
-    seen: dict[str, Parameter] = {}
+    seen: dict[str, Box] = {}
     with store.collected_by(Collector(seen)):
         trace(fn, *args, **kwargs)
     return fn.parameters if isinstance(fn, TrainingStep) else _now(seen)
 
 
-def _now(weights: Mapping[str, Parameter]) -> dict[str, Tensor]:
+def _now(weights: Mapping[str, Box]) -> dict[str, Tensor]:
     """The values by name; in a recorded function the weights themselves."""
     recorded = current() is not None
     return {name: p if recorded else p.now() for name, p in weights.items()}

@@ -216,7 +216,6 @@ def test_weights_from_outside_are_trained_too() -> None:
 
     grads, loss = step(X)
     assert {"head", "weight", "bias"} < set(step.parameters) == set(grads)
-    first, old = head, head.numpy()
     for _ in range(2):
         step.parameters = {k: w - 0.1 * grads[k] for k, w in step.parameters.items()}
         grads, loss = step(X)
@@ -225,7 +224,6 @@ def test_weights_from_outside_are_trained_too() -> None:
     again, same = step(rows)
     np.testing.assert_allclose(same.item(), loss.item(), rtol=1e-5)
     np.testing.assert_allclose(again["head"].numpy(), grads["head"].numpy(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(first.numpy(), old)  # a tensor is never changed in place
     np.testing.assert_array_equal(head.numpy(), step.parameters["head"].numpy())
 
 

@@ -167,6 +167,7 @@ class Box(Tensor):
             value._past = Past([ref(t) for t in near if t.box is None], False)
 
     def wait(self, first: First) -> None:
+        """For those who make boxes: its data come of `first`, in the layout that it has then."""
         self._data, self._first, self._pending = None, first, self._begin
         self._recipe = first if isinstance(first, Recipe) else None
 

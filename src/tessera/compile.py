@@ -25,7 +25,6 @@ from .core.errors import (
     DonatedError,
     TesseraError,
     caller,
-    fail,
     warn_no_effect,
 )
 from .core.layout import TensorType
@@ -155,8 +154,7 @@ class Executable:
             raise self._twice()
 
     def _twice(self) -> DonatedError:
-        return fail(
-            DonatedError,
+        return DonatedError(
             f"{self.schedule.name}: a tensor that is donated is given a second time",
             fix="pass it once, or leave out donate= for it",
         )

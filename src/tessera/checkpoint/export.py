@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import file_access, library, unfit
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.files import write_whole
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .storage import Storage
@@ -35,8 +35,7 @@ def export(
     asked = patterns("checkpoint.export", only)
     path, storage = Path(to), Storage(root)
     if path.suffix not in (".safetensors", ".npz"):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"checkpoint.export: {path.name!r} ends in {path.suffix!r}",
             fix="name a .safetensors or a .npz file; it comes before the tag",
         )
@@ -49,8 +48,7 @@ def export(
         if kind == "tensors" and matches(name, asked)
     }
     if not found:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"checkpoint.export: no tensor of {manifest.tag!r} matches {only!r}",
             fix="`tessera ckpt show` lists their names",
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.checks import flag, mapping, string, unfit, whole
 from ..core.devices import process_index
-from ..core.errors import CheckpointError, UsageError, fail
+from ..core.errors import CheckpointError, UsageError
 from ..core.kinds import is_whole
 from ..core.wording import nearest
 from .names import DATA, MOST_BYTES, NAME, TAG
@@ -104,20 +104,19 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
     where = f"{storage.name}/{tag}"
     if data is None:
         there = tags(storage)
-        raise fail(
-            CheckpointError,
+        raise CheckpointError(
             f"checkpoint: {tag!r} is not in {storage.name!r}",
-            [("there are", ", ".join(there[-5:]) or "none")],
+            there_are=", ".join(there[-5:]) or "none",
             fix=other_format(storage, tag)
             or "name one that is there, or leave out the tag for the latest",
         )
     if len(data) > MOST_BYTES:
-        raise fail(CheckpointError, f"checkpoint: the manifest of {where!r} is too large",
-                   fix="load another checkpoint")  # fmt: skip
+        raise CheckpointError(
+            f"checkpoint: the manifest of {where!r} is too large", fix="load another checkpoint"
+        )
     made = _parsed(data, where)
     if made.tag != tag:
-        raise fail(
-            CheckpointError,
+        raise CheckpointError(
             f"checkpoint: the manifest of {where!r} is that of {made.tag!r}",
             fix="it was moved or copied here: rename its folder back",
         )
@@ -182,8 +181,7 @@ def _see_changed(storage: Storage, manifest: Manifest) -> None:
     now = storage.read(f"{manifest.tag}/{NAME}", MOST_BYTES)
     if now is None or _parsed(now, f"{storage.name}/{manifest.tag}").id != manifest.id:
         done = "removed" if now is None else "saved anew"
-        raise fail(
-            CheckpointError,
+        raise CheckpointError(
             f"checkpoint: {manifest.tag!r} was {done} while it was read",
             fix="load " + ("another one" if now is None else "it once more"),
         )
@@ -212,10 +210,9 @@ def named(storage: Storage, tag: str | None) -> str:
         for why in wrong.values() if process_index() == 0 else ():
             print(f"{why}: {found[-1].tag} is taken for the latest", file=sys.stderr)
         return found[-1].tag
-    raise fail(
-        CheckpointError,
+    raise CheckpointError(
         f"checkpoint: {storage.name!r} has no checkpoint",
-        [*wrong.items()][:5],
+        rows=[*wrong.items()][:5],
         fix=other_format(storage) or "name the root that checkpoint.save wrote to: root=...",
     )
 
@@ -286,10 +283,9 @@ def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
         raise unfit("checkpoint.prune", "keep", keep, "give a number, or checkpoint.Keep(...)")
     found, _ = manifests(storage)
     if policy.best and found and not policy.rated(found):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"checkpoint.prune: no checkpoint in {storage.name!r} has the metric {policy.metric!r}",
-            [("there are", metrics_text(found))],
+            there_are=metrics_text(found),
             fix=f"name another one for best={policy.best}, or leave that out: nothing was removed",
         )
     kept = policy.stay(found)
@@ -327,9 +323,8 @@ def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
 def see_metric(policy: Keep | None, given: Mapping[str, float]) -> None:
     """Raises UsageError if the best are to stay by a metric that is not among those `given`."""
     if policy is not None and policy.best and given and policy.metric not in given:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"checkpoint.save: metrics has no {policy.metric!r}, by which best={policy.best} stay",
-            [("metrics", nearest(policy.metric, given))],
+            metrics=nearest(policy.metric, given),
             fix="name one of them, Keep(metric=...), or leave out metrics= where it is not known",
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..core.checks import flag, unfit
 from ..core.devices import process_count, process_index
 from ..core.dtypes import DType, dtype_of
-from ..core.errors import CheckpointError, UsageError, fail, warn_no_effect
+from ..core.errors import CheckpointError, UsageError, warn_no_effect
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.wording import digest, nearest
@@ -59,8 +59,7 @@ class Checkpoint:
         return object.__getattribute__(self, name)
 
     def __getitem__(self, name: object) -> NoReturn:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "checkpoint.load gives one value, which is no dict and no tuple",
             fix="write found = checkpoint.load(...), then found.tensors, found.optimizer",
         )
@@ -194,10 +193,9 @@ def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
     for p in only:
         if not any(matches(name, [p]) for name in names):
             bare = [name.partition("/")[2] for name in names]
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"checkpoint.load: only: no name in {manifest.tag!r} is like {p!r}",
-                [("names", nearest(p, bare, 3))],
+                names=nearest(p, bare, 3),
                 fix='a name as it is, or with "*" for any letters: only="blocks.*"',
             )
 
@@ -350,10 +348,9 @@ class _Read:
         more = (n for n in have - asked.keys() if n.partition("/")[0] == kind)
         wrong += [(n, "is not asked for") for n in more]
         if wrong:
-            raise fail(
-                CheckpointError,
+            raise CheckpointError(
                 f"checkpoint.load: {len(wrong)} of {kind} do not fit {self.manifest.tag!r}",
-                [(n.partition("/")[2] or n, why) for n, why in sorted(wrong)[:5]],
+                rows=[(n.partition("/")[2] or n, why) for n, why in sorted(wrong)[:5]],
                 fix=fix,
             )
 
@@ -376,8 +373,7 @@ class _Read:
         saved, base = self.manifest.tensors[name], as_tensor(like).type
         to = base.with_dtype(self._dtype(base.dtype))
         if to.dtype.is_float != saved.kind.is_float:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"checkpoint.load: {name} was saved as {saved.dtype}, and cannot be {to.dtype}",
                 fix="give a tensor of its kind",
             )

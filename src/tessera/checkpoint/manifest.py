@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..core.dtypes import BY_NAME, DType
-from ..core.errors import CheckpointError, fail
+from ..core.errors import CheckpointError
 from .names import DATA
 
 VERSION = 1
@@ -146,10 +146,9 @@ def parse(data: bytes, where: str) -> Manifest:
 
 
 def _bad(where: str, why: str) -> CheckpointError:
-    return fail(
-        CheckpointError,
+    return CheckpointError(
         f"checkpoint: the manifest of {where!r} cannot be used",
-        [("reason", why)],
+        reason=why,
         fix="load another checkpoint: `tessera ckpt ls` shows which are whole",
     )
 

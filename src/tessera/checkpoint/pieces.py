@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.dtypes import DType
-from ..core.errors import CheckpointError, fail
+from ..core.errors import CheckpointError
 from ..lang.engine import Parts
 
 if TYPE_CHECKING:
@@ -104,10 +104,10 @@ class Reader:
                 [b - a for a, b in bounds], (dtype or t.kind).numpy
             )  # it takes memory where it is written
         except (MemoryError, ValueError):
-            raise fail(
-                CheckpointError,
+            raise CheckpointError(
                 f"checkpoint: there is no memory for {name} of {self.manifest.tag!r}",
-                [("type", f"{t.dtype}{t.shape}"), ("bytes", f"{t.nbytes:,}")],
+                type=f"{t.dtype}{t.shape}",
+                bytes=f"{t.nbytes:,}",
                 fix="give a tensor that lies split over devices, or load a part: only=...",
             ) from None
         self.fill(name, [(tuple(slice(*b) for b in bounds), out)])
@@ -168,10 +168,11 @@ class Reader:
             return found
 
     def _damaged(self, file: str, name: str, why: str) -> CheckpointError:
-        return fail(
-            CheckpointError,
+        return CheckpointError(
             f"checkpoint: {self.manifest.tag!r} is damaged",
-            [("file", file), ("tensor", name), ("reason", why)],
+            file=file,
+            tensor=name,
+            reason=why,
             fix="load an earlier one: `tessera ckpt ls` shows which there are",
         )
 

@@ -30,7 +30,6 @@ from ..core.errors import (
     DTypeError,
     TesseraError,
     UsageError,
-    fail,
 )
 from ..core.mesh import Mesh
 from ..core.version import VERSION
@@ -162,8 +161,10 @@ def save(
             "checkpoint.save", "atomic", atomic, f"give a folder by name: root={str(fourth)!r}"
         )
     if not flag("checkpoint.save", "atomic", atomic):
-        raise fail(UsageError, "checkpoint.save: every checkpoint is atomic",
-                   fix="leave out atomic=False: it would save nothing")  # fmt: skip
+        raise UsageError(
+            "checkpoint.save: every checkpoint is atomic",
+            fix="leave out atomic=False: it would save nothing",
+        )
     not_recorded("checkpoint.save")
     no_folder("checkpoint.save", optimizer)
     tag_of(tag)
@@ -299,8 +300,7 @@ def _see_digits(name: str, x: Any) -> None:
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
     if not np.array_equal(wide, narrow, equal_nan=True):
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"checkpoint.save: {name} has digits of float64, and would be saved as f32",
             fix="round it first: x.astype(np.float32); a number is saved whole: float(x)",
         )
@@ -318,8 +318,7 @@ def _instead(x: object) -> str:
 def not_recorded(name: str) -> None:
     """Raises UsageError inside a function that is recorded."""
     if current() is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: inside of a compiled function it runs once, when that is recorded",
             fix="call it outside, with what the function returns",
         )
@@ -339,8 +338,7 @@ def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
     names = ["/".join((kind, *map(str, path))) for path in paths(tree)]
     if len({*names}) < len(names):
         twice = next(n for n, count in Counter(names).items() if count > 1)
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"checkpoint: {twice!r} is the name of two values",
             fix='rename a key: a name has all keys on the way to a value, with "/" between them',
         )
@@ -375,7 +373,7 @@ def _json(state: Any) -> Any:
         return json.loads(json.dumps(state, default=unknown))  # with NaN and inf, as metrics
     except (TypeError, ValueError) as error:
         what = f"checkpoint.save: state cannot be written as JSON: {error}"
-        raise fail(UsageError, what, fix=_as_json(*odd)) from None
+        raise UsageError(what, fix=_as_json(*odd)) from None
 
 
 def _as_json(x: object = None) -> str:

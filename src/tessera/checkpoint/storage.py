@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.checks import library, unfit
-from ..core.errors import CheckpointError, fail
+from ..core.errors import CheckpointError
 from ..core.files import sync, write_whole
 
 T = TypeVar("T")
@@ -71,8 +71,7 @@ class Storage:
             raise self._unfit(verb, str(error).splitlines()[0]) from None
 
     def _unfit(self, verb: str, why: str) -> CheckpointError:
-        return fail(
-            CheckpointError,
+        return CheckpointError(
             f"checkpoint: {self.name!r} cannot be {verb}: {why}",
             fix="free some space, mend the permissions, or name another root",
         )
@@ -100,7 +99,7 @@ class Storage:
                 except BlockingIOError:
                     fix = "give each run a root of its own, or end the other one"
                     what = f"checkpoint: another process writes {tag!r} in {self.name!r}"
-                    raise fail(CheckpointError, what, fix=fix) from None
+                    raise CheckpointError(what, fix=fix) from None
             yield
         finally:
             with suppress(OSError):  # a process that was forked meanwhile has the handle, too

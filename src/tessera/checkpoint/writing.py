@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..core.devices import process_count, process_index
-from ..core.errors import BackendError, CheckpointError, TesseraError, fail
+from ..core.errors import BackendError, CheckpointError, TesseraError
 from ..core.limits import limits
 from ..core.wording import differences
 from ..ir.graph.text import size_text
@@ -175,12 +175,11 @@ def _see_others(job: Job, found: Sequence[Manifest]) -> None:
     if not job.alone or process_count() == 1:
         return
     if any(m.tag == job.tag and m.created_s > _BEGAN_S and m.id not in _MINE for m in found):
-        raise fail(
-            CheckpointError,
+        raise CheckpointError(
             f"checkpoint.save: another process of this run has saved {job.tag!r} there",
-            [("root", job.storage.name)],
-            at="",
+            root=job.storage.name,
             fix="tensors on a mesh of one process are that one's: give each a root of its own",
+            at="",
         )
 
 
@@ -190,13 +189,12 @@ def _see_alike(job: Job, said: Sequence[dict[str, Any]]) -> None:
     if rows:
         if job.leads:  # it alone keeps others out of the folder that it made
             _left(job, said[0]["id"])
-        raise fail(
-            CheckpointError,
+        raise CheckpointError(
             "checkpoint.save: the processes save one checkpoint, and differ in what it is",
-            rows,
-            at="",
+            rows=rows,
             fix="give the same tag and the same tensors in all of them, with numbers that are alike"
             " (a name of the time, or of the process, differs)",
+            at="",
         )
 
 
@@ -208,12 +206,11 @@ def _see_files(job: Job, made: Manifest, writers: Mapping[str, int]) -> None:
     for file in made.files():
         while not (job.storage.folder / job.tag / file).is_file():
             if time.monotonic() > end_s:
-                raise fail(
-                    CheckpointError,
+                raise CheckpointError(
                     f"checkpoint.save: {file} of {job.tag!r} is not where the first process writes",
-                    [("rank 0", job.storage.folder), (f"rank {writers[file]}", "wrote it")],
-                    at="",
+                    rows=[("rank 0", job.storage.folder), (f"rank {writers[file]}", "wrote it")],
                     fix="give all processes one root, in a folder that all hosts see",
+                    at="",
                 )
             time.sleep(0.1)
 
@@ -235,8 +232,7 @@ def _said(
     try:
         return engine().gather(path, mine, limit_s)
     except BackendError as error:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"save: {str(error).splitlines()[0]}",
             fix="call it in every process, not in the first alone: each writes what its devices"
             " hold; if all did, see what that rank did last",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .errors import DTypeError, ShapeError, TesseraError, UsageError, fail
+from .errors import DTypeError, ShapeError, TesseraError, UsageError
 from .kinds import is_whole, numbers, whole_numbers, within
 from .version import DISTRIBUTION
 
@@ -46,7 +46,7 @@ def unfit(
     error: type[TesseraError] = UsageError,
 ) -> TesseraError:
     """The error that `what`, an argument of `name`, cannot be `value`."""
-    return fail(error, f"{name}: {what} cannot be {shown(value)}", fix=fix)
+    return error(f"{name}: {what} cannot be {shown(value)}", fix=fix)
 
 
 # -- the type of a value --------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def taken(name: str, value: object, kind: type[T], fix: str) -> T:
     if isinstance(value, kind):
         return value
     given = type(value).__name__
-    raise fail(UsageError, f"{name}: takes a {kind.__name__}, not a {given}", fix=fix)
+    raise UsageError(f"{name}: takes a {kind.__name__}, not a {given}", fix=fix)
 
 
 def mapping(name: str, what: str, value: object, fix: str) -> Mapping[Any, Any]:
@@ -104,7 +104,7 @@ def several(name: str, xs: object) -> Sequence[Any]:
     """A list or tuple with something in it. Raises UsageError."""
     if isinstance(xs, (list, tuple)) and xs:
         return xs
-    raise fail(UsageError, f"{name}: nothing to join in {shown(xs)}", fix="give a list of tensors")
+    raise UsageError(f"{name}: nothing to join in {shown(xs)}", fix="give a list of tensors")
 
 
 def axes_of(name: str, axis: object) -> tuple[str, ...]:
@@ -135,10 +135,10 @@ def one_of(
 def same_names(name: str, missing: Sequence[str], more: Sequence[str], fix: str) -> None:
     """Raises UsageError if names are missing or too many."""
     if missing or more:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: {len(missing)} names are missing, {len(more)} are too many",
-            [("missing", some(missing)), ("too many", some(more))],
+            missing=some(missing),
+            too_many=some(more),
             fix=fix,
         )
 
@@ -184,8 +184,7 @@ def sizes(name: str, shape: object) -> tuple[int, ...]:
     if isinstance(given, (tuple, list, np.ndarray, range)) and all(is_whole(n) for n in given):
         if all(0 <= n <= MOST for n in given):
             return tuple(int(n) for n in given)
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: shape {tuple(map(int, given))} has a dim that is not from 0 to 2**31 - 1",
             fix="every dim has from 0 to 2**31 - 1 elements",
         )
@@ -211,7 +210,7 @@ def divides(
     if count % parts:
         said = {"count": count, "parts": parts}
         text = f"{name}: {what.format(**said)}"
-        raise fail(error, text, [*operands.items()], fix=fix.format(**said))
+        raise error(text, rows=[*operands.items()], fix=fix.format(**said))
 
 
 # -- tensors --------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ def ranked(name: str, what: str, t: TensorType, rank: int, fix: str, more: bool 
     if t.rank < rank or (t.rank > rank and not more):
         have = f"{t.rank} dim{'s' * (t.rank != 1)}"
         said = f"{name}: {what} has {have}, not {rank}{' or more' * more}"
-        raise fail(ShapeError, said, _operand(what, t), fix=fix)
+        raise ShapeError(said, rows=_operand(what, t), fix=fix)
 
 
 def integers(
@@ -232,13 +231,13 @@ def integers(
 ) -> None:
     """Raises DTypeError unless `t` is of whole numbers."""
     if not t.dtype.is_int:
-        raise fail(DTypeError, f"{name}: {what} must be integers", _operand(what, t), fix=fix)
+        raise DTypeError(f"{name}: {what} must be integers", rows=_operand(what, t), fix=fix)
 
 
 def floats(name: str, what: str, t: TensorType, fix: str = "cast it with .to(ts.f32)") -> None:
     """Raises DTypeError unless `t` is of floats."""
     if not t.dtype.is_float:
-        raise fail(DTypeError, f"{name}: {what} must be floats", _operand(what, t), fix=fix)
+        raise DTypeError(f"{name}: {what} must be floats", rows=_operand(what, t), fix=fix)
 
 
 def one_dtype(name: str, ins: Sequence[TensorType], *labels: str) -> None:
@@ -246,7 +245,7 @@ def one_dtype(name: str, ins: Sequence[TensorType], *labels: str) -> None:
     if len({t.dtype for t in ins}) > 1:
         operands = zip(labels or [f"arg {i}" for i in range(len(ins))], ins, strict=True)
         fix = "cast one of them with .to(dtype)"
-        raise fail(DTypeError, f"{name}: arguments have different dtypes", [*operands], fix=fix)
+        raise DTypeError(f"{name}: arguments have different dtypes", rows=[*operands], fix=fix)
 
 
 def shaped(
@@ -254,10 +253,9 @@ def shaped(
 ) -> None:
     """Raises ShapeError unless `t` has `shape`, which follows from `operands`."""
     if t.shape != tuple(shape):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: {what} has shape {t.shape}, not {tuple(shape)}",
-            [*_operand(what, t), *operands.items()],
+            rows=[*_operand(what, t), *operands.items()],
             fix=f"give it the shape {tuple(shape)}",
         )
 
@@ -271,7 +269,7 @@ def alike(who: str, have: TensorType, given: TensorType, fix: str, exactly: bool
     if have.shape == given.shape and dtype:
         return
     error, what = (ShapeError, "shape") if have.shape != given.shape else (DTypeError, "dtype")
-    raise fail(error, f"{who} has another {what}", [("have", have), ("given", given)], fix=fix)
+    raise error(f"{who} has another {what}", have=have, given=given, fix=fix)
 
 
 def unread(name: str, options: object, fields: Iterable[str], why: str, fix: str) -> None:
@@ -282,7 +280,7 @@ def unread(name: str, options: object, fields: Iterable[str], why: str, fix: str
             continue
         value, made = getattr(options, f.name), f.default_factory
         if value != (f.default if made is dataclasses.MISSING else made()):
-            raise fail(UsageError, f"{name}: {f.name}={shown(value)} has no effect: {why}", fix=fix)
+            raise UsageError(f"{name}: {f.name}={shown(value)} has no effect: {why}", fix=fix)
 
 
 # -- outside of the program -----------------------------------------------------------------------
@@ -291,8 +289,7 @@ def library(name: str, module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: the `{module.partition('.')[0]}` library is not installed",
             fix=f"pip install '{DISTRIBUTION}[{extra}]'",
         ) from None
@@ -301,7 +298,7 @@ def library(name: str, module: str, extra: str) -> Any:
 def existing(name: str, path: Path, fix: str, folder: bool = False) -> None:
     """Raises UsageError unless `path` is a file, or where `folder` is set anything."""
     if not (path.exists() if folder else path.is_file()):
-        raise fail(UsageError, f"{name}: {str(path)!r} does not exist", fix=fix)
+        raise UsageError(f"{name}: {str(path)!r} does not exist", fix=fix)
 
 
 def path_of(name: str, what: str, value: object) -> Path:
@@ -318,6 +315,6 @@ def file_access(name: str, path: object, verb: str, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise fail(
-            UsageError, f"{name}: {str(path)!r} cannot be {verb}: {error.strerror}", fix=fix
+        raise UsageError(
+            f"{name}: {str(path)!r} cannot be {verb}: {error.strerror}", fix=fix
         ) from None

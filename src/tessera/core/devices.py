@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from .errors import BackendError, DeviceLostError, fail
+from .errors import BackendError, DeviceLostError
 
 Count = Callable[[], int]
 Place = Callable[[], tuple[int, int]]
@@ -24,8 +24,7 @@ def set_device_provider(
 def device_count() -> int:
     """How many devices this program has. Raises `BackendError` if nothing can count them."""
     if not _providers:
-        raise fail(
-            BackendError,
+        raise BackendError(
             "device_count: no engine is loaded, so there are no devices to count",
             fix="import tessera, or name the devices: Mesh(['dp'], devices=range(8))",
         )
@@ -40,8 +39,7 @@ def need_devices(what: str, ids: Iterable[int]) -> None:
     """Raises DeviceLostError if one of the devices `ids` was lost, which `what` needs."""
     gone = sorted(LOST.intersection(ids))
     if gone:
-        raise fail(
-            DeviceLostError,
+        raise DeviceLostError(
             f"{what}: {devices_text(gone)} lost",
             fix="go on with the others: `for step in elastic.steps(...): with step: ...` inside"
             " `with dist.elastic():`",

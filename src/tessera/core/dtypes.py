@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import DTypeError, fail
+from .errors import DTypeError
 from .kinds import is_whole
 
 
@@ -97,8 +97,7 @@ def dtype_of(value: object) -> DType:
         return found
     near = _NARROWED.get(name)
     if near is not None:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"dtype {name!r} is asked for, and there is none: the nearest is {near}",
             fix=f"ask for {near}; NumPy arrays of {name} become {near} where no dtype is named",
         )
@@ -112,7 +111,7 @@ def dtype_of(value: object) -> DType:
         fix = "leave keys of jax.random out: ts.random draws anew at each call, after ts.seed(0)"
     elif is_whole(value):
         fix = f"sizes go in one tuple, as in (2, {value}); then comes a dtype"
-    raise fail(DTypeError, f"dtype {name or value!r} is not known", fix=fix)
+    raise DTypeError(f"dtype {name or value!r} is not known", fix=fix)
 
 
 def public_name(dtype: DType) -> str:
@@ -180,10 +179,9 @@ def promote(
     wider = a if _ORDER.index(a) >= _ORDER.index(b) else b
     found = _APART.get(frozenset({a, b}), wider)
     if found is None:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: no dtype holds all values of both {a} and {b}",
-            operands,
+            rows=operands,
             fix='cast both: .to("i32") where all are small, .to("u32") where none is negative',
         )
     return found

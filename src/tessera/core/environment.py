@@ -32,7 +32,7 @@ import os
 import warnings
 from collections.abc import Mapping
 
-from .errors import UsageError, fail, lines_up
+from .errors import UsageError, lines_up
 from .wording import nearest
 
 COMM_TRACE = "TESSERA_COMM_TRACE"
@@ -96,11 +96,7 @@ def is_on(
     text = (os.environ if environment is None else environment).get(name, "")
     on = _WORDS.get(text.strip().lower()) if text.strip() else default
     if on is None:
-        raise fail(
-            UsageError,
-            f"{name}: {text!r} is neither on nor off",
-            fix="set it to 1 or 0",
-        )
+        raise UsageError(f"{name}: {text!r} is neither on nor off", fix="set it to 1 or 0")
     return on
 
 
@@ -130,7 +126,5 @@ def number(name: str, default: int, environment: Mapping[str, str] | None = None
     if not text:
         return default
     if not text.isdecimal() or int(text) < 1:
-        raise fail(
-            UsageError, f"{name}: {text!r} is not a number of at least 1", fix=f"set {name}=8"
-        )
+        raise UsageError(f"{name}: {text!r} is not a number of at least 1", fix=f"set {name}=8")
     return int(text)

@@ -1,9 +1,8 @@
-"""How does a user learn what went wrong? One shape of error, with the user's own line in it.
+"""Errors and warnings. Every error says what happened, shows the operands, names the user's line
+and offers a way out.
 
-Every error says what happened, shows the operands, names the user's line and offers a way out:
-
->>> from tessera.core.errors import MeshError, fail
->>> print(fail(MeshError, "Mesh: axis 'q' is not an axis", [("mesh", "dp=2 tp=4")], fix="use dp"))
+>>> from tessera.core.errors import MeshError
+>>> print(MeshError("Mesh: axis 'q' is not an axis", mesh="dp=2 tp=4", fix="use dp"))
 Mesh: axis 'q' is not an axis
   mesh : dp=2 tp=4
   fix  : use dp
@@ -14,10 +13,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Library frames that may stand between a user's line and ours.
@@ -31,7 +30,38 @@ E = TypeVar("E", bound="TesseraError")
 
 
 class TesseraError(Exception):
-    """The base class of every error that Tessera raises on purpose."""
+    """The base class of every error that Tessera raises on purpose.
+
+    Its text is `what`, the operands by name (a `_` in a name is a space; one that is "" is left
+    out), the user's line, and `fix`, the way out. `rows` are further operands as (name, value);
+    `at` replaces the user's line, for values whose own line matters more than the call's.
+    """
+
+    def __init__(
+        self,
+        what: str = "",
+        /,
+        *,
+        rows: Iterable[tuple[str, object]] = (),
+        fix: str = "",
+        at: str | None = None,
+        **operands: object,
+    ) -> None:
+        named = [(name.replace("_", " "), value) for name, value in operands.items()]
+        lines = [(name, text) for name, value in (*named, *rows) if (text := str(value))]
+        lines += [("at", where)] if (where := caller() if at is None else at) else []
+        lines += [("fix", fix)] if fix else []
+        width = max((len(name) for name, _ in lines), default=0)
+        super().__init__("\n".join([what, *(f"  {n:<{width}} : {text}" for n, text in lines)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), *self.args)
+
+
+def _unpickled(cls: type[TesseraError], *args: object) -> TesseraError:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
 
 
 class ShapeError(TesseraError, ValueError):
@@ -191,20 +221,10 @@ def line_of(error: BaseException) -> str:
 def fail(
     cls: type[E],
     what: str,
-    operands: Sequence[tuple[str, object]] = (),
+    operands: Iterable[tuple[str, object]] = (),
     *,
     fix: str = "",
     at: str | None = None,
 ) -> E:
-    """Builds the error `cls`: what, operands, the user's line, the way out. The caller raises it.
-
-    `at` overrides the user's line, for values whose own line matters more than the call's.
-    """
-    rows = [(name, str(value)) for name, value in operands]
-    where = caller() if at is None else at
-    if where:
-        rows.append(("at", where))
-    if fix:
-        rows.append(("fix", fix))
-    width = max((len(name) for name, _ in rows), default=0)
-    return cls("\n".join([what, *(f"  {name:<{width}} : {value}" for name, value in rows)]))
+    """The error `cls` with this text."""
+    return cls(what, rows=operands, fix=fix, at=at)

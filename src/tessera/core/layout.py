@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import NoReturn
 
 from .dtypes import DType, dtype_of
-from .errors import LayoutError, UsageError, fail
+from .errors import LayoutError, UsageError
 from .mesh import Mesh
 
 
@@ -252,7 +252,7 @@ class TensorType:
 
     def __call__(self, *args: object) -> NoReturn:
         fix = "the dtype is x.dtype; convert by x.to(dtype)"
-        raise fail(UsageError, "type: it is not a function", [("type", self)], fix=fix)
+        raise UsageError("type: it is not a function", type=self, fix=fix)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -391,28 +391,25 @@ def _check(t: TensorType) -> None:
         if axis not in t.sizes:
             raise unknown_axis(axis, t.mesh)
         if axis in seen:
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"layout: axis {axis!r} is used twice in one type",
-                [("type", t.text)],
+                type=t.text,
                 fix="an axis splits one dim, or is partial, but not both",
             )
         seen.add(axis)
     if any(n < 0 for n in t.shape):
-        raise fail(LayoutError, f"layout: shape {t.shape} has a dim below 0", fix="sizes are >= 0")
+        raise LayoutError(f"layout: shape {t.shape} has a dim below 0", fix="sizes are >= 0")
 
 
 def unknown_axis(axis: str, mesh: Mesh | None) -> LayoutError:
     if mesh is None:
-        return fail(
-            LayoutError,
+        return LayoutError(
             f"layout: axis {axis!r} is named but there is no mesh",
             fix="pass mesh=..., or open one: with dist.Mesh(...):",
         )
-    return fail(
-        LayoutError,
+    return LayoutError(
         f"layout: axis {axis!r} is not an axis of the mesh",
-        [("mesh", mesh.text())],
+        mesh=mesh.text(),
         fix="name one of " + ", ".join(mesh.axes),
     )
 
@@ -452,10 +449,8 @@ def parse_dim(text: str) -> Dim:
     for part in inner.split("·"):
         m = _FACTOR.match(part.strip().replace(", ", ","))
         if m is None:
-            raise fail(
-                LayoutError,
-                f"layout: {text!r} is not a dim",
-                fix="write 8, 8@dp, 256@(y,x) or (3·16@tp·64)",
+            raise LayoutError(
+                f"layout: {text!r} is not a dim", fix="write 8, 8@dp, 256@(y,x) or (3·16@tp·64)"
             )
         out.append(
             Factor(int(m[1]), tuple((m[2] or m[3] or "").split(",")) if m[2] or m[3] else ())
@@ -481,7 +476,7 @@ def parse_type(text: str, mesh: Mesh | None = None) -> TensorType:
     """
     m = _TYPE.match(text.strip())
     if m is None:
-        raise fail(LayoutError, f"layout: {text!r} is not a type", fix="write f32[8@dp, 4096] +tp")
+        raise LayoutError(f"layout: {text!r} is not a type", fix="write f32[8@dp, 4096] +tp")
     marks = m[3].replace("+", "sum ").split()
     partial = tuple((axis, kind) for kind, axis in zip(marks[::2], marks[1::2], strict=True))
     dims = tuple(parse_dim(p) for p in split_dims(m[2]))

@@ -27,7 +27,7 @@ from typing import Self
 import numpy as np
 
 from . import context, devices
-from .errors import MeshError, fail
+from .errors import MeshError
 from .kinds import is_whole
 from .mesh_input import (
     Devices,
@@ -73,18 +73,16 @@ class Mesh:
         if dims is None:
             dims = nested if nested is not None else balanced(len(ids), len(names))
         elif nested is not None and nested != dims:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"Mesh: the device list is nested as {times(nested)}, its shape says {times(dims)}",
-                [("axes", names_text(names))],
+                axes=names_text(names),
                 fix="drop shape=, or pass the devices as a flat list",
             )
         if math.prod(dims) != len(ids):
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"Mesh: a shape of {times(dims)} holds {devices_text(math.prod(dims))}, "
                 f"{len(ids)} given",
-                [("axes", names_text(names))],
+                axes=names_text(names),
                 fix=f"pass devices=range({math.prod(dims)}), or a shape whose product is "
                 f"{len(ids)}",
             )
@@ -114,17 +112,15 @@ class Mesh:
             late = part.startswith("time(") and part.endswith(")")
             axis, equals, size = (part[5:-1] if late else part).partition("=")
             if not (axis and equals and size.isdecimal()):
-                raise fail(
-                    MeshError,
+                raise MeshError(
                     f"Mesh: cannot read {part!r} as axis=size",
-                    [("text", repr(text))],
+                    text=repr(text),
                     fix="write each axis as name=size, for instance dp=2,tp=4",
                 )
             if axis in sizes or axis in time:
-                raise fail(
-                    MeshError,
+                raise MeshError(
                     f"Mesh: axis {axis!r} is named twice",
-                    [("text", repr(text))],
+                    text=repr(text),
                     fix="give each axis a name of its own",
                 )
             (time if late else sizes)[axis] = int(size)
@@ -444,7 +440,7 @@ class Mesh:
 
     # ---- checks --------------------------------------------------------------------------------
     def _wrong(self, what: str, fix: str, **more: object) -> MeshError:
-        return fail(MeshError, what, [("mesh", self.text()), *more.items()], fix=fix)
+        return MeshError(what, rows=[("mesh", self.text()), *more.items()], fix=fix)
 
     def _index(self, axis: object) -> int:
         if isinstance(axis, str) and axis in self.sizes:
@@ -468,8 +464,10 @@ def in_time(mesh: Mesh | None, turns: Mapping[str, int]) -> Mesh:
     """`mesh`, or one device where that is None, with the axes `turns` in time (`Mesh.in_time`)."""
     sizes = tuple(turns.values())
     if len(sizes) != 1 or not all(is_whole(n) and n > 0 for n in sizes):
-        raise fail(MeshError, f"mesh.in_time: {dict(turns)} is not one axis with a number of turns",
-                   fix="give one, of a size above 0: mesh.in_time(mb=8)")  # fmt: skip
+        raise MeshError(
+            f"mesh.in_time: {dict(turns)} is not one axis with a number of turns",
+            fix="give one, of a size above 0: mesh.in_time(mb=8)",
+        )
     names = checked_axes(tuple(turns))
     if mesh is not None and (mesh.time or any(a in mesh for a in names)):
         raise mesh._wrong(f"mesh.in_time: it cannot have the axis {names[0]!r} in time besides",
@@ -549,11 +547,8 @@ def folded_onto(mesh: Mesh, onto: object) -> Mesh:
 
 
 def _no_fold(mesh: Mesh, given: str, want: str) -> MeshError:
-    return fail(
-        MeshError,
-        f"mesh.fold: {given} is no fold of the mesh",
-        [("mesh", mesh.text())],
-        fix=f"give {want}",
+    return MeshError(
+        f"mesh.fold: {given} is no fold of the mesh", mesh=mesh.text(), fix=f"give {want}"
     )
 
 
@@ -562,8 +557,7 @@ def current() -> Mesh:
     """The mesh of the innermost `with mesh:`. Raises MeshError if no mesh is open."""
     mesh = context.settings().mesh
     if mesh is None:
-        raise fail(
-            MeshError,
+        raise MeshError(
             "mesh.current: no mesh is open here",
             fix="open one: with ts.mesh.auto(): ..., or pass mesh=...",
         )

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from .errors import MeshError, fail
+from .errors import MeshError
 from .kinds import is_whole
 
 # A nested list has no finite type; what it may hold is checked, and reported, at run time.
@@ -25,15 +25,13 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
     """The names of the axes, as a tuple. Raises MeshError if they are not identifiers or not
     distinct."""
     if not isinstance(axes, str | list | tuple):
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"Mesh: axes cannot be {axes!r}",
             fix="pass a list or tuple of names, for instance ['dp', 'tp']",
         )
     names = (axes,) if isinstance(axes, str) else tuple(axes)
     if not names:
-        raise fail(
-            MeshError,
+        raise MeshError(
             "Mesh: a mesh needs at least one axis",
             fix="name the axes, for instance Mesh(['dp', 'tp'], devices=range(8))",
         )
@@ -57,7 +55,7 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _wrong(axes: Iterable[object], what: str, fix: str, **more: object) -> MeshError:
-    return fail(MeshError, f"Mesh: {what}", [("axes", names_text(axes)), *more.items()], fix=fix)
+    return MeshError(f"Mesh: {what}", rows=[("axes", names_text(axes)), *more.items()], fix=fix)
 
 
 def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None:

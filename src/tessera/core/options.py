@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from .errors import UsageError, fail
+from .errors import UsageError
 from .renamed import renamed_arguments
 from .topology import CLUSTERS, Level, Link, Topology
 
@@ -155,8 +155,7 @@ def parse_options(text: str) -> ProgramOptions:
         own = {k: given.pop(k) for k in _WORDS.keys() & given.keys()}
         return ProgramOptions(**own, schedule=ScheduleOptions(**given))
     except (TypeError, ValueError, SyntaxError, KeyError) as error:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"options: cannot read {text!r}: {str(error).splitlines()[0]}",
             fix="write them as a graph or a schedule prints them: overlap=True bucket_bytes=4096",
         ) from None

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import environment
-from .errors import UsageError, fail
+from .errors import UsageError
 
 PORT = 29400  # of the coordinator, where nothing says which
 _PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
@@ -186,7 +186,7 @@ def _token_in(env: Mapping[str, str]) -> str:
             return token
         what = "may be read by others" if others else "is empty"
         fix = f"chmod 600 {name}" if others else f"openssl rand -hex 16 > {name}"
-    raise fail(UsageError, f"join: {environment.TOKEN_FILE}={name!r} {what}", at="", fix=fix)
+    raise UsageError(f"join: {environment.TOKEN_FILE}={name!r} {what}", fix=fix, at="")
 
 
 def tasks_here(env: Mapping[str, str], size: int) -> int:
@@ -211,12 +211,11 @@ def _whole(
     if text.isdecimal() and least <= int(text) and (below is None or int(text) < below):
         return int(text)
     most = f" below {of}={below}" if of else f" to {below - 1}" if below is not None else ""
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"join: {name}={text!r} is not a number from {least}{most}",
-        at="",
         fix=f"start the processes with tessera run, or leave it out: unset {name}, or"
         f" {environment.JOIN}=0",
+        at="",
     )
 
 
@@ -237,14 +236,13 @@ def _coordinator(by: _Launcher, env: Mapping[str, str], alone: int, job: str) ->
         return f"127.0.0.1:{port if job else 20000 + os.getppid() % 9000}"
     if by.name == "srun" and (first := first_host(_nodes(env))):
         return f"{first}:{port}"
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"join: {by.name} started this process on one of several hosts, and nothing says where the"
         " processes meet",
-        at="",
         fix=f"set {environment.COORDINATOR}=HOST:PORT in all of them, HOST being that of rank 0"
         + (f" (mpirun -x {environment.COORDINATOR}=…)" if by.name == "mpirun" else "")
         + f"; or start them with tessera run; or {environment.JOIN}=0",
+        at="",
     )
 
 
@@ -281,11 +279,10 @@ def with_port(address: str, port: int) -> str:
         host, given = given or host, str(port)
     if host and given.isdecimal() and 0 < int(given) < 65536 and not set(host) & set("/ @"):
         return f"{host}:{given}"
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"join: {address!r} is not the address of a coordinator",
-        at="",
         fix="give HOST or HOST:PORT, with a port from 1 to 65535",
+        at="",
     )
 
 

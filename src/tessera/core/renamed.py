@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from .errors import UsageError, fail, lines_up
+from .errors import UsageError, lines_up
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,8 +53,7 @@ def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]],
             for old in names.keys() & kwargs.keys():
                 new = names[old]
                 if new in kwargs:
-                    raise fail(
-                        UsageError,
+                    raise UsageError(
                         f"{function}: {old}= and {new}= are the same argument",
                         fix=f"give {new}= alone",
                     )

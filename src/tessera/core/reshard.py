@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .errors import LayoutError, MeshError, ShapeError, fail
+from .errors import LayoutError, MeshError, ShapeError
 from .layout import Factor, TensorType, same_type, unknown_axis, ways, without
 from .layout_search import cheapest
 from .topology import Topology
@@ -114,22 +114,22 @@ def steps_between(
     if src is dst:
         return []
     if src.shape != dst.shape or src.dtype is not dst.dtype:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "redistribute: shape and dtype must stay",
-            [("from", src), ("to", dst)],
+            rows=[("from", src), ("to", dst)],
             fix="reshape or cast first",
         )
     if src.mesh is None and dst.mesh is not None:
         src = src.on(dst.mesh)
     if src.mesh != dst.mesh:
-        raise fail(
-            MeshError,
+        raise MeshError(
             "redistribute: the two layouts are on different meshes",
-            [("from", f"{src} on {src.mesh and src.mesh.text_beside(dst.mesh)}"),
-             ("to", f"{dst} on {dst.mesh and dst.mesh.text_beside(src.mesh)}")],
+            rows=[
+                ("from", f"{src} on {src.mesh and src.mesh.text_beside(dst.mesh)}"),
+                ("to", f"{dst} on {dst.mesh and dst.mesh.text_beside(src.mesh)}"),
+            ],
             fix="build both on one mesh, or outside of a function: dist.place(x, mesh=...)",
-        )  # fmt: skip
+        )
     return list(_steps(src, dst, in_order, topology))
 
 
@@ -160,10 +160,9 @@ def _steps(
         steps.append(Step(*m, received))
     for axis, kind in opened:
         if kind != "sum":
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"redistribute: a value cannot be made partial under {kind!r}",
-                [("from", src), ("to", dst)],
+                rows=[("from", src), ("to", dst)],
                 fix="only a sum can be opened",
             )
         now = now.with_partial((*now.partial, (axis, kind)))

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from .checks import flag, instance, number, one_of, unfit, whole
-from .errors import UsageError, fail
+from .errors import UsageError
 
 Wiring = Literal["all", "ring", "line", "pairs"]
 # How a value that does not change gets its fields once they are checked.
@@ -120,10 +120,9 @@ class Topology:
     def of(self, *sizes: int) -> Topology:
         """The same wiring with the outermost levels of other `sizes`."""
         if not 0 < len(sizes) <= len(self.levels):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"Topology {self.name!r}: {len(sizes)} sizes for {len(self.levels)} levels",
-                [("topology", self)],
+                topology=self,
                 fix="give at least one size and at most one a level, outermost first",
             )
         levels = [replace(level, size=s) for level, s in zip(self.levels, sizes)]
@@ -132,10 +131,9 @@ class Topology:
     def coords(self, device: int) -> tuple[int, ...]:
         """Where `device` is, level by level. Raises UsageError if there is no such device."""
         if not 0 <= device < self.size:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"topology: there is no device {device}",
-                [("topology", self)],
+                topology=self,
                 fix=f"name one from 0 to {self.size - 1}, or describe a larger cluster",
             )
         found: list[int] = []
@@ -250,8 +248,7 @@ def cluster(name: str | Topology) -> Topology:
     if isinstance(name, Topology):
         return name
     if not isinstance(name, str) or name not in CLUSTERS:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"topology: {name!r} is not described",
             fix=f"name one of {', '.join(CLUSTERS)}, or write a Topology; a mesh's is mesh.links",
         )

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ContextDecorator
 from inspect import isfunction, ismethod
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast
 
-from .errors import UsageError, fail, warn_no_effect
+from .errors import UsageError, warn_no_effect
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class Above:
     def __enter__(self) -> NoReturn:
         self._used = True
         what = f"{self._name}(...) is for a function, and not for a block of code"
-        raise fail(UsageError, what, fix=self._fix)
+        raise UsageError(what, fix=self._fix)
 
     def __exit__(self, *error: Any) -> None: ...
 

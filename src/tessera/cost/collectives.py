@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ..core.checks import number, one_of, unfit, whole
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.kinds import is_list, is_whole
 from ..core.topology import Link, Port, Topology, cluster
 from ..ir.graph.text import size_text
@@ -77,10 +77,9 @@ def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) 
     made = _written(groups) if groups is not None else (tuple(range(n)),)
     devices = [d for g in made for d in g]
     if not made or any(len(g) != n for g in made) or len(set(devices)) != len(devices):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"collective: the groups are not distinct devices, {n} a group",
-            [("groups", made[:4])],
+            groups=made[:4],
             fix="pass mesh.groups(axis)",
         )
     for d in devices:
@@ -232,10 +231,9 @@ def candidates(
     places = _groups(n, topology, places)
     if isinstance(algorithm, Algorithm):
         if algorithm.collective != collective:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"choose: the table is of another collective than {collective}",
-                [("table", algorithm)],
+                table=algorithm,
                 fix=f"give a table of {collective}, or price {algorithm.collective}",
             )
         tables: Sequence[Algorithm] = (algorithm,)
@@ -247,10 +245,10 @@ def candidates(
     if order == "pairs" and collective in ("all_reduce", "reduce_scatter"):
         tables = [a for a in tables if in_pairs(a)]
         if not tables:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"choose: {algorithm} does not add in adjacent pairs",
-                [("collective", collective), ("ranks", n)],
+                collective=collective,
+                ranks=n,
                 fix="take halving or tree, or order='any'",
             )
     made = []
@@ -262,10 +260,9 @@ def candidates(
 
 def _named(collective: Collective, name: str, n: int) -> Algorithm:
     if name == "hierarchical":
-        raise fail(
-            UsageError,
+        raise UsageError(
             "choose: these devices lie on one level of the topology, so there is no hierarchy",
-            [("ranks", n)],
+            ranks=n,
             fix="pass a table: build(..., 'hierarchical', shape=(...)), or name another",
         )
     return named(collective, name, n)

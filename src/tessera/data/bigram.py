@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 
 STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """The values of `m` that are tried."""
@@ -58,8 +58,7 @@ def fit(tokens: NDArray[Any], vocab: int, held_out: float = 0.05) -> Bigram:
     """The bigram counted on all `tokens`, smoothed as is best for their last `held_out` part."""
     cut = tokens.size - max(2, int(tokens.size * held_out))
     if cut < 2:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"bigram: {tokens.size} tokens are too few to count and to choose the smoothing on",
             fix="take more text",
         )
@@ -80,8 +79,7 @@ def _count(first: NDArray[Any], second: NDArray[Any], vocab: int) -> NDArray[np.
         a = first[start : start + _CHUNK].astype(np.int64)
         b = second[start : start + _CHUNK].astype(np.int64)
         if a.max() >= vocab or b.max() >= vocab:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"bigram: token {max(a.max(), b.max())} is outside a vocabulary of {vocab}",
                 fix="pass the vocabulary of the tokenizer that made the tokens",
             )

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core import kinds
 from ..core.checks import MOST, axes_of, mapping, shown
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from .peer_keys import PEER_KEYS
 from .sources import Reading
 
@@ -77,10 +77,9 @@ def read_config(config: Any) -> DataConfig:
         meant = {key: m for key, m in meant.items() if PEER_KEYS.get(key) != "sequence_length"}
     unknown = {key: m for key, m in meant.items() if m}
     if unknown:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dataloader: unknown data keys " + ", ".join(map(repr, unknown)),
-            [
+            rows=[
                 (key, f"is {m!r} meant?" if m in KEYS else m)
                 for key, m in unknown.items()
                 if m != "unknown"
@@ -90,25 +89,22 @@ def read_config(config: Any) -> DataConfig:
     given = {key: config[key] for key in KEYS if key in config}
     wrong = [(key, value) for key, value in given.items() if not _legal(key, value)]
     if wrong:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dataloader: " + ", ".join(f"{key} cannot be {shown(value)}" for key, value in wrong),
             fix="; ".join(f"{key} is {LEGAL[key][0]}" for key, _ in wrong),
         )
     if "sequence_length" not in given:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dataloader: the config has no sequence_length",
             fix='say how many tokens a row has, e.g. "sequence_length": 2048',
         )
     if buckets := given.get("sequence_buckets"):
         given["sequence_buckets"] = tuple(map(int, buckets))
         if given.get("packing") != "padded" or max(buckets) > given["sequence_length"]:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "dataloader: sequence_buckets are lengths of padded documents, sequence_length at"
                 " most",
-                [
+                rows=[
                     (key, given.get(key))
                     for key in ("packing", "sequence_buckets", "sequence_length")
                 ],

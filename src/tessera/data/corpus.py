@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.checks import existing, number
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 
 _STDLIB_TESTS = frozenset({"test", "tests", "idle_test"})
 _LARGEST_SHARE = 0.25
@@ -84,8 +84,7 @@ def collect(
         base = base if base.is_dir() else base.parent
     documents = _read(base, files, int(max_mb * 1e6))
     if not documents:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"corpus: no text under {name!r} fits into {max_mb:g} MB",
             fix="name a directory of UTF-8 text files, or raise the size",
         )
@@ -141,8 +140,7 @@ def _split(
         cut = _line_end(only.text, int(len(only.text) * (1 - val_fraction)))
         head, tail = only.text[:cut], only.text[cut:]
         if not head or not tail:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"corpus: {only.name!r} is too short to be cut into training and validation text",
                 fix="name more text",
             )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..core.checks import divides
 from ..core.devices import process_count
 from ..core.dtypes import dtype_of, int32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import Factor, TensorType, ways
 from ..core.mesh import Mesh
 from ..lang.checks import mesh_or_none, needed_mesh
@@ -71,14 +71,12 @@ the only one |
     read = read_config(config)
     size = read.batch_size or read.global_batch_size
     if size is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dataloader: the config has no batch_size",
             fix='say how many rows a batch has, e.g. "batch_size": 32',
         )
     if read.global_batch_size not in (None, size):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"dataloader: batch_size={size} and global_batch_size={read.global_batch_size} are both"
             " the rows of a batch, over all hosts",
             fix="leave one of them out, or call create_distributed_dataloader(config, mesh)",
@@ -148,10 +146,9 @@ def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:
     }
     idle = [(key, why[key]) for key in why if why[key] and getattr(read, key) is not None]
     if idle:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dataloader: " + ", ".join(f"{key} has no effect" for key, _ in idle),
-            [*idle, ("data", source.name)],
+            rows=[*idle, ("data", source.name)],
             fix="leave " + ("it" if len(idle) == 1 else "them") + " out, or name other data",
         )
     return source
@@ -193,10 +190,9 @@ def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
     axes = tuple(axis for axis in mesh.axes if axis in DATA_AXES)
     if axes or all(axis in OTHER_AXES for axis in mesh.axes):
         return axes
-    raise fail(
-        UsageError,
+    raise UsageError(
         "dataloader: it is not known which axes of the mesh split the batch",
-        [("mesh", mesh.text())],
+        mesh=mesh.text(),
         fix=f'say so in the config, e.g. "data_axes": ("{mesh.axes[0]}",)',
     )
 
@@ -208,17 +204,16 @@ def _global_size(mesh: Mesh, axes: tuple[str, ...], config: DataConfig) -> int:
     total, each = config.global_batch_size, config.batch_size_per_gpu
     # The guide counts every device of the mesh, also those that share rows.
     if total and each and total not in (each * split, each * mesh.size):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"dataloader: global_batch_size={total} is not batch_size_per_gpu={each} times "
             f"{split} devices",
-            [("mesh", mesh.text()), ("split over", ", ".join(axes) or "nothing")],
+            mesh=mesh.text(),
+            split_over=", ".join(axes) or "nothing",
             fix="leave one of them out",
         )
     each = each or config.batch_size
     if not total and not each:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dataloader: the config has no batch size",
             fix="give global_batch_size, or batch_size_per_gpu",
         )

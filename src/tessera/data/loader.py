@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ..core.checks import shown, unfit
 from ..core.devices import process_count
-from ..core.errors import BackendError, TesseraError, UsageError, fail, lines_up
+from ..core.errors import BackendError, TesseraError, UsageError, lines_up
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
 from ..lang.engine import engine
@@ -88,11 +88,10 @@ class DataLoader:
         self.samples = self._samples.count
         self._batch_size = batch_size
         if self.samples < (batch_size if config.drop_last else 1):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"dataloader: the {part} data hold {self.samples} rows of "
                 f"{config.sequence_length} tokens, a batch takes {batch_size}",
-                [("data", source)],
+                data=source,
                 fix="take more data, a smaller batch or shorter rows, or say drop_last=False",
             )
         # What fixes the order of samples. Of what size the batches are does not.
@@ -113,10 +112,10 @@ class DataLoader:
         self._stand_at(0, 0)
 
     def __getitem__(self, key: object) -> NoReturn:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dataloader: its batches come one after the other, and have no numbers",
-            [("asked for", shown(key)), ("loader", self)],
+            asked_for=shown(key),
+            loader=self,
             fix="take the next one, next(loader), or go on from a place:"
             " loader.load_state_dict(state)",
         )
@@ -125,10 +124,9 @@ class DataLoader:
     def __iter__(self) -> Self:
         loaded, self._loaded = self._loaded, False
         if self._ended:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"dataloader: it has ended: its epochs={self._config.epochs} were given out",
-                [("loader", self)],
+                loader=self,
                 fix="leave epochs out, so that each `for` is one epoch, or make the loader anew",
             )
         if self._sample and not loaded:
@@ -167,11 +165,10 @@ class DataLoader:
             raise
         except Exception as error:
             self.close()
-            raise fail(
-                BackendError,
+            raise BackendError(
                 f"dataloader: the batch at sample {self._sample:,} of epoch {self._epoch} could "
                 f"not be made: {type(error).__name__}: {error}",
-                [("data", self._source)],
+                data=self._source,
                 fix="are the files still there and whole? The loader stands where it stood",
             ) from error
         except BaseException:
@@ -195,8 +192,7 @@ class DataLoader:
 
     @batch_size.setter
     def batch_size(self, value: object) -> None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "DataLoader: batch_size cannot be set",
             fix="make another loader of that size, and give it the position of this one:"
             " other.load_state_dict(loader.state_dict())",
@@ -221,8 +217,7 @@ class DataLoader:
         labels are all -100. Raises UsageError if nothing is set aside.
         """
         if not self._config.validation_fraction:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "dataloader: no data are set aside for validation",
                 fix='say how much in the config, e.g. "validation_fraction": 0.05',
             )
@@ -266,18 +261,16 @@ class DataLoader:
             if state.get(key) != here
         ]
         if other:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "dataloader: the state was taken with other data or another order",
-                other,
+                rows=other,
                 fix="make the loader with the data and the settings of the run that goes on",
             )
         epoch, sample = state.get("epoch", -1), state.get("sample", -1)
         if not (is_whole(epoch) and is_whole(sample) and epoch >= 0 <= sample < self.samples):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"dataloader: there is no sample {shown(sample)} of epoch {shown(epoch)}",
-                [("samples an epoch", self.samples)],
+                samples_an_epoch=self.samples,
                 fix="give what loader.state_dict() returned, unchanged",
             )
         self._stand_at(int(epoch), int(sample))

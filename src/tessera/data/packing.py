@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from .sources import TokenSource
 
 Rows = dict[str, NDArray[np.int32]]
@@ -54,10 +54,9 @@ class Windows:
         self.source, self.length, self.pad, self.segments = source, length, pad, segments
         self.count = max(0, (source.size - 1) // length)
         if segments and source.eos is None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "dataloader: segment_ids needs to know where documents end",
-                [("data", source.name)],
+                data=source.name,
                 fix="give eos_token, the token that closes a document",
             )
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, Self, TypeVar
 
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError
 
 T = TypeVar("T")
 _LOOK_S = 1.0
@@ -91,8 +91,7 @@ class Ahead(Generic[T]):
             while not (shared.ready or shared.ended or shared.closed):
                 # A process forked off this one has the object and not the thread.
                 if not shared.changed.wait(_LOOK_S) and not self._thread.is_alive():
-                    raise fail(
-                        BackendError,
+                    raise BackendError(
                         "dataloader: the thread that makes batches is gone",
                         fix="make the loader in the process that uses it, or say prefetch=0",
                     )

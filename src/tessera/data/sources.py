@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import existing, shown, unfit
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..lang.host_data import is_array, is_host_array, lent
 from ..lang.tensor import Tensor
 from .corpus import collect
@@ -66,8 +66,7 @@ class TokenSource:
         if self.ends is not None and not (
             (np.diff(self.ends, prepend=0) > 0).all() and self.ends[-1:].sum() == self.size
         ):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{name}: `ends` does not grow up to the number of tokens, {self.size}",
                 fix="give for each document the place after its last token",
             )
@@ -91,8 +90,7 @@ class TokenSource:
             at = start + done - self._starts[i]
             part = self.pieces[i][at : at + out.size - done]
             if self._wide and (part.min() < 0 or part.max() > _TOP):
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{self.name}: tokens from {part.min()} to {part.max()} near place "
                     f"{start + done:,}",
                     fix="a token is from 0 to 2**31 - 1; is the dtype of the file right?",
@@ -109,8 +107,7 @@ class TokenSource:
         if self.ends is not None:
             return self.ends
         if self.eos is None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self.name}: it is not known where documents end",
                 fix="give eos_token, the token that closes a document",
             )
@@ -156,10 +153,8 @@ def _row(x: object, name: str) -> NDArray[Any]:
     if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "iu":
         return x
     kind = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else shown(x)
-    raise fail(
-        UsageError,
-        f"{name}: tokens cannot be {kind}",
-        fix="give a NumPy array: one row of whole numbers",
+    raise UsageError(
+        f"{name}: tokens cannot be {kind}", fix="give a NumPy array: one row of whole numbers"
     )
 
 
@@ -224,7 +219,7 @@ def open_source(data: Any, how: Reading) -> TokenSource:
     if how.eos is not None and source.eos != how.eos:
         source = TokenSource(source.pieces, source.ends, how.eos, source.name)
     if source.size == 0:
-        raise fail(UsageError, f"{source.name}: there are no tokens", fix="name other data")
+        raise UsageError(f"{source.name}: there are no tokens", fix="name other data")
     return source
 
 
@@ -251,8 +246,7 @@ def _open_path(path: Path, how: Reading) -> TokenSource:
             return convert_folder(path, how)
         files = sorted(p for p in path.iterdir() if p.suffix in TOKEN_FILES + TABLE_FILES)
         if not files:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"dataloader: {str(path)!r} holds no file of tokens",
                 fix="name a folder with " + ", ".join(TOKEN_FILES + TABLE_FILES) + " files, or "
                 "one that datasets.save_to_disk wrote",
@@ -269,8 +263,7 @@ def _open_path(path: Path, how: Reading) -> TokenSource:
 
             return convert_file(path, how)
         case _:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"dataloader: {str(path)!r} is of no kind that is known",
                 fix="name a file that ends in " + ", ".join(TOKEN_FILES + TABLE_FILES),
             )
@@ -292,8 +285,7 @@ def _npy(path: Path) -> NDArray[Any]:
     try:
         found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"dataloader: {str(path)!r} is not a .npy file that can be mapped: {error}",
             fix="write it with np.save: one row of uint16 or uint32",
         ) from None
@@ -304,15 +296,13 @@ def _raw(path: Path, dtype: Any) -> NDArray[Any]:
     """The tokens of a file without a header, which lie in it as `dtype`; read where they are
     needed."""
     if dtype is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"dataloader: {str(path)!r} does not say the dtype of its tokens",
             fix='give data_dtype="uint16" or "uint32"',
         )
     size = path.stat().st_size
     if size % np.dtype(dtype).itemsize:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"dataloader: {str(path)!r} has {size:,} bytes, no whole number of {dtype}",
             fix="give the data_dtype that it was written with",
         )

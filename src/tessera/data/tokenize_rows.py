@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import existing, library, one_of, unfit
-from ..core.errors import BackendError, UsageError, fail
+from ..core.errors import BackendError, UsageError
 from .sources import BYTES_END, Reading, TokenSource
 from .tokenizer import Tokenizer, load
 
@@ -48,8 +48,7 @@ def convert_folder(path: Path, how: Reading) -> TokenSource:
         path = path / _split(splits, how)
     state = _json(path / "state.json")
     if state.get("_indices_data_files"):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"dataloader: the rows of {str(path)!r} are chosen by an index file",
             fix="save it again: dataset.flatten_indices().save_to_disk(...)",
         )
@@ -100,8 +99,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = None
     if isinstance(found, dict):
         return found
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"dataloader: {str(path)!r} cannot be read",
         fix="write the folder again with datasets.save_to_disk",
     )
@@ -124,10 +122,10 @@ def _tables(files: Sequence[Path], column: str | None) -> Iterator[Arrow]:
                         yield batch.column(_column(str(path), batch.schema.names, column))
         except (OSError, pa.ArrowException) as error:
             first = str(error).partition("\n")[0]
-            raise fail(
-                UsageError, f"dataloader: {str(path)!r} cannot be read: {first}",
+            raise UsageError(
+                f"dataloader: {str(path)!r} cannot be read: {first}",
                 fix="is it whole, and what its name says that it is?",
-            ) from None  # fmt: skip
+            ) from None
 
 
 def _batches(pa: Any, ipc: Any, mapped: Any) -> Iterator[Arrow]:
@@ -150,10 +148,9 @@ def _column(where: str, names: Sequence[str], wanted: str | None) -> str:
     if found is None and wanted is None and len(names) == 1:
         found = names[0]
     if found is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"dataloader: {where!r} has no column " + " or ".join(map(repr, looked_for)),
-            [("columns", ", ".join(names))],
+            columns=", ".join(names),
             fix="give data_column, the name of the one that holds tokens or text",
         )
     return found
@@ -220,16 +217,14 @@ def _converted(
             # Where a token does not fit: once more, twice as wide.
             widths = (np.uint16, np.uint32)
             if not any(_write(folder, documents(), how.eos, end, width) for width in widths):
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{name}: there are tokens above 2**32 - 1",
                     fix="a token is from 0 to 2**31 - 1",
                 )
             if kept is None:  # the files go from the folder, not from those who map them
                 return _open(folder, name)
     except OSError as error:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"dataloader: tokens cannot be written under {str(how.cache)!r}: {error.strerror}",
             fix="give data_cache, a folder with room on a disk that can be written",
         ) from None
@@ -248,23 +243,19 @@ def _documents(array: Arrow, encode: Encode, name: str) -> tuple[NDArray[Any], N
     else:
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         if not (any(is_(kind) for is_ in lists) and pa.types.is_integer(kind.value_type)):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{name}: a column of {kind} is neither tokens nor text",
                 fix="give data_column, the name of a column of lists of whole numbers or strings",
             )
         array = array.drop_null()
         inner = array.flatten()
         if inner.null_count:
-            raise fail(
-                UsageError, f"{name}: a list of tokens has gaps", fix="fill its null entries"
-            )
+            raise UsageError(f"{name}: a list of tokens has gaps", fix="fill its null entries")
         values = inner.to_numpy(zero_copy_only=False)
         sizes = np.array(compute.list_value_length(array).to_numpy(zero_copy_only=False), np.int64)
         text = False
     if values.size and (values.dtype.kind not in "iu" or values.min() < 0):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: {values.dtype} from {values.min()} are no tokens",
             fix="a token is a whole number from 0",
         )

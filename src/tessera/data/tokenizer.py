@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import existing, library, whole
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -108,8 +108,7 @@ def _wrap(engine: tokenizers.Tokenizer) -> Tokenizer:
     size = engine.get_vocab_size()
     end = engine.token_to_id(END)
     if end is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"tokenizer: it has no {END} token, so it was not made by tokenizer.train",
             fix="train one: tokenizer.train(texts)",
         )

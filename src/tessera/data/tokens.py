@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import whole
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from .shuffle import mix, word
 
 
@@ -42,8 +42,7 @@ def open_tokens(path: str | Path) -> NDArray[np.uint16]:
     """The tokens of a file, mapped: a page is read when it is touched."""
     tokens: NDArray[np.uint16] = np.load(path, mmap_mode="r")
     if tokens.ndim != 1 or tokens.dtype != np.uint16:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"tokens: {str(path)!r} holds {tokens.dtype} of shape {tokens.shape}",
             fix="write it with write_tokens: one row of uint16",
         )
@@ -63,8 +62,7 @@ class TokenBatches:
         whole("tokens", "batch_size", self.batch_size, 1)
         whole("tokens", "seq_len", self.seq_len, 1)
         if self.tokens.size <= self.seq_len:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"tokens: {self.tokens.size} tokens hold no window of {self.seq_len} and the "
                 "token after it",
                 fix="take more text, or a shorter seq_len",

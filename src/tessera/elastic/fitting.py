@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import product
 from math import prod
 
-from ..core.errors import MeshError, fail
+from ..core.errors import MeshError
 from ..core.mesh import Mesh
 
 
@@ -28,10 +28,9 @@ def folded_to_fit(mesh: Mesh, devices: Iterable[int]) -> Mesh:
     if len(left) == logical.size:
         return logical
     if not left:
-        raise fail(
-            MeshError,
+        raise MeshError(
             "elastic: no device of the mesh is left",
-            [("mesh", logical)],
+            mesh=logical,
             fix="start the program again where there are devices",
         )
     ways = [[n for n in range(1, size + 1) if size % n == 0] for size in logical.shape]

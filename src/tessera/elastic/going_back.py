@@ -17,7 +17,7 @@ from ..core.devices import (
     need_devices,
     process_count,
 )
-from ..core.errors import EngineWarning, MeshError, TesseraError, fail, lines_up
+from ..core.errors import EngineWarning, MeshError, TesseraError, lines_up
 from ..core.mesh import Mesh
 from ..lang.tensor import Tensor
 from .fitting import folded_to_fit
@@ -167,12 +167,11 @@ def _mesh_of(state: State) -> Mesh:
     found = [*dict.fromkeys(mesh for mesh in all_of if mesh is not None)]
     if len(found) == 1:
         return found[0]
-    raise fail(
-        MeshError,
+    raise MeshError(
         f"elastic.steps: the tensors of the state lie on {len(found) or 'no'} meshes"
         if found
         else "elastic.steps: no tensor of the state lies on a mesh",
-        [("mesh", m) for m in found[:3]],
+        rows=[("mesh", m) for m in found[:3]],
         fix="pass the whole mesh: elastic.steps(state, stop, mesh), or Guard(..., mesh=mesh)",
     )
 

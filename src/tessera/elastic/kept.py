@@ -22,7 +22,7 @@ from ..checkpoint.storage import Storage
 from ..checkpoint.writing import written
 from ..core.checks import shown
 from ..core.devices import process_index
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..lang import random
@@ -131,8 +131,7 @@ class Kept:
             elif f"tensors/values/{name}" in manifest.values:
                 new[name] = manifest.values[f"tensors/values/{name}"]
             elif f"tensors/tensors/{name}" not in manifest.tensors:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"elastic: the safe point after step {manifest.step} has no {name!r}",
                     fix="give elastic.steps the same state each time; keep outside what grows, as a"
                     " log",
@@ -210,8 +209,7 @@ def _go(tree: Any, path: Where, f: Callable[[str, Any], Any]) -> Any:
         return tree
     if _is_array(tree) or _is_loader(tree) or isinstance(tree, (bool, int, float, str)):
         return f(name, tree)
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"elastic: state[{name!r}] is {shown(tree)}, which cannot be kept",
         fix="give modules, tensors, numbers, texts, and what has state_dict and load_state_dict",
     )

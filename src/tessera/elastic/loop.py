@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from ..core.checks import mapping, whole
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.mesh import Mesh
 from ..lang.box import Box
 from ..lang.checks import mesh_or_none
@@ -126,8 +126,7 @@ def _see(step: Step, before: list[Any] | None, state: State) -> None:
     """Raises UsageError if a step has no `with` block, or the first one left the state as it was:
     what it made is somewhere else then, and would not go back."""
     if not step.ended:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"elastic.steps: step {step.number} has no `with` block, which could take its error",
             fix="for step in elastic.steps(state, stop): with step as number: ...",
         )
@@ -137,8 +136,7 @@ def _see(step: Step, before: list[Any] | None, state: State) -> None:
     if len(before) == len(after) and all(
         m is not None and m() is x for m, x in zip(before, after, strict=True)
     ):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "elastic.steps: the first step changed nothing in the state",
             fix='put what it makes there: state["weights"], state["optimizer"] = step(...)',
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ..core.checks import whole
 from ..core.devices import LOST, device_count, process_count
-from ..core.errors import BackendError, UsageError, fail
+from ..core.errors import BackendError, UsageError
 from ..core.mesh import Mesh
 from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.engine import engine
@@ -23,8 +23,7 @@ def drop(device: int) -> None:
     there is no such device.
     """
     if process_count() > 1:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "elastic.drop: a device of another process cannot be dropped",
             fix="end a process of the run, or stop it: tessera run --elastic goes on",
         )
@@ -40,10 +39,9 @@ def restore(device: int) -> None:
     """A device that was dropped is there again; with `rejoin=True` a run takes it back at its next
     safe point. Raises UsageError if it is there."""
     if device not in LOST:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"elastic.restore: device {device!r} is not lost",
-            [("lost", ", ".join(map(str, sorted(LOST))) or "none")],
+            lost=", ".join(map(str, sorted(LOST))) or "none",
             fix="restore what elastic.drop(device) took away",
         )
     LOST.discard(device)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from ..core.errors import MeshError, StrategyWarning, UsageError, fail, lines_up
+from ..core.errors import MeshError, StrategyWarning, UsageError, lines_up
 from ..core.layout import TensorType, without
 from ..core.mesh import Mesh
 from ..lang.box import Box
@@ -45,15 +45,13 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
     the bits of what is computed. Raises MeshError if `mesh` is no mesh, or lacks the slices.
     """
     if current() is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dist.resize: a compiled function runs on the mesh that it is recorded for",
             fix="resize between two calls of the function",
         )
     mesh = needed_mesh("dist.resize", mesh_or_none("dist.resize", mesh))
     if not trees:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "dist.resize: there is nothing to move",
             fix="model, state = dist.resize(mesh, model, state)",
         )
@@ -124,10 +122,10 @@ def _place_of(old: Mesh, mesh: Mesh) -> Mesh:
         part = wide.slice(**{a: i for a, i in at.items() if a not in old})
         if (part.axes, part.ids, part.shape) == (old.axes, old.ids, old.shape):
             return part
-    raise fail(
-        MeshError,
+    raise MeshError(
         "dist.resize: the tensors lie on several meshes, and one of them is no slice of the new",
-        [("one of them", old), ("the new", mesh)],
+        one_of_them=old,
+        the_new=mesh,
         fix="give the mesh that they are slices of, folded: mesh.fold(onto=4); or lay them out"
         " anew: dist.place(model, strategy, mesh)",
     )

@@ -24,7 +24,7 @@ import numpy as np
 from ..core.checks import file_access, instance, one_of, same_names, whole
 from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError
 from ..core.files import sync
 from ..core.layout import TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
@@ -93,8 +93,7 @@ def load_hf(
     raw, path = described(folder)
     known = architecture_of(raw.get("model_type"), "load_hf: config.json: model_type")
     if raw.get("quantization_config") is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "load_hf: config.json: 'quantization_config' is set, which is not supported",
             fix="load a checkpoint that is not quantized",
         )
@@ -153,10 +152,10 @@ def save_hf(
     most = whole("save_hf", "shard_bytes", shard_bytes, 1)
     for name, module in model.named_modules():
         if isinstance(module, MoE) and module.placement is not None and module.placed:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "save_hf: experts lie in the order of a placement",
-                [("layer", name), ("placement", module.placement.text())],
+                layer=name,
+                placement=module.placement.text(),
                 fix="put each in its own row:"
                 f" layer.rehash(nn.place_experts({module.router.shape[-1]}, 1))",
             )
@@ -189,10 +188,11 @@ def _need_same_weights(base: GPT, model: GPT) -> None:
     before, after = ({n: t.shape for n, t in m.parameters().items()} for m in (base, model))
     wrong = [n for n in {**before, **after} if before.get(n) != after.get(n)]
     if wrong:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"load_hf: the options change {len(wrong)} weights that the folder has",
-            [(n, f"{before.get(n)} in the folder, {after.get(n)} asked for") for n in wrong[:5]],
+            rows=[
+                (n, f"{before.get(n)} in the folder, {after.get(n)} asked for") for n in wrong[:5]
+            ],
             fix="leave out options of sizes and weights; random weights of any size come from the"
             f" config alone: load_hf(folder/{CONFIG}, layers=2)",
         )
@@ -221,18 +221,18 @@ def _checked(
     same_names("load_hf", missing, extra, "load a folder whose config.json belongs to its weights")
     wrong = [(n, shape) for n, shape in want.items() if entries[n].shape != shape]
     if wrong:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"load_hf: {len(wrong)} tensors do not have the shape that config.json gives them",
-            [(n, f"{entries[n].shape} in the file, {shape} by config.json") for n, shape in wrong],
+            rows=[
+                (n, f"{entries[n].shape} in the file, {shape} by config.json") for n, shape in wrong
+            ],
             fix="load a folder whose config.json belongs to its weights",
         )
     odd = [(n, entries[n].stored) for n in want if entries[n].stored not in STORED]
     if odd:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"load_hf: {len(odd)} tensors are stored in a dtype that is not supported",
-            odd,
+            rows=odd,
             fix="load a checkpoint whose weights are " + ", ".join(STORED),
         )
     return {n: entries[n] for n in want}
@@ -297,10 +297,9 @@ def _begun(path: Path) -> Path:
     there = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
     if there:
         whole = "a model already" if CONFIG in there else f"weights without a {CONFIG}"
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"save_hf: {str(path)!r} holds {whole}",
-            [("there are", ", ".join(there[:3]))],
+            there_are=", ".join(there[:3]),
             fix="name another folder, or empty this one",
         )
     with file_access("save_hf", path, "written", "name another folder"):

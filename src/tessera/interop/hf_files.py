@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ..core.checks import file_access, library, unfit
 from ..core.dtypes import DType, dtype_of
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..lang.first_process import by_first
 from .slices import Array, Get
 
@@ -34,16 +34,12 @@ def read_json(path: Path) -> dict[str, Any]:
         with file_access("load_hf", path, "read", fix):
             found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise fail(
-            UsageError,
-            f"load_hf: {str(path)!r} is not JSON: {error}",
-            fix="fetch or save the folder anew",
+        raise UsageError(
+            f"load_hf: {str(path)!r} is not JSON: {error}", fix="fetch or save the folder anew"
         ) from None
     if isinstance(found, dict):
         return found
-    raise fail(
-        UsageError, f"load_hf: {str(path)!r} holds no JSON object", fix="fetch the folder anew"
-    )
+    raise UsageError(f"load_hf: {str(path)!r} holds no JSON object", fix="fetch the folder anew")
 
 
 def path_of(name: str, folder: object, fix: str = "give a path") -> Path:
@@ -101,8 +97,7 @@ class Weights:
                     for name in one.keys():  # noqa: SIM118  (it is no mapping)
                         self.entries[name] = _entry(one.get_slice(name))
                 except (OSError, safetensors.SafetensorError) as error:
-                    raise fail(
-                        UsageError,
+                    raise UsageError(
                         f"load_hf: {str(file)!r} cannot be read: {error}",
                         fix="fetch or save the folder anew",
                     ) from None
@@ -119,15 +114,13 @@ class Weights:
             found = read_json(self.folder / INDEX).get("weight_map")
             if isinstance(found, dict) and all(isinstance(f, str) for f in found.values()):
                 return [self.folder / f for f in sorted(set(found.values()))]
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"load_hf: {str(self.folder / INDEX)!r} has no weight_map",
                 fix="fetch or save the folder anew",
             )
         if (self.folder / WEIGHTS).is_file():
             return [self.folder / WEIGHTS]
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"load_hf: {str(self.folder)!r} holds neither {WEIGHTS} nor {INDEX}",
             fix="save it with transformers: model.save_pretrained(folder)",
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.checks import shown, unfit
-from ..core.errors import TesseraError, UsageError, fail
+from ..core.errors import TesseraError, UsageError
 from ..core.kinds import is_whole
 from ..nn.positions import SCALINGS, Rope
 
@@ -40,8 +40,7 @@ class Options:
         """A whole number; without a default the key must be there."""
         value = self.get(key, default)
         if value is None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"load_hf: config.json lacks {key!r}",
                 fix="save the model's configuration anew with transformers",
             )
@@ -104,8 +103,7 @@ class Options:
         part = inner.number("partial_rotary_factor", partial or 1.0)
         if partial is None and part != 1.0:
             # The file says one thing, transformers' logits are another: neither is surely meant.
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"load_hf: config.json: 'partial_rotary_factor' is {shown(part)}, which "
                 f"transformers ignores in a {self.get('model_type')}",
                 fix="remove the key if the model turns whole heads; phi, phi3 and gpt_neox have it",
@@ -150,8 +148,7 @@ class Options:
         """Raises UsageError if a key says something that nobody asked for."""
         for key, value in self.raw.items():
             if value and key not in self.asked and key not in also and not HARMLESS.search(key):
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"load_hf: config.json: {where}{key!r} is {shown(value)}, which is not known",
                     fix="load a model without it; if it changes nothing, remove it from the file",
                 )
@@ -178,8 +175,7 @@ def rope_options(rope: Rope) -> dict[str, Any]:
 
 
 def unsupported(key: str, value: object, known: Any) -> UsageError:
-    return fail(
-        UsageError,
+    return UsageError(
         f"load_hf: config.json: {key!r} is {shown(value)}, which is not supported",
         fix="load a model with " + " or ".join(map(str, known)),
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..core.checks import shown
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..nn.gpt_config import GPTConfig
 from ..nn.transformer import GPT
 from .hf_models import KNOWN, Architecture
@@ -27,7 +27,7 @@ def architecture_of(name: object, what: str) -> Architecture:
     fix = "known: " + ", ".join(KNOWN)
     if name in ("deepseek_v2", "deepseek_v3"):
         fix += "; of DeepSeek's the latent attention (MLA) is missing, its experts are nn.MoE's"
-    raise fail(UsageError, f"{what} {shown(name)} is not known", fix=fix)
+    raise UsageError(f"{what} {shown(name)} is not known", fix=fix)
 
 
 def _choices(c: GPTConfig) -> dict[str, Any]:
@@ -79,9 +79,8 @@ def written_as(
         if not wrong:
             return known, options, config
         rows.append((known.kind, "; ".join(f"{k} is {v}" for k, v in wrong)))
-    raise fail(
-        UsageError,
+    raise UsageError(
         "save_hf: the model has choices that the architecture has not",
-        rows,
+        rows=rows,
         fix="train a model with the choices of one of them",
     )

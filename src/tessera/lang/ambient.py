@@ -9,7 +9,7 @@ from typing import Any
 from ..core.checks import flag
 from ..core.context import Settings, replaced
 from ..core.dtypes import bf16, dtype_of, f32
-from ..core.errors import DTypeError, fail
+from ..core.errors import DTypeError
 from ..core.within import Under, within
 
 
@@ -39,7 +39,7 @@ def autocast(
     """
     want = dtype_of(dtype)
     if want.name not in ("bf16", "f16", "f32"):
-        raise fail(DTypeError, f"autocast: cannot compute in {want}", fix="use ts.bf16 or ts.f16")
+        raise DTypeError(f"autocast: cannot compute in {want}", fix="use ts.bf16 or ts.f16")
     on = enabled and want is not f32
     return replaced(
         autocast=want.name if on else None,

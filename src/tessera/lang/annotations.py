@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.dtypes import DType, public_name
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,7 @@ def spec_of(items: Any) -> TensorSpec:
         if isinstance(p, bool) or not (
             isinstance(p, int) or (words and all(w.isidentifier() or w.isdecimal() for w in words))
         ):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"Tensor[...]: {p!r} is neither a dim nor a dtype",
                 fix='write Tensor["B", "S", ts.int32]; a dim is a name, a number or a product',
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.checks import whole
 from ..core.dtypes import DType, bool_, dtype_of
-from ..core.errors import DTypeError, fail
+from ..core.errors import DTypeError
 from ..core.kinds import is_whole
 from .operands import as_tensor, binary, emit
 from .tensor import Like, Tensor, method
@@ -72,10 +72,10 @@ def bitcast(x: Like, dtype: DType | str) -> Tensor:
     """
     t, to = as_tensor(x), dtype_of(dtype)
     if t.dtype.bytes != to.bytes or bool_ in (t.dtype, to):
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"bitcast: {t.dtype} and {to} are not two readings of the same bits",
-            [("x", t.type), ("bytes", f"{t.dtype.bytes} and {to.bytes}")],
+            x=t.type,
+            bytes=f"{t.dtype.bytes} and {to.bytes}",
             fix="name a dtype of the same width, or convert the values with .to(dtype)",
         )
     return emit("bitcast", t, dtype=to)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from ..core.checks import one_of, shown
-from ..core.errors import StrategyError, fail
+from ..core.errors import StrategyError
 from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType
 from ..core.peers import checked
@@ -99,11 +99,10 @@ class ByRules(Known):
             if not _fits((rule, dim), name, t):
                 continue
             if dim >= t.rank:
-                raise fail(
-                    StrategyError,
+                raise StrategyError(
                     f"strategy {self.kind!r}: the rule {rule!r} splits dim {dim}, which {name!r}"
                     " does not have",
-                    [("tensor", t)],
+                    tensor=t,
                     fix="write a rule that fits only those that have it, or count from the end",
                 )
             d = dim % t.rank
@@ -125,11 +124,10 @@ class ByRules(Known):
         lost = [r for r in self.rules if not any(_fits(r, n, t) for n, t in types.items())]
         own = self.rules != self.known
         if own and len(lost) == len(self.rules):
-            raise fail(
-                StrategyError,
+            raise StrategyError(
                 f"strategy {self.kind!r} over {self.axis!r}: no rule fits the name of a weight, so"
                 " nothing is split",
-                [(repr(r[0]), f"the nearest names are {nearest(r[0], types)}") for r in lost],
+                rows=[(repr(r[0]), f"the nearest names are {nearest(r[0], types)}") for r in lost],
                 fix="write what the names contain; a weight needs the dim that the rule splits",
             )
         rows = [f"{r[0]!r} fits none of {nearest(r[0], types)}" for r in lost if own]
@@ -232,14 +230,12 @@ def strategy(
     """
     one_of("strategy", "the kind", kind, KINDS, StrategyError)
     if stage is not None and (kind != "zero_redundancy_optimizer" or stage not in (1, 2, 3)):
-        raise fail(
-            StrategyError,
+        raise StrategyError(
             f"strategy {kind!r}: stage {stage!r} does not exist",
             fix="zero_redundancy_optimizer takes stage 1, 2 or 3",
         )
     if rules is not None and kind not in RULES:
-        raise fail(
-            StrategyError,
+        raise StrategyError(
             f"strategy {kind!r}: it goes by no rules for names",
             fix="give rules to " + " or ".join(RULES),
         )
@@ -263,8 +259,7 @@ def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
                 raise TypeError
             re.compile(pattern)
         except (TypeError, re.error):
-            raise fail(
-                StrategyError,
+            raise StrategyError(
                 f"strategy 'tensor_parallel': {shown(rule)} is no rule",
                 fix=r'give pairs of a regular expression and a dim, e.g. (r"\.up$", -1)',
             ) from None

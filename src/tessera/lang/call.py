@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from ..core.errors import MeshError, ShapeError, fail
+from ..core.errors import MeshError, ShapeError
 from ..core.interrupts import opens
 from ..core.reshard import completed
 from ..ir.graph.node import Node
@@ -115,10 +115,9 @@ class Recorded:
         places = [x.place for x in self.guards.writes for _ in range(x.count)]
         for t, place in zip(self.left, places, strict=True):
             if own := t.type.varying:
-                raise fail(
-                    ShapeError,
+                raise ShapeError(
                     f"{place.label} is set in a local body to what differs between devices",
-                    [("value", t.type)],
+                    value=t.type,
                     fix=f"combine it first: dist.all_reduce(x, {own[0]!r}); or return it",
                 )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ..core.checks import function_of, shown
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph
 from .checks import bound, signature_of
@@ -32,8 +32,7 @@ class Capture(Generic[R]):
         #: What the function gave when it was captured.
         self.result: R = self._jit.at_once(*args, **kwargs)
         if not self._jit.programs:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"capture: {self._jit.name} reads a value, so it is no single program",
                 fix="return the value and read it outside, or use ts.where; or use ts.jit",
             )
@@ -50,10 +49,10 @@ class Capture(Generic[R]):
         args, kwargs = self._placed(args, kwargs)
         leaves, spec = flatten((args, kwargs))
         if spec != self._spec:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"capture: {self._jit.name} was captured with other arguments",
-                [("captured", _shown(self._leaves)), ("given", _shown(leaves))],
+                captured=_shown(self._leaves),
+                given=_shown(leaves),
                 fix="give as many, in the same containers; or capture it anew",
             )
         names = call_paths(self._signature, spec)
@@ -63,10 +62,9 @@ class Capture(Generic[R]):
             if not _same(a, b)
         ]
         if wrong:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"capture: {self._jit.name} was captured with other types of arguments",
-                wrong,
+                rows=wrong,
                 fix="give tensors of the types captured, or capture it anew",
             )
         return self._jit(*args, **kwargs)
@@ -140,8 +138,7 @@ def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
     """
     function_of("capture", "the function", fn)
     if current() is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "capture: a function is being recorded here already",
             fix="capture outside of ts.jit and its like",
         )

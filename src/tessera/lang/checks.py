@@ -17,7 +17,7 @@ import numpy as np
 from ..core import kinds
 from ..core.checks import function_of, number, shown, unfit
 from ..core.dtypes import DType, largest
-from ..core.errors import DTypeError, MeshError, UsageError, fail
+from ..core.errors import DTypeError, MeshError, UsageError
 from ..core.mesh import Mesh
 from ..core.peers import asking, misfit
 from .tensor import Tensor
@@ -99,8 +99,7 @@ def fitting(name: str, value: object, dtype: DType) -> float:
     if dtype.is_int:
         info = np.iinfo(dtype.numpy.name)
         if not math.isfinite(x) or x != int(x) or not info.min <= x <= info.max:
-            raise fail(
-                DTypeError,
+            raise DTypeError(
                 f"{name}: {x} does not fit {dtype}",
                 fix=f"use a whole number from {info.min} to {info.max}, or another dtype",
             )
@@ -109,8 +108,7 @@ def fitting(name: str, value: object, dtype: DType) -> float:
             fits = np.isfinite(np.float64(x).astype(dtype.numpy))
         if not fits:
             top = largest(dtype)
-            raise fail(
-                DTypeError,
+            raise DTypeError(
                 f"{name}: {x} does not fit {dtype}",
                 fix=f"use a number from {-top} to {top}, or another dtype",
             )
@@ -128,7 +126,7 @@ def mesh_or_none(name: str, mesh: object) -> Mesh | None:
 def needed_mesh(name: str, mesh: Mesh | None) -> Mesh:
     """`mesh`, which is one. Raises MeshError."""
     if mesh is None:
-        raise fail(MeshError, f"{name}: there is no mesh", fix="pass mesh=..., or say: with mesh:")
+        raise MeshError(f"{name}: there is no mesh", fix="pass mesh=..., or say: with mesh:")
     return mesh
 
 
@@ -137,8 +135,7 @@ def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: {shown(fn)} does not say what arguments it takes",
             fix="wrap it in a function of your own: lambda x: f(x)",
         ) from None

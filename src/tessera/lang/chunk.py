@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from .tensor import Tensor
 
 Shape = tuple[int, ...]
@@ -96,9 +96,8 @@ class Block(Chunk):
 
     def refuse(self, block: Shape | None, whole: Shape | None) -> NoReturn:
         sides = ((self.rows, block), (self.rows * self.count, whole))
-        raise fail(
-            UsageError,
+        raise UsageError(
             "map_chunks: the function does not draw random numbers for each row",
-            [(f"for {n} rows", "nothing" if s is None else f"of shape {s}") for n, s in sides],
+            rows=[(f"for {n} rows", "nothing" if s is None else f"of shape {s}") for n, s in sides],
             fix="draw as often for any number of rows, in shapes with one dim for the rows",
         )

@@ -20,7 +20,6 @@ from ..core.errors import (
     ShapeError,
     StrategyWarning,
     UsageError,
-    fail,
     lines_up,
     warn_no_effect,
 )
@@ -105,10 +104,9 @@ def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
     may = {None: PARTIAL_KINDS, "mean": ("sum",)}.get(op, (op,))
     other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and k not in may]
     if other:
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"all_reduce: a {other[0]} is pending, not a {op}",
-            [("x", t.type)],
+            x=t.type,
             fix="leave out op=, or name the kind that is pending",
         )
     return functions.relayout(t, completed(t.type, axes))
@@ -276,8 +274,7 @@ def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
     places = [p for pair in given for p in pair]
     twice = len({a for a, _ in given}) < len(given) or len({b for _, b in given}) < len(given)
     if twice or any(not 0 <= p < n for p in places):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"permute: {shown(pairs)} are no hand-overs between {n} devices",
             fix=f"name places from 0 to {n - 1}, each at most once as giver and as taker",
         )
@@ -389,8 +386,7 @@ def _check_sum(name: str, x: Tensor, axes: Sequence[str], mean: bool) -> None:
 
 
 def _local_only(name: str) -> UsageError:
-    return fail(
-        UsageError,
+    return UsageError(
         f"{name}: there are no devices to hand on between in the global view",
         fix="this is local: write it in an @op.kernel, or in a @ts.distribute over an axis of"
         " mesh_axes= that is no data axis of its strategy",
@@ -443,11 +439,8 @@ def _axes(
 
 def _dim(name: str, x: Tensor, dim: int | None) -> int:
     if not x.ndim:
-        raise fail(
-            ShapeError,
-            f"{name}: a scalar has no dim to join along",
-            [("x", x.type)],
-            fix="reshape it to (1,) first",
+        raise ShapeError(
+            f"{name}: a scalar has no dim to join along", x=x.type, fix="reshape it to (1,) first"
         )
     return one_dim(name, x, view_now().dim if dim is None else dim)
 

@@ -6,7 +6,7 @@ import math
 
 from ..core.checks import number, ranked, several, whole
 from ..core.dtypes import int32, largest
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from .elementwise import (
     abs,
     as_float,
@@ -114,7 +114,7 @@ def meshgrid(*xs: Like, indexing: str = "xy") -> tuple[Tensor, ...]:
     another `indexing`.
     """
     if indexing not in ("xy", "ij"):
-        raise fail(UsageError, f"meshgrid: indexing cannot be {indexing!r}", fix='use "xy" or "ij"')
+        raise UsageError(f"meshgrid: indexing cannot be {indexing!r}", fix='use "xy" or "ij"')
     ts = [as_tensor(x) for x in several("meshgrid", xs)]
     for t in ts:
         ranked("meshgrid", "x", t.type, 1, "give vectors, one for each axis")

@@ -13,7 +13,7 @@ import numpy as np
 from ..core.checks import axes_of, shown, sizes, string, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of, f32
-from ..core.errors import DTypeError, LayoutError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, LayoutError, ShapeError, UsageError
 from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType, parse_type, plain
 from ..core.mesh import Mesh
@@ -57,20 +57,19 @@ class ShardSpec:
         parts = _entries("partition", self.partition)
         axes = _entries("mesh_axes", self.mesh_axes)
         if len(parts) != len(axes):
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"ShardSpec: {len(parts)} entries in partition, {len(axes)} in mesh_axes",
-                [("partition", parts), ("mesh_axes", axes)],
+                partition=parts,
+                mesh_axes=axes,
                 fix="each entry pairs with the mesh axis at the same place",
             )
         split: dict[int, tuple[str, ...]] = {}
         for part, axis in zip(parts, axes, strict=True):
             d = self._dim(part, len(shape))
             if d in split:
-                raise fail(
-                    LayoutError,
+                raise LayoutError(
                     f"ShardSpec: dim {d} is named twice",
-                    [("partition", parts)],
+                    partition=parts,
                     fix="give its axes as one tuple, major first",
                 )
             split[d] = axes_of("ShardSpec", axis)
@@ -81,20 +80,18 @@ class ShardSpec:
         """The dim that `part` names in a tensor of `rank` dims: a number, or a role such as
         "row"."""
         if not is_whole(part) and not (isinstance(part, str) and part in ROLES):
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"ShardSpec: {part!r} names no dim",
-                [("partition", self.partition)],
+                partition=self.partition,
                 fix="use " + ", ".join(ROLES) + " or a number",
             )
         d = ROLES[part] if isinstance(part, str) else int(part)
         if part == "row" and rank == 1:
             d = 0
         if not -rank <= d < rank:
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"ShardSpec: {part!r} is dim {d}, but the tensor has {rank} dims",
-                [("partition", self.partition)],
+                partition=self.partition,
                 fix="name a dim that exists",
             )
         return d % rank
@@ -127,37 +124,31 @@ def layout_type(layout: Layout, shape: Sequence[int], dtype: Any, mesh: Mesh | N
     if isinstance(layout, str):
         text = layout.strip()
         if "[" not in text:
-            raise fail(
-                LayoutError,
-                f"layout: {layout!r} has no brackets",
-                fix='write a text such as "[8@dp, 4096]"',
+            raise LayoutError(
+                f"layout: {layout!r} has no brackets", fix='write a text such as "[8@dp, 4096]"'
             )
         if text.startswith("["):
             text = want.name + text
         t = parse_type(text, mesh)
         if t.dtype is not want:
-            raise fail(
-                DTypeError,
+            raise DTypeError(
                 f"layout: {layout!r} names {t.dtype}, the tensor is of {want}",
                 fix=f"leave the dtype out of the layout; for {t.dtype} give dtype=, or cast",
             )
     elif isinstance(layout, TensorType):
         t = layout if mesh is None else layout.on(mesh)
     else:
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"layout: {shown(layout)} is no layout",
             fix='use dist.ShardSpec(...), or a text such as "[8@dp, 4096]"',
         )
     if t.varying and view() is None:
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"layout: {layout} has a value for each device along {', '.join(t.varying)}",
             fix="give these values a dim and split that; only local bodies have what varies",
         )
     if t.shape != tuple(shape):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"layout: {layout} is for shape {t.shape}, the tensor has {tuple(shape)}",
             fix="write the tensor's own sizes",
         )
@@ -344,8 +335,7 @@ def _known_init(init: object) -> None:
     if init is None or callable(init) or (isinstance(init, str) and init in INITS):
         return
     if not isinstance(init, (int, float)):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"init: {shown(init)} is not known",
             fix='use "normal", "uniform", "zeros", "ones", a number or a function of the shape',
         )
@@ -357,10 +347,9 @@ def initial_value(t: TensorType, init: Init) -> Tensor:
     if callable(init):
         made = as_tensor(init(t.shape)).to(t.dtype)
         if made.shape != t.shape:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"init: the function gave shape {made.shape} for {t.shape}",
-                [("tensor", t)],
+                tensor=t,
                 fix="return a tensor of the shape it is called with",
             )
         return made

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..core.checks import flag, function_of, shown, unfit, whole
 from ..core.context import replaced, settings
-from ..core.errors import DTypeError, ShapeError, UsageError, caller, fail
+from ..core.errors import DTypeError, ShapeError, UsageError, caller
 from ..core.tracebacks import boundary
 from . import functions as F
 from .checks import asked_function, bound, signature_of
@@ -72,8 +72,7 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
         given = bound(name, signature, args, kwargs)  # what is given by name has its place too
         made: Any = fn(*given.args, **given.kwargs)
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[1])):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"custom_gradient: {name} gave {shown(made)}, not a value and a function",
                 fix="return value, backward; backward(g) gives the arguments' gradients",
             )
@@ -87,8 +86,7 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
             pairs = _pairs(name, given.args, backward(unflatten(spec, gs)))
             found = [r.node(g) for _, g in pairs]
         if r.key is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"custom_gradient: the backward function of {name} draws random numbers",
                 fix="draw them in the function itself",
             )
@@ -136,8 +134,7 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
     if len(parts) == len(every):
         holders = every
     if len(parts) != len(holders):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"custom_gradient: backward of {name} gave {len(parts)} gradients for"
             f" {len(holders)} arguments of tensors",
             fix="return a tuple with one per positional argument that holds tensors, None for none",
@@ -153,19 +150,18 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
             if is_array(x):
                 continue
             if not isinstance(x, Tensor) or not x.dtype.is_float:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"custom_gradient: backward of {name} gave a gradient at {label!r}, where no"
                     " float tensor was given",
                     fix="give gradients in the structure of the arguments, None for the others",
                 )
             g = as_tensor(g)
             if g.shape != x.shape or not g.dtype.is_float:
-                raise fail(
-                    ShapeError if g.shape != x.shape else DTypeError,
+                raise (ShapeError if g.shape != x.shape else DTypeError)(
                     f"custom_gradient: backward of {name} gave a gradient that does not fit"
                     f" argument {label!r}",
-                    [("argument", x.type), ("gradient", g.type)],
+                    argument=x.type,
+                    gradient=g.type,
                     fix="a gradient has the shape of its argument",
                 )
             pairs.append((x, g.to(x.dtype)))
@@ -248,10 +244,9 @@ def _see_twice(who: str, given: Sequence[Any], by_place: set[int]) -> None:
                 continue
             at = places.setdefault(id(x), i) if i in by_place else places.get(id(x), i)
             if at != i:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{who}: arguments {at} and {i} hold the same weight",
-                    [("weight", x)],
+                    weight=x,
                     fix="give a copy of the other model: copy.deepcopy(model)",
                 )
 
@@ -262,7 +257,7 @@ def _floats(who: str, values: Iterable[Any], fix: str) -> None:
         if not isinstance(t, Tensor) or not t.dtype.is_float:
             value = t.type if isinstance(t, Tensor) else shown(t)
             said = f"{who} gave a value that is no float tensor"
-            raise fail(UsageError, said, [("value", value)], fix=fix)
+            raise UsageError(said, value=value, fix=fix)
 
 
 @under_no_grad

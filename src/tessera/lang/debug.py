@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import function_of, string
-from ..core.errors import GraphError, caller, fail
+from ..core.errors import GraphError, caller
 from ..core.layout import ways
 from . import functions
 from .eager import here
@@ -112,15 +112,15 @@ def check_finite(x: Any, name: str = "") -> Any:
             axes = flag.type.varying  # whose devices have values of their own, in leading dims
             device = " ".join(f"{a}={i}" for a, i in zip(axes, first, strict=False))
             what = ".".join(filter(None, (name, path))) or "a value"
-            raise fail(
-                GraphError,
+            raise GraphError(
                 f"check_finite: {what} has {len(bad)} of {flag.array.size} elements not finite",
-                [("tensor", leaf.type), ("first at", tuple(first[len(axes) :])),
-                 *([("device", device)] if device else []),
-                 *([("scope", scope)] if scope else [])],
-                at=where,
+                tensor=leaf.type,
+                first_at=tuple(first[len(axes) :]),
+                device=device,
+                scope=scope,
                 fix="find where they begin with ts.debug.nan_origin(fn, *args)",
-            )  # fmt: skip
+                at=where,
+            )
 
     here().show(flags, act)
     return x

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from ..core.checks import flag, one_of
 from ..core.context import Changes, put, replaced, settings
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.options import LEVELS
 from ..core.renamed import renamed_arguments
 from ..core.within import within
@@ -62,10 +62,9 @@ def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = Tru
     one_of("deterministic", "reduce_tree", reduce_tree, (None, *ORDERS))
     one_of("deterministic", "level", level, (None, *LEVELS))
     if level == "fast" and reduce_tree is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: at the level fast no sum over devices has a fixed order",
-            [("reduce_tree", repr(reduce_tree))],
+            reduce_tree=repr(reduce_tree),
             fix='ask for level="run_to_run", or leave out reduce_tree',
         )
     settled: Changes = {

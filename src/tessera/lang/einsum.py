@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 
 Shape = tuple[int, ...]
 
@@ -37,22 +37,20 @@ def plain_form(index: str, shapes: Sequence[Shape]) -> Plain:
     left, arrow, right = index.partition("->")
     groups = [_letters(part) for part in left.split(",")]
     if len(groups) != len(shapes):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"einsum: {index!r} is for {len(groups)} arguments, got {len(shapes)}",
             fix="write one group of letters per argument",
         )
     out = _letters(right) if arrow else _implied(groups)
     if any(group.count("...") > 1 for group in (*groups, out)):
-        raise fail(ShapeError, f"einsum: {index!r} has two ... in a group", fix="keep one")
+        raise ShapeError(f"einsum: {index!r} has two ... in a group", fix="keep one")
     counts = [
         len(shape) - len(group) + 1 if "..." in group else 0
         for group, shape in zip(groups, shapes, strict=True)
     ]
     for group, shape, count in zip(groups, shapes, counts, strict=True):
         if count < 0 or ("..." not in group and len(group) != len(shape)):
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"einsum: {index!r} names {len(group) - ('...' in group)} dims of an argument "
                 f"with {len(shape)}",
                 fix="name each dim once, or use ... for leading dims",
@@ -107,8 +105,7 @@ def _diagonals(
             continue
         j = letters.index(letters[i], i + 1)
         if dims[i] != dims[j]:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"einsum: {index!r}: the two dims {letters[i]!r} have sizes {dims[i]} "
                 f"and {dims[j]}",
                 fix="a diagonal is of dims of one size",

@@ -7,7 +7,7 @@ import math
 from ..core.checks import whole
 from ..core.context import settings
 from ..core.dtypes import bool_, f32
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from .operands import as_tensor, binary, emit, matched
 from .tensor import Like, Tensor, method
 
@@ -163,10 +163,10 @@ def straight_through(value: Tensor, path: Tensor) -> Tensor:
     """
     value, path = as_tensor(value), as_tensor(path)
     if value.shape != path.shape:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "straight_through: value and path have different shapes",
-            [("value", value.type), ("path", path.type)],
+            value=value.type,
+            path=path.type,
             fix="give two expressions of one shape",
         )
     return emit("straight_through", value, path)
@@ -200,9 +200,7 @@ def clip(x: Like, min: Like | None = None, max: Like | None = None) -> Tensor:
     a bound gives NaN. Raises UsageError if both are None.
     """
     if min is None and max is None:
-        raise fail(
-            UsageError, "clip: neither min nor max is given", fix="give one: ts.clip(x, min=0)"
-        )
+        raise UsageError("clip: neither min nor max is given", fix="give one: ts.clip(x, min=0)")
     out = as_tensor(x)
     if min is not None:
         t, low = matched("clip", out, min)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.ways import Way
@@ -123,6 +123,6 @@ def engine() -> Engine:
     """The engine. Raises BackendError if none is registered."""
     if not _loaded:
         if not _loaders:
-            raise fail(BackendError, "no engine is registered", fix="import tessera")
+            raise BackendError("no engine is registered", fix="import tessera")
         _loaded.append(_loaders[0]())
     return _loaded[0]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..core.checks import number, sizes, unfit, whole
 from ..core.dtypes import DType, counts_to, dtype_of, f32, int32
-from ..core.errors import DTypeError, UsageError, fail, lines_up
+from ..core.errors import DTypeError, UsageError, lines_up
 from ..core.kinds import is_whole
 from .checks import fitting
 from .elementwise import where
@@ -72,7 +72,7 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
     given = {"start": first, "stop": end, "step": step}
     first, end, by = (_finite("arange", k, v) for k, v in given.items())
     if not by:
-        raise fail(UsageError, "arange: step cannot be 0", fix="give a number above or below 0")
+        raise UsageError("arange: step cannot be 0", fix="give a number above or below 0")
     count = math.ceil((end - first) / by)
     if stop is not None:  # the other way there is nothing, as in NumPy
         count = max(0, count)
@@ -89,8 +89,7 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
         fitting("arange", n, want)
         fitting("arange", n, int32)
     if max(map(abs, ends)) > counts_to(want):
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"arange: {want} does not hold every whole number up to {max(map(abs, ends))}",
             fix=f"count in i32, and cast where that is meant: .to('{want}')",
         )
@@ -122,8 +121,7 @@ def _finite(name: str, what: str, value: object) -> float:
 
 def _of_floats(name: str, dtype: DType) -> None:
     if not dtype.is_float:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: fractions do not fit {dtype}",
             fix="make them in f32, and cast where rounding towards zero is meant: .to(ts.int32)",
         )

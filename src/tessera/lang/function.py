@@ -9,7 +9,7 @@ from types import GenericAlias
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from ..core.checks import function_of
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.tracebacks import boundary
 from .annotations import Sizes, TensorSpec
 from .checks import bound as bound_call
@@ -133,9 +133,8 @@ def _mismatch(fn: Callable[..., Any], sizes: Sizes, specs: dict[str, Any]) -> Sh
     what = f"{len(names)} arguments do"
     if len(names) == 1:
         what = "the result does" if names == {"result"} else "1 argument does"
-    return fail(
-        ShapeError,
+    return ShapeError(
         f"{getattr(fn, '__name__', 'function')}: {what} not fit the annotations",
-        [*rows, ("bound", bound or "nothing")],
+        rows=[*rows, ("bound", bound or "nothing")],
         fix="change the tensors or the annotations",
     )

@@ -6,7 +6,7 @@ import math
 
 from ..core.checks import flag, number, unfit
 from ..core.dtypes import bool_, f32, summed, uint8
-from ..core.errors import LayoutError, fail
+from ..core.errors import LayoutError
 from ..core.layout import TensorType
 from .bits import (
     bitcast,
@@ -263,10 +263,10 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
     if x.type is to:
         return x
     if to.shape != x.shape:
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"redistribute: the layout has shape {to.shape}, the tensor {x.shape}",
-            [("x", x.type), ("layout", to)],
+            x=x.type,
+            layout=to,
             fix="write the tensor's own sizes",
         )
     if to.mesh is None and x.mesh is not None:  # what lies on no mesh yet goes where others are

@@ -17,7 +17,6 @@ from ..core.errors import (
     TraceWarning,
     UsageError,
     caller,
-    fail,
     lines_up,
 )
 from ..core.layout import TensorType
@@ -92,10 +91,9 @@ def grad_holding(
     for leaf, path in zip(leaves, paths(weights), strict=True):
         if not isinstance(leaf, Tensor) or not leaf.dtype.is_float:
             what = leaf.type if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"grad: weight {path_name(path)!r} is not a float tensor",
-                [("weight", what)],
+                weight=what,
                 fix="leave it out of the weights"
                 if path
                 else "give the model, its parameters(), or a list of tensors",
@@ -121,11 +119,11 @@ def _reduced_in(dtype: object, reduce_partial: bool) -> DType | None:
         return settings().reduce_dtype
     want = dtype_of(dtype)
     if want not in (f32, bf16, f16):
-        raise fail(DTypeError, f"grad: gradients cannot be summed in {want}",
-                   fix="give ts.f32, ts.bf16 or ts.f16")  # fmt: skip
+        raise DTypeError(
+            f"grad: gradients cannot be summed in {want}", fix="give ts.f32, ts.bf16 or ts.f16"
+        )
     if not reduce_partial:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"grad: with reduce_partial=False no sum over devices is made, in {want} neither",
             fix="leave out reduce_dtype, and cast before your own collective",
         )
@@ -145,10 +143,10 @@ def _gradients(
         wrt = [recorder.node(t) for t in leaves]
         frame, end = recorder.frame, recorder.node(loss)
         if cut := frame.ends(reached(end), wrt):
-            raise fail(
-                GraphError,
+            raise GraphError(
                 f"grad: {cut[0]}",
-                [("loss", loss.type), *([("made at", end.loc)] if end.loc else [])],
+                loss=loss.type,
+                made_at=end.loc,
                 fix=cut[1],
             )
         if was := recorder.root.changes.made_of_before(end):
@@ -221,10 +219,9 @@ def weight_names(tensors: Iterable[Tensor]) -> dict[int, str]:
         home = None if t.home is None else t.home()
         names[id(t)] = t.name or _paths([home]).get(id(t), "")
         if not names[id(t)]:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "grad: a parameter has no name",
-                [("parameter", t.type)],
+                parameter=t.type,
                 fix='name it, nn.Parameter(4, 8, name="w"), or pass the weights: ts.grad(loss, w)',
             )
     counts = Counter(names[i] for i in {id(t) for t in tensors} if i in names)
@@ -253,10 +250,10 @@ def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
             name = names[id(t)]
             other = weights.setdefault(name, t)
             if other is not t and not _same(other, t):
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"grad: two weights are called {name!r}",
-                    [("one", other.type), ("other", t.type)],
+                    one=other.type,
+                    other=t.type,
                     fix="pass the weights: ts.grad(loss, [a.parameters(), b.parameters()]); parts"
                     " of one module have names of their own",
                 )
@@ -281,10 +278,9 @@ def _named(loss: Tensor) -> dict[str, Tensor]:
     else:
         found = _weights(t if t.box is None else t.box for t in _tape_leaves(loss))
     if not found:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "grad: the loss reaches no named weight",
-            [("loss", loss.type)],
+            loss=loss.type,
             fix="name them: dist.tensor(..., name=...), or pass them: ts.grad(loss, weights)",
         )
     return found
@@ -376,11 +372,12 @@ def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: S
         if not t._past.stopped:
             at = next(i for i, x in enumerate(leaves) if x is lost[0])
             name = path_name(spec_paths(spec)[at]) or lost[0].name or "the weight"
-            raise fail(
-                GraphError,
+            raise GraphError(
                 f"grad: what leads from {name!r} to the loss was let go of, by an earlier gradient,"
                 " as weights were set, or as it was moved",
-                [("loss", loss.type), ("weight", lost[0].type), ("through", t.type)],
+                loss=loss.type,
+                weight=lost[0].type,
+                through=t.type,
                 fix="put all of it in one function under ts.jit, which remembers; or take the"
                 " gradient by the newest weights; nn.functional_call(model, w, x) sets none",
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.checks import instance, shown
 from ..core.context import settings
-from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError
 from ..core.layout import TensorType
 from ..ir.graph.node import Node
 from ..passes.differentiate import reached
@@ -21,17 +21,13 @@ def need_loss(call: str, loss: Tensor, fix: str) -> None:
     """Raises UsageError, ShapeError or DTypeError unless `loss` is one float."""
     instance(call, "the loss", loss, Tensor, fix)
     if loss.shape != ():
-        raise fail(
-            ShapeError,
-            f"{call}: the loss is not a scalar",
-            [("loss", loss.type)],
-            fix="reduce it first: loss.mean()",
+        raise ShapeError(
+            f"{call}: the loss is not a scalar", loss=loss.type, fix="reduce it first: loss.mean()"
         )
     if not loss.dtype.is_float:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{call}: the loss is not a float",
-            [("loss", loss.type)],
+            loss=loss.type,
             fix="compute it from float tensors, without a cast to integers on the way",
         )
 
@@ -46,7 +42,7 @@ def need_weights(given: Any, leaves: Sequence[Any]) -> None:
         what = f"{type(given).__name__}, no parameter of which is trained"
         fix = 'train some of it: model.unfreeze("head.*")'
     who = "grad: there is no weight to take a gradient by"
-    raise fail(UsageError, who, [("weights", what)], fix=fix)
+    raise UsageError(who, weights=what, fix=fix)
 
 
 def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
@@ -55,10 +51,9 @@ def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
     for path, known in zip(spec_paths(spec), there, strict=True):
         if not known:
             name = path_name(path) or "the weight"
-            raise fail(
-                GraphError,
+            raise GraphError(
                 f"grad: {name} was set after the loss was computed of it",
-                [("loss", loss.type)],
+                loss=loss.type,
                 fix="take all gradients of a loss before the weights are set: ts.grad(loss, model);"
                 " or compute the loss again",
             )
@@ -88,13 +83,12 @@ def need_reached(
         )
     if settings().no_grad:
         fix = "ts.no_grad() is in force here: leave it, or use ts.value_and_grad(fn), as that works"
-    raise fail(
-        GraphError,
+    raise GraphError(
         "grad: the loss does not depend on any of the weights",
-        [("loss", loss.type),
-         ("weights", ", ".join(few) + (f" and {rest} more" if rest else ""))],
+        loss=loss.type,
+        weights=", ".join(few) + (f" and {rest} more" if rest else ""),
         fix=fix,
-    )  # fmt: skip
+    )
 
 
 def goals(
@@ -102,10 +96,9 @@ def goals(
 ) -> list[TensorType | None]:
     """The type that each gradient is brought to; None leaves it as it comes, with its sums open."""
     if not reduce_partial and layout is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "grad: a gradient whose sums stay pending has the layout that they leave it in",
-            [("layout", shown(layout))],
+            layout=shown(layout),
             fix="give reduce_partial=True, or leave out layout",
         )
     if not reduce_partial:
@@ -119,10 +112,10 @@ def goals(
     types = [w.type if isinstance(w, Tensor) else w for w in aligned(spec, layout)]
     for w, t, path in zip(types, leaves, spec_paths(spec), strict=True):
         if not isinstance(w, TensorType) or w.shape != t.shape:
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"grad: the layout of {path_name(path)!r} is no type of its shape",
-                [("weight", t.type), ("layout", shown(w))],
+                weight=t.type,
+                layout=shown(w),
                 fix="give tensors or types of the weights' shapes: strategy.gradient(name, w.type)",
             )
     return [w.with_dtype(t.dtype).complete() for w, t in zip(types, leaves, strict=True)]

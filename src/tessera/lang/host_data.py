@@ -23,7 +23,7 @@ from ..core.dtypes import (
     held_as,
     largest,
 )
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError
 from .engine import engine
 from .recipe import Recipe
 from .tensor import Tensor
@@ -79,10 +79,9 @@ def host_view(
     if isinstance(value, (list, tuple)):
         _need_no_tensors(name, value)
     if isinstance(value, np.ma.MaskedArray) and value.mask.any():
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: some values of the array are masked, and a tensor has no mask",
-            [("masked", f"{int(value.mask.sum())} of {value.size}")],
+            masked=f"{int(value.mask.sum())} of {value.size}",
             fix="give x.filled(value), and the mask as a tensor of its own: ~x.mask",
         )
     try:
@@ -91,17 +90,15 @@ def host_view(
         except (TypeError, RuntimeError):  # tensors of PyTorch that it does not give to NumPy
             x = np.asarray(_hosted(value, name))
     except ValueError:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the nested lists are ragged",
-            [("data", shown(value))],
+            data=shown(value),
             fix="give lists of one length at each depth",
         ) from None
     if x.dtype.kind not in "biuf" and x.dtype.name not in BY_NAME:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: {shown(value)} holds no numbers of a dtype that is known",
-            [("NumPy's dtype", x.dtype)],
+            rows=[("NumPy's dtype", x.dtype)],
             fix=f"give one of its values, as in x[{next(iter(value))!r}]"
             if isinstance(value, Mapping) and value
             else "give numbers, nested lists of numbers, or an array",
@@ -144,8 +141,7 @@ def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
         least, top = info.min, info.max
         fits = low >= least and high <= top
     if not fits:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: values from {low} to {high} do not fit {want}",
             fix=f"keep them within {least} to {top}",
         )
@@ -161,10 +157,10 @@ def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
         try:
             return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{name}: the memory of this array is not read from here",
-                [("array", f"{type(value).__module__}.{type(value).__name__}"), ("says", error)],
+                array=f"{type(value).__module__}.{type(value).__name__}",
+                says=error,
                 fix="copy it to the host, and give a NumPy array",
             ) from None
     dtype, layout = (str(x).removeprefix("torch.") for x in (value.dtype, value.layout))
@@ -180,7 +176,7 @@ def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
     ):
         if yes:
             what = f"{name}: the tensor of PyTorch is {kind}"
-            raise fail(UsageError, what, fix=fix)
+            raise UsageError(what, fix=fix)
     x = value.detach().cpu().resolve_conj().resolve_neg()
     narrow = BY_NAME.get(dtype)
     # PyTorch lends NumPy no memory of these, but that of whole numbers of their size.
@@ -189,8 +185,7 @@ def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
     try:
         return np.asarray(x)
     except (TypeError, RuntimeError):
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: the tensor of PyTorch is of {dtype}, which is no dtype here",
             fix="convert it: x.float()",
         ) from None
@@ -208,9 +203,8 @@ def _need_no_tensors(name: str, rows: list[Any] | tuple[Any, ...]) -> None:
         if isinstance(x, (list, tuple)):
             _need_no_tensors(name, x)
         elif isinstance(x, Tensor):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{name}: a list of tensors is no host data; their gradients would be cut",
-                [("tensor", x.type)],
+                tensor=x.type,
                 fix="use ts.stack(list), or ts.concat(list)",
             )

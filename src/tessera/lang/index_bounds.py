@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.errors import ShapeError, caller, fail
+from ..core.errors import ShapeError, caller
 from ..ir.graph.node import Node
 from ..ir.graph.oracle import value_of
 from .record import Recorder
@@ -54,10 +54,9 @@ class Expected:
         rest = f", and {others} more" if others else ""
         spared = f", or {self.ignore}" if self.ignore is not None else ""
         within = f"{self.low} to {self.size - 1}" if self.size else "a dim of size 0"
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{self.name}: {self.what} {given[bad][0]}{at} is outside {within}{rest}",
-            [(f"{self.what}s", ids.type), *([("used at", self.loc)] if self.loc else [])],
+            rows=[(f"{self.what}s", ids.type), *([("used at", self.loc)] if self.loc else [])],
             fix=f"keep each {self.what} within {within}{spared}" if self.size else NOTHING,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..core.checks import flag, integers, sizes, unfit, whole
 from ..core.dtypes import beyond, f32, int32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from .index_bounds import check_ids
 from .operands import as_tensor, emit, emit_many, scalar
 from .rearranging import unsqueeze
@@ -78,12 +78,7 @@ def topk(x: Like, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, 
     t = as_tensor(x)
     k, d = whole("topk", "k", k), one_dim("topk", t, dim) if t.ndim else 0
     if not t.ndim or not 0 <= k <= t.shape[d]:
-        raise fail(
-            ShapeError,
-            f"topk: cannot take {k} of dim {d}",
-            [("x", t.type)],
-            fix="0 <= k <= its size",
-        )
+        raise ShapeError(f"topk: cannot take {k} of dim {d}", x=t.type, fix="0 <= k <= its size")
     if not flag("topk", "largest", largest):
         return tuple(sliced(part, {d: (0, k, 1)}) for part in sort(t, d))  # type: ignore[return-value]
     if d == t.ndim - 1:
@@ -180,10 +175,11 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
         if i != d
     )
     if not alike or at.shape[d] != u.shape[d]:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"scatter_add: ids and updates must match each other, and x but for dim {d}",
-            [("x", t.type), ("ids", at.type), ("updates", u.type)],
+            x=t.type,
+            ids=at.type,
+            updates=u.type,
             fix=f"these ids name slices of dim {slices[0]}: give dim={slices[0]}"
             if slices
             else "give each update an id: both of one shape, with the rank of x",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.dtypes import BY_NAME, dtype_of
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from . import functions as F
 from .engine import engine
 from .operands import as_tensor, scalar
@@ -52,10 +52,9 @@ def as_ops(who: str, fn: Callable[..., list[Any]], args: Sequence[Tensor]) -> li
     for e in traced.rows:
         rule = RULES.get(e.name)
         if rule is None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{who}: {e.name} of JAX has no counterpart here",
-                [(f"arg {i}", read(x).type) for i, x in enumerate(e.args) if _known(x)],
+                rows=[(f"arg {i}", read(x).type) for i, x in enumerate(e.args) if _known(x)],
                 fix="write this part with ts functions; an optimizer of optim needs no JAX",
             )
         made = rule(*map(read, e.args), **e.params)

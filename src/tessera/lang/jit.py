@@ -24,7 +24,6 @@ from ..core.errors import (
     TraceWarning,
     UsageError,
     caller,
-    fail,
     lines_up,
 )
 from ..core.interrupts import handle_waiting, whole
@@ -113,10 +112,9 @@ class Jit(Generic[P, R]):
         for n in given if isinstance(given, (tuple, list, set, frozenset)) else [given]:
             name = params[n] if isinstance(n, int) and 0 <= n < len(params) else n
             if name not in params:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"jit: {self.name} has no argument {n!r} to donate",
-                    [("arguments", ", ".join(params))],
+                    arguments=", ".join(params),
                     fix="name one of them",
                 )
             names.add(str(name))
@@ -131,7 +129,7 @@ class Jit(Generic[P, R]):
 
     def _latest(self) -> tuple[Builder, list[Node], Schedule | None]:
         if self._last is None:
-            raise fail(NotYetError, f"jit: {self.name} has not been called yet", fix="call it once")
+            raise NotYetError(f"jit: {self.name} has not been called yet", fix="call it once")
         return self._last
 
     @property

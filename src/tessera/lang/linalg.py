@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from ..core.checks import flag
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.peers import public
 from . import functions as F
 from .custom import custom_gradient
@@ -33,10 +33,9 @@ def _matrices(name: str, x: Like, square: bool = True) -> Tensor:
     t = as_tensor(x)
     t = t if t.dtype.is_float else t.to(f32)
     if t.ndim < 2 or (square and t.shape[-2] != t.shape[-1]):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: needs {'square ' if square else ''}matrices in the last two dims",
-            [("x", t.type)],
+            x=t.type,
             fix=f"give [..., {'n, n' if square else 'm, n'}]",
         )
     return t
@@ -49,10 +48,10 @@ def _pair(name: str, x: Like, y: Like) -> tuple[Tensor, Tensor, bool]:
     flat = b.ndim == 1
     b = b.reshape(-1, 1) if flat else b
     if b.ndim < 2 or b.shape[-2] != a.shape[-1]:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the right side has not as many rows as the matrix",
-            [("a", a.type), ("b", b.type)],
+            a=a.type,
+            b=b.type,
             fix="give b [..., n, k], or one vector [n]",
         )
     lead = F.broadcast_lead(name, a, b)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.checks import flag, one_of
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.node import Graph, Node, input_node
 from ..ops.cast import cast as to
@@ -97,13 +97,12 @@ def length_of(name: str, rows: Sequence[Tensor]) -> int:
     """The leading length that the tensors have in common."""
     if not rows:
         fix = "give ts.arange(n) as xs for n turns"
-        raise fail(ShapeError, f"{name}: there is no tensor to take turns over", fix=fix)
+        raise ShapeError(f"{name}: there is no tensor to take turns over", fix=fix)
     lengths = {t.shape[0] if t.shape else -1 for t in rows}
     if len(lengths) != 1 or -1 in lengths:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the tensors need one leading length",
-            [(f"x{i}", t.type) for i, t in enumerate(rows)],
+            rows=[(f"x{i}", t.type) for i, t in enumerate(rows)],
             fix="give tensors whose first dims are equal"
             if any(t.shape for t in rows)
             else "join what the turns take in one tensor: ts.tensor(numbers), ts.stack(tensors)",
@@ -181,8 +180,7 @@ def _recorded(
         xs = [r.input(t.type.with_dims(t.type.dims[1:]), f"x{i}") for i, t in enumerate(rows)]
         given = call(carry, xs)
         if not isinstance(given, tuple) or len(given) != 2:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"scan: the body gave a {type(given).__name__}, not a pair",
                 fix="return (carry, y); y may be ()",
             )

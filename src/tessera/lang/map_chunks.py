@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..core.checks import one_of, whole
 from ..core.dtypes import uint32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.layout import TensorType, dim_axes, ways, without
 from . import functions as F
 from .checks import asked_function
@@ -77,10 +77,10 @@ def _of_rows(out: R, block: Tensor) -> R:
     for y in flatten(out)[0]:
         shape = getattr(y, "shape", ())
         if y is not None and tuple(shape[:1]) != block.shape[:1]:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 "map_chunks: the function gives another number of rows than it is given",
-                [("block", block.type), ("gives", y.type if isinstance(y, Tensor) else shape)],
+                block=block.type,
+                gives=y.type if isinstance(y, Tensor) else shape,
                 fix="it gets a block of rows: compute along the other dims, such as x.sum(-1); a"
                 " function of one row is ts.vmap(fn)",
             )

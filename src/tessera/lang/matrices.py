@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.checks import ranked, sizes, whole
 from ..core.dtypes import bool_, dtype_of, f32, int32, summed
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from .operands import as_tensor, emit, scalar
 from .shaping import one_dim, permute, reshape, sliced
 from .tensor import Like, Tensor
@@ -70,12 +70,7 @@ def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor
     m, n = t.shape[i], t.shape[j]
     count = min(m + min(k, 0), n - max(k, 0))
     if i == j:
-        raise fail(
-            ShapeError,
-            f"diagonal: dims {i} and {j} are one",
-            [("x", t.type)],
-            fix="name two dims",
-        )
+        raise ShapeError(f"diagonal: dims {i} and {j} are one", x=t.type, fix="name two dims")
     rest = [d for d in range(t.ndim) if d not in (i, j)]
     order = (*rest, i, j)
     t = t if order == tuple(range(t.ndim)) else permute(t, order)

@@ -6,7 +6,7 @@ import math
 
 from ..core.checks import number, shown, unfit
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.kinds import is_whole
 from . import functions as F
 from .operands import as_tensor, emit_many
@@ -35,10 +35,9 @@ def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: bool = False) -
     if ord is None:
         return vector_norm(t, 2, dim, keepdims)
     if given > 2 or (given == 0 and t.ndim):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"norm: ord={shown(ord)} is of one dim, a vector, or of two, a matrix; not of {given}",
-            [("x", t.type)],
+            x=t.type,
             fix="name one or two dims, or use ts.linalg.vector_norm, which takes any number",
         )
     if given == 2:
@@ -101,10 +100,9 @@ def matrix_norm(
     given = tuple(dim) if isinstance(dim, (tuple, list, range)) else ()
     two = len(given) == 2 and given[0] != given[1]
     if not two or len(dims_of("matrix_norm", t, given)) != 2:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"matrix_norm: {shown(dim)} does not name the rows and the columns",
-            [("a", t.type)],
+            a=t.type,
             fix="give two different dims of it, e.g. dim=(-2, -1)",
         )
     rows, columns = given = tuple(d % t.ndim for d in given)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.kinds import is_whole
 from ..core.peer_names import INSTEAD
 from . import functions as F
@@ -41,8 +41,7 @@ def _name(f: Any) -> str:
 
 def refused(f: Any, why: str, instead: str = "") -> UsageError:
     """The error for the NumPy function `f` on a tensor."""
-    return fail(
-        UsageError,
+    return UsageError(
         f"{_name(f)}: {why}",
         fix=(f"use {instead}, or " if instead else "compose it of functions of ts, or ")
         + "take the value alone, without a gradient: x.numpy()",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from .box import Box
 from .changes import apart_from
 from .engine import HostCopy, engine
@@ -21,10 +21,9 @@ def away(t: Tensor) -> tuple[Tensor, HostCopy]:
     """The same tensor in host memory, and the copy, which is started, not waited for. Raises
     UsageError in a recorded function."""
     if t._trace is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "a tensor of a recorded function cannot be moved to the host",
-            [("tensor", t.type)],
+            tensor=t.type,
             fix="move it outside: an argument before the call, or what the function returns",
         )
     copy = copy_of(t) or engine().offload(t.stored, t.type)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.checks import shown
 from ..core.dtypes import DType, dtype_of, f32, int32, promote
-from ..core.errors import MeshError, UsageError, fail
+from ..core.errors import MeshError, UsageError
 from ..core.layout import TensorType, plain
 from .checks import fitting
 from .eager import EAGER, here
@@ -98,10 +98,9 @@ def matched(op: str, x: object, y: object) -> tuple[Tensor, Tensor]:
     """Both as Tensors of one dtype."""
     like = x if isinstance(x, Tensor) else y
     if y is None and op in ("eq", "ne"):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{op}: a tensor is not compared with None",
-            [("x", like.type if isinstance(like, Tensor) else shown(x))],
+            x=like.type if isinstance(like, Tensor) else shown(x),
             fix="write x is None" if op == "eq" else "write x is not None",
         )
     if not isinstance(like, Tensor):
@@ -127,9 +126,9 @@ def _check_divisor(op: str, x: Tensor, divisor: object) -> None:
     """Raises UsageError for whole numbers by a zero that the host knows."""
     given: Any = divisor._given if isinstance(divisor, Tensor) else divisor
     if x.dtype.is_int and given is not None and not np.all(given):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{op}: whole numbers cannot be divided by zero",
-            [("x", x.type), ("divisor", shown(divisor))],
+            x=x.type,
+            divisor=shown(divisor),
             fix="divide by something else where it is zero: ts.where(y == 0, 1, y)",
         )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ..core.dtypes import beyond
-from ..core.errors import DTypeError, fail
+from ..core.errors import DTypeError
 from .operands import binary, emit, matched
 from .tensor import Like, Tensor, method
 
@@ -68,10 +68,9 @@ def _invert(x: Tensor) -> Tensor:
 def _pow(x: Tensor, y: Like) -> Tensor:
     """`x ** y`: small whole exponents as products, which are exact and have a gradient at 0."""
     if isinstance(y, int) and y < 0 and x.dtype.is_int:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"pow: {x.dtype} to the power of {y} is no whole number",
-            [("x", x.type)],
+            x=x.type,
             fix=f"give the exponent as a float: x ** {float(y)}",
         )
     if isinstance(y, int) and not isinstance(y, bool) and 1 <= y <= 4:

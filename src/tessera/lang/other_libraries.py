@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import EngineWarning, TesseraError, UsageError, fail, lines_up
+from ..core.errors import EngineWarning, TesseraError, UsageError, lines_up
 from ..core.peers import SPACES, no_name
 from .engine import engine
 from .tensor import Tensor, method
@@ -36,11 +36,8 @@ class _NotSet:
         raise AttributeError(self.name)  # `_no_attribute` says what to write
 
     def __set__(self, x: Tensor, value: object) -> None:
-        raise fail(
-            UsageError,
-            f"{type(x).__name__}.{self.name} cannot be set",
-            [("tensor", x.type)],
-            fix=self.fix,
+        raise UsageError(
+            f"{type(x).__name__}.{self.name} cannot be set", tensor=x.type, fix=self.fix
         )
 
 
@@ -60,10 +57,9 @@ def _for_torch(kind: type, f: Any, types: Any, args: tuple[Any, ...] = (), how: 
     given = [a for row in rows for a in row if isinstance(a, Tensor)]
     if not given:
         return NotImplemented
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"torch.{getattr(f, '__name__', f)} does not compute with a Tensor of Tessera",
-        [("tensor", given[0].type)],
+        tensor=given[0].type,
         fix="use a function of ts or nn, or the value, without a gradient: torch.as_tensor(x)",
     )
 
@@ -84,10 +80,9 @@ def _for_jax(x: Tensor) -> Callable[[], Any]:
         return lambda: _array_of_jax(x)
     else:
         raise AttributeError("__jax_array__")
-    raise fail(
-        TesseraError,  # JAX would say that a TypeError is an error of its own
+    raise TesseraError(  # JAX would say that a TypeError is an error of its own
         f"a function of JAX does not {why}",
-        [("tensor", x.type)],
+        tensor=x.type,
         fix="use functions of ts; ts.op makes an op of a JAX function, optim.from_optax(tx) an"
         f" optimizer of one of optax{way}",
     )

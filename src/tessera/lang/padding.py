@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.checks import number, shown, unfit
 from ..core.dtypes import bool_, held_as
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
 from . import functions as F
 from .checks import bound, fitting
@@ -40,8 +40,7 @@ class Pad:
     def __post_init__(self) -> None:
         sizes = self.sizes if isinstance(self.sizes, (tuple, list, range)) else ()
         if not is_whole(self.dim) or not sizes or not all(is_whole(n) and n > 0 for n in sizes):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"Pad: dim {shown(self.dim)} and sizes {shown(self.sizes)} say nothing",
                 fix="name a dim and whole numbers, e.g. Pad(dim=1, sizes=(64, 128, 256), value=0)",
             )
@@ -60,22 +59,20 @@ class Pad:
         sizes; DTypeError if `value` does not fit the dtype of `x`.
         """
         if not isinstance(x, Tensor) and not is_array(x):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"jit: {what} cannot be padded: it is {shown(x)}",
                 fix="give an array or a tensor, or name the part: pad={'batch': {'ids': Pad(...)}}",
             )
         dtype = held_as(x.dtype) if isinstance(x, np.ndarray) else as_tensor(x).dtype
         if dtype is bool_ and self.value not in (0, 1):
-            raise fail(UsageError, f"jit: {what} holds truths", fix="pad it with False or True")
+            raise UsageError(f"jit: {what} holds truths", fix="pad it with False or True")
         value = fitting("jit", self.value, dtype)
         shape = [*x.shape]
         size = self.size_for(shape[self.dim]) if -len(shape) <= self.dim < len(shape) else None
         if size is None:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"jit: {what} of shape {tuple(shape)} has no dim {self.dim} that fits the sizes",
-                [("sizes", self.sizes)],
+                sizes=self.sizes,
                 fix="name the dim that varies, and a size for the longest",
             )
         if size == shape[self.dim]:
@@ -101,10 +98,9 @@ def checked(name: str, signature: Signature, pads: Any, donated: frozenset[str])
     for what in pads:
         if what not in signature.parameters or what in donated:
             why = "is donated" if what in donated else "is no argument"
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"jit: {what!r} of {name} {why}, so it cannot be padded",
-                [("arguments", ", ".join(signature.parameters))],
+                arguments=", ".join(signature.parameters),
                 fix="name arguments that are not donated",
             )
     return pads
@@ -141,8 +137,7 @@ def _padded(what: str, x: Any, pads: Pad | Pads, copies: list[Any]) -> Any:
     if isinstance(pads, Pad):
         return pads.padded(what, x)
     if not isinstance(x, dict) or not pads.keys() <= x.keys():
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"jit: {what} is {shown(x)}",
             fix=f"give a dict with {', '.join(map(repr, pads))}, which pad= names",
         )

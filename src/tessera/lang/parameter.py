@@ -10,7 +10,7 @@ import numpy as np
 from ..core.checks import flag, shown, sizes, unfit
 from ..core.context import settings
 from ..core.dtypes import dtype_of
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError
 from ..core.kinds import is_whole
 from ..core.layout import plain
 from .box import Box, fits
@@ -52,10 +52,9 @@ class Parameter(Box):
             if len(shape) == 2 and isinstance(shape[1], bool):
                 requires_grad = shape[1]
             elif len(shape) > 1 or init is not None:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     "Parameter: a tensor has its values already",
-                    [("tensor", shown(shape[0]))],
+                    tensor=shown(shape[0]),
                     fix="give the tensor alone, or sizes and init=",
                 )
             value = as_tensor(shape[0], dtype)
@@ -76,10 +75,9 @@ class Parameter(Box):
                 *s, init=init, dtype=dtype, name=name, requires_grad=self.requires_grad
             )
         if not self.dtype.is_float:
-            raise fail(
-                DTypeError,
+            raise DTypeError(
                 f"Parameter: {self.dtype} cannot be trained",
-                [("tensor", self.type)],
+                tensor=self.type,
                 fix="give floats; a tensor of integers is an attribute like any other",
             )
         self.requires_grad = requires_grad
@@ -110,10 +108,9 @@ class Parameter(Box):
         self.put(new)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "a parameter cannot be changed in a part of it",
-            [("parameter", self.type)],
+            parameter=self.type,
             fix="put a whole value into it: p.data = ts.where(mask, value, p)",
         )
 
@@ -121,10 +118,9 @@ class Parameter(Box):
         """Itself, with `value` in it: what `p -= step` means, where no gradient could be asked for
         through the old value. Raises UsageError elsewhere, as PyTorch does."""
         if not (settings().no_grad or self.frozen):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "Parameter: a weight that is trained is changed in place",
-                [("weight", self.type)],
+                weight=self.type,
                 fix="change it inside `with ts.no_grad():`; assign it: model.weight = tensor; or"
                 " compute on with a new tensor: w = w - step",
             )
@@ -176,17 +172,15 @@ def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
         if not isinstance(t, Parameter):
             continue
         if t.frozen:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{call}: {name!r} is frozen",
-                [("parameter", t.type)],
+                parameter=t.type,
                 fix="give the module itself or its trainable_parameters(), or unfreeze it",
             )
         if names.setdefault(id(t), name) != name:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{call}: {names[id(t)]!r} and {name!r} are one parameter",
-                [("parameter", t.type)],
+                parameter=t.type,
                 fix="name it once, as the parameters() of a module do",
             )
 

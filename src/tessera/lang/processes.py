@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.checks import unfit
 from ..core.devices import device_count, process_count
-from ..core.errors import UsageError, caller, fail
+from ..core.errors import UsageError, caller
 from ..core.limits import limits
 from ..core.wording import differences
 from .engine import engine
@@ -52,8 +52,7 @@ def all_gather_object(value: Any) -> list[Any]:
     [{'took_s': 1.5}]
     """
     if current() is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "all_gather_object: inside of a compiled function it runs once, when that is recorded",
             fix="call it outside",
         )
@@ -67,10 +66,9 @@ def all_gather_object(value: Any) -> list[Any]:
     at = caller() or ""
     said = engine().gather(f"object/{next(_turn)}", [at, text], limits().collective_s)
     if rows := differences({rank: {"at": line} for rank, (line, _) in enumerate(said)}):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "all_gather_object: the processes are not at the same call",
-            rows,
+            rows=rows,
             fix="call it in all of them, in the same order",
         )
     return [json.loads(text) for _, text in said]

@@ -8,7 +8,7 @@ import numpy as np
 from ..core.checks import several, shown
 from ..core.context import settings
 from ..core.dtypes import dtype_of, f32, summed
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from .einsum import plain_form
 from .matrices import diagonal
 from .operands import as_tensor, emit, matched, tensor_like
@@ -46,8 +46,7 @@ def einsum(index: str, *xs: Like) -> Tensor:
     Raises UsageError if `index` is not a string, ShapeError if it does not fit the shapes.
     """
     if not isinstance(index, str):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"einsum: {shown(index)} is no index string",
             fix='say which dims go where, e.g. "b s d, d n -> b s n"',
         )
@@ -76,18 +75,15 @@ def matmul(x: Like, y: Like) -> Tensor:
     """
     a, b = _same_dtype("matmul", as_tensor(x), as_tensor(y))
     if not a.ndim or not b.ndim:
-        raise fail(
-            ShapeError,
-            "matmul: a scalar has no matrix",
-            [("x", a.type), ("y", b.type)],
-            fix="multiply by it: x * y",
+        raise ShapeError(
+            "matmul: a scalar has no matrix", x=a.type, y=b.type, fix="multiply by it: x * y"
         )
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if a.shape[-1] != inner:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"matmul: the inner sizes {a.shape[-1]} and {inner} differ",
-            [("x", _made(a)), ("y", _made(b))],
+            x=_made(a),
+            y=_made(b),
             fix=f"transpose one of them, or give y a dim -2 of {a.shape[-1]}",
         )
     if b.ndim == 1:
@@ -122,9 +118,9 @@ def broadcast_lead(name: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the leading dims {a.shape[:-2]} and {b.shape[:-2]} do not broadcast",
-            [("x", a.type), ("y", b.type)],
+            x=a.type,
+            y=b.type,
             fix="make them equal, or 1",
         ) from None

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.checks import flag, number, ranked, shown, sizes, unfit, whole
 from ..core.dtypes import beyond, dtype_of, f32, int32, uint32
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
 from ..core.peers import public
@@ -54,10 +54,9 @@ def seed(value: int) -> None:
     """
     value = whole("seed", "the seed", value, 0, 2**32 - 1)
     if record.current() is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "seed: a compiled function runs it only when it is recorded",
-            [("seed", value)],
+            seed=value,
             fix="call it before the function; what is drawn inside follows from it",
         )
     STATE.seed, STATE.calls, STATE.created = value, 0, 0
@@ -75,10 +74,8 @@ def set_state(saved: dict[str, int]) -> None:
     """
     names = ("seed", "calls", "created")
     if not isinstance(saved, dict) or not all(is_whole(saved.get(n)) for n in names):
-        raise fail(
-            UsageError,
-            f"random: {shown(saved)} is not a state",
-            fix="give what ts.random.state() gave",
+        raise UsageError(
+            f"random: {shown(saved)} is not a state", fix="give what ts.random.state() gave"
         )
     STATE.seed, STATE.calls, STATE.created = (int(saved[n]) for n in names)
 
@@ -310,10 +307,9 @@ def multinomial(probs: Like, count: int, replacement: bool = False) -> Tensor:
     ranked("multinomial", "probs", t.type, 1, "give [..., K]", more=True)
     classes = t.shape[-1]
     if not classes or (many > classes and not again):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"multinomial: {many} ids of {classes} classes",
-            [("probs", t.type)],
+            probs=t.type,
             fix="draw at most as many as there are classes, or with replacement=True",
         )
     bad = functions.any((t < 0) | ~functions.isfinite(t), -1, True)

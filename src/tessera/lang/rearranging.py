@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..core.checks import one_of, several, sizes, whole
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_list, is_whole
 from .checks import fitting
 from .operands import as_tensor, emit
@@ -36,10 +36,9 @@ def unsqueeze(x: Like, dim: int) -> Tensor:
     """
     t, at = as_tensor(x), whole("unsqueeze", "dim", dim)
     if not -t.ndim - 1 <= at <= t.ndim:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"unsqueeze: the result has no dim {at}",
-            [("x", t.type)],
+            x=t.type,
             fix=f"dims are {-t.ndim - 1} to {t.ndim}",
         )
     at %= t.ndim + 1
@@ -56,10 +55,9 @@ def flatten(x: Like, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     t = t if t.ndim else reshape(t, 1)
     first, last = one_dim("flatten", t, start_dim), one_dim("flatten", t, end_dim)
     if last < first:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"flatten: end_dim {last} comes before start_dim {first}",
-            [("x", t.type)],
+            x=t.type,
             fix="give them in their order",
         )
     count = 1
@@ -88,10 +86,9 @@ def _tiled(name: str, t: Tensor, dims: Sequence[int | Sequence[int]], rank: int)
     given: object = dims[0] if len(dims) == 1 and not is_whole(dims[0]) else dims
     counts = sizes(name, given)
     if len(counts) < rank:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: {len(counts)} numbers for {rank} dims",
-            [("x", t.type)],
+            x=t.type,
             fix="give one for each dim; to repeat each element: ts.repeat_interleave(x, n, dim)",
         )
     counts = (*(1,) * (t.ndim - len(counts)), *counts)
@@ -132,24 +129,21 @@ def pad(x: Like, pad: Sequence[int], mode: str = "constant", value: float = 0.0)
     t = as_tensor(x)
     one_of("pad", "mode", mode, MODES)
     if not is_list(pad, is_whole) or len(pad) % 2:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "pad: pad is no list of pairs of whole numbers",
             fix="give (before, after) of the last dim, then of the one before it: (1, 1, 0, 2)",
         )
     if len(pad) > 2 * t.ndim:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"pad: {len(pad) // 2} pairs for {t.ndim} dims",
-            [("x", t.type)],
+            x=t.type,
             fix="give (before, after) for each of the last dims",
         )
     pairs = {t.ndim - 1 - i: (int(pad[2 * i]), int(pad[2 * i + 1])) for i in range(len(pad) // 2)}
     if any(t.shape[d] + a + b < 0 for d, (a, b) in pairs.items()):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"pad: {tuple(pad)} takes more away than there is",
-            [("x", t.type)],
+            x=t.type,
             fix="leave 0 elements or more of each dim",
         )
     if mode == "constant":
@@ -183,10 +177,9 @@ def _mirrored(mode: str, t: Tensor, dim: int, before: int, after: int) -> np.nda
     n = t.shape[dim]
     most = {"reflect": n - 1, "circular": n, "replicate": max(before, after) if n else 0}[mode]
     if max(before, after) > max(0, most):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"pad: dim {dim} of size {n} has not {max(before, after)} elements for mode {mode}",
-            [("x", t.type)],
+            x=t.type,
             fix=f"pad by {max(0, most)} at most, or use mode='constant'",
         )
     at = np.arange(-before, n + after)
@@ -224,8 +217,7 @@ def _list(given: object) -> Sequence[int]:
 
 
 def _as_many(shifts: Sequence[int], dims: Sequence[int]) -> UsageError:
-    return fail(
-        UsageError,
+    return UsageError(
         f"roll: {len(shifts)} shifts for {len(dims)} dims",
         fix="give a shift for each dim, e.g. ts.roll(x, (1, 2), dims=(0, 1))",
     )

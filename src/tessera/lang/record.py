@@ -18,7 +18,7 @@ from ..core.checks import string
 from ..core.context import settings
 from ..core.devices import process_count
 from ..core.dtypes import uint32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType, plain
 from ..core.options import ProgramOptions
 from ..core.turns import TURN, given_up
@@ -182,10 +182,9 @@ class Recorder:
         born = id(box) in root.changes.born
         inner = self.parent is not None and box._trace is not self
         if inner and not born:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "a weight is set in the body of a loop, a branch or vmap",
-                [("weight", box)],
+                weight=box,
                 fix="return the new value from the body, and set the weight after it",
             )
         node = self.node(value)
@@ -218,10 +217,9 @@ class Recorder:
         """What to assign to an attribute of a module from outside, or to an item of a list or dict
         of one: it is set when the program has run."""
         if self.parent is not None or self.draws is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{type(holder).__name__}.{name} is set in the body of a loop, a branch or vmap",
-                [("tensor", value.type)],
+                tensor=value.type,
                 fix="return the new value from the body, and set it after it",
             )
         held = f"{type(holder).__name__}.{name}"
@@ -333,17 +331,16 @@ class Recorder:
         node = self.node(t)
         if node.type.varying:
             self.frame.reads(node)
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "a value that differs between devices is read",
-                [("tensor", node.type), *([("made at", node.loc)] if node.loc else [])],
+                tensor=node.type,
+                made_at=node.loc,
                 fix="combine it first: dist.all_reduce(x, axis), or choose with ts.where",
             )
         if self.reader is None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "a value cannot be read here: the function is recorded without running",
-                _shown(t),
+                rows=_shown(t),
                 fix="read values inside ts.jit only, and outside of loop bodies"
                 if self.frame.is_read and self.root.stages is None
                 else "return the value, and read it after the call",
@@ -374,10 +371,9 @@ def _shown(t: Tensor) -> list[tuple[str, object]]:
 
 
 def _ended(t: Tensor) -> UsageError:
-    return fail(
-        UsageError,
+    return UsageError(
         "a tensor of a recorded function is used after that function ended",
-        _shown(t),
+        rows=_shown(t),
         fix="return it from its function and use what the call gives back",
     )
 
@@ -406,13 +402,10 @@ def need_before_recording(what: str, **chosen: Any) -> None:
     now = options_here()
     asked = replace(now, **chosen)
     if current() is not None and now != asked:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{what}: the options of a recorded function are settled before it is recorded",
-            [
-                ("recorded under", str(now)),
-                ("asked for", str(asked)),
-            ],
+            recorded_under=str(now),
+            asked_for=str(asked),
             fix="write it around the call of the compiled function, or before it",
         )
 

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..core.checks import flag, function_of, one_of, shown, unfit, whole
 from ..core.context import put, settings
-from ..core.errors import UsageError, fail, warn_no_effect
+from ..core.errors import UsageError, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.options import ScheduleOptions
 from ..core.topology import Topology, cluster
@@ -113,8 +113,7 @@ def _links_of_mesh() -> Topology | None:
 
 def _need_topology(names: Iterable[str], topology: Topology | None) -> None:
     if CHEAPEST in names and not (topology or settings().program.schedule.topology):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "schedule: what is cheapest depends on the links",
             fix='give topology="h100", or a Topology, or open a mesh that has links: '
             'with ts.mesh.preset("t3000"):',
@@ -211,8 +210,7 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
     """
     unknown = [k for k in choices if k not in inspect.signature(options).parameters]
     if more or unknown:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"schedule: {shown(more[0]) if more else unknown[0]!r} is no choice",
             fix="write @schedule(" + "=, ".join(inspect.signature(options).parameters) + "=)",
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.checks import several, sizes, unfit, whole
 from ..core.dtypes import promote
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
 from .operands import as_tensor, emit
 from .tensor import Like, Tensor, method
@@ -29,15 +29,12 @@ def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
         if not x.ndim and d in (0, -1):
             continue
         if not -x.ndim <= d < x.ndim:
-            raise fail(
-                ShapeError,
-                f"{name}: there is no dim {d}",
-                [("x", x.type)],
-                fix=f"dims are {-x.ndim} to {x.ndim - 1}",
+            raise ShapeError(
+                f"{name}: there is no dim {d}", x=x.type, fix=f"dims are {-x.ndim} to {x.ndim - 1}"
             )
         if d % x.ndim in out:
             fix = "name each dim once"
-            raise fail(ShapeError, f"{name}: dim {d} is named twice", [("x", x.type)], fix=fix)
+            raise ShapeError(f"{name}: dim {d} is named twice", x=x.type, fix=fix)
         out.append(d % x.ndim)
     return tuple(sorted(out))
 
@@ -46,7 +43,7 @@ def one_dim(name: str, x: Tensor, dim: int) -> int:
     """`dim` as one non-negative dim of `x`. Raises ShapeError, UsageError."""
     dims = dims_of(name, x, whole(name, "dim", dim))
     if not dims:
-        raise fail(ShapeError, f"{name}: a scalar has no dims", [("x", x.type)], fix="reshape it")
+        raise ShapeError(f"{name}: a scalar has no dims", x=x.type, fix="reshape it")
     return dims[0]
 
 
@@ -54,10 +51,9 @@ def need_some(name: str, x: Tensor, dims: Sequence[int]) -> None:
     """Raises ShapeError if one of no elements along `dims` would be a result."""
     none = [d for d in dims if not x.shape[d]]
     if none and all(n for d, n in enumerate(x.shape) if d not in dims):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: dim {none[0]} has no elements, so there is none to give",
-            [("x", x.type)],
+            x=x.type,
             fix="ask x.size first, or ts.concat a value that stands for none",
         )
 
@@ -84,10 +80,9 @@ def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
         if known > 0 and t.size % known == 0:
             new[new.index(-1)] = t.size // known
     if any(n < 0 for n in new):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"reshape: {t.size} elements do not fit shape {tuple(new)}",
-            [("x", t.type)],
+            x=t.type,
             fix="sizes are >= 0; one of them may be -1 where the rest, above 0, divides",
         )
     return t if tuple(new) == t.shape else emit("reshape", t, shape=tuple(new))
@@ -113,10 +108,9 @@ def permute(x: Like, *dims: int | Sequence[int]) -> Tensor:
     order = [whole("permute", "a dim", d) for d in _spread("permute", dims)]
     perm = tuple(d % t.ndim if -t.ndim <= d < t.ndim else d for d in order)
     if sorted(perm) != list(range(t.ndim)):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"permute: {tuple(order)} is no order of {t.ndim} dims",
-            [("x", t.type)],
+            x=t.type,
             fix=f"name each of 0 to {t.ndim - 1} once",
         )
     return emit("transpose", t, perm=perm)
@@ -128,10 +122,9 @@ def swap(x: Like, a: int | Sequence[int] | None = None, b: int = -1) -> Tensor:
     Raises UsageError where `x` has more dims than two and none is named."""
     t = as_tensor(x)
     if a is None and t.ndim > 2:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "transpose: no dims are named",
-            [("x", t.type)],
+            x=t.type,
             fix="x.transpose(-2, -1) exchanges the last two, x.T has all in reverse order",
         )
     if isinstance(a, Sequence):
@@ -179,10 +172,9 @@ def stack(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
     rank = ts[0].ndim + 1
     at = whole("stack", "dim", dim)
     if not -rank <= at < rank or any(t.shape != ts[0].shape for t in ts):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"stack: tensors of one shape and a dim from {-rank} to {rank - 1} are needed",
-            [*((f"x{i}", t.type) for i, t in enumerate(ts[:4])), ("dim", at)],
+            rows=[*((f"x{i}", t.type) for i, t in enumerate(ts[:4])), ("dim", at)],
             fix="reshape the tensors, or use ts.concat along a dim that is there",
         )
     at %= rank
@@ -204,10 +196,9 @@ def split(x: Like, sections: int | Sequence[int], dim: int = 0) -> list[Tensor]:
     else:
         parts = list(sizes("split", sections))
     if sum(parts) != n or not parts:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"split: dim {d} of size {n} does not divide into {sections}",
-            [("x", t.type)],
+            x=t.type,
             fix="give a divisor, or sizes that add up",
         )
     out, at = [], 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.checks import instance
-from ..core.errors import GraphError, fail
+from ..core.errors import GraphError
 from ..ir.graph.node import Graph, Node, reachable
 from ..ops.control import item, scan
 from ..ops.create import full
@@ -83,8 +83,7 @@ def _need_linear(outs: list[Tensor], xs: list[Tensor]) -> None:
     while ops:
         op, attrs = ops.pop()
         if op == custom.name and not _slopes(attrs["backward"], attrs["values"]):
-            raise fail(
-                GraphError,
+            raise GraphError(
                 f"jvp: the backward function {attrs['backward'].name} is not linear in the gradient"
                 " that it is given, so it tells no slope",
                 fix="take the slope of the function without its own gradient; or ts.vjp",

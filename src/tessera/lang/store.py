@@ -21,7 +21,7 @@ from weakref import finalize
 
 from ..core.checks import mapping, same_names, string
 from ..core.context import settings
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.interrupts import whole
 from ..core.layout import plain
 from ..core.mesh import Mesh
@@ -146,8 +146,7 @@ def store_of(fn: Callable[..., Any], name: str) -> Store:
 def _owner_now(what: str) -> Owner:
     owner = _here.get().owner
     if owner.recorder is not current():
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{what}: weights cannot be made in the body of a loop or a branch",
             fix="call a function with @graph.stage there: its weights are its own",
         )
@@ -179,10 +178,10 @@ def weights(
         with eager():
             group = store.groups[name] = Group(asked, _named(make(), full, rename))
     elif group.asked != asked:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{kind}: the weights {full!r} were made with other sizes or options",
-            [("made with", group.asked), ("asked for", asked)],
+            made_with=group.asked,
+            asked_for=asked,
             fix="give one of the two another name=, or call them in functions of their own",
         )
     for p in group.module.parameters().values():
@@ -214,8 +213,7 @@ def use(p: Parameter, mesh: Mesh | None, store: Store) -> None:
         if here.strategy is not None:
             want = here.strategy.weight(p.name, plain(p.dtype, p.shape, mesh))
         if here.seen.setdefault(label, p) is not p:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{here.prefix or 'parameters'}: two weights are called {label!r}",
                 fix="give the stages, or the weights, names of their own",
             )
@@ -249,10 +247,9 @@ def assign(what: str, weights: Mapping[str, Box], new: object, whole: bool) -> N
     for name, x in new.items():
         t = as_tensor(x)
         if t._trace is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{what}: {name!r} is a tensor of a function that is being recorded",
-                [("tensor", t.type)],
+                tensor=t.type,
                 fix="return it from the function, and set the weights outside",
             )
         fits(f"{what}: {name!r}", weights[name], t, "give a tensor like the weight")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ..core.checks import instance, one_of, shown, unfit
 from ..core.context import settings
-from ..core.errors import StrategyError, StrategyWarning, UsageError, fail, lines_up
+from ..core.errors import StrategyError, StrategyWarning, UsageError, lines_up
 from ..core.layout import TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.peers import checked
@@ -72,10 +72,9 @@ class Strategy:
         """The layout at rest: each part says first how a weight is used, then what rests split."""
         for p in self.parts:
             if t.mesh is None:
-                raise fail(
-                    StrategyError,
+                raise StrategyError(
                     f"strategy {p.kind!r}: the weight {name!r} lies on no mesh",
-                    [("weight", t)],
+                    weight=t,
                     fix="lay the model out first: dist.place(model, strategy, mesh); what a step"
                     " makes itself lies on the mesh in force: with mesh:",
                 )
@@ -155,10 +154,9 @@ class AxisStrategy(Strategy):
     def split(self, t: TensorType, dim: int) -> TensorType:
         """`t` with `dim` split over the axis. Raises StrategyError if it has no such dim."""
         if not -t.rank <= dim < t.rank:
-            raise fail(
-                StrategyError,
+            raise StrategyError(
                 f"strategy {self.kind!r}: there is no dim {dim} to split over {self.axis!r}",
-                [("tensor", t)],
+                tensor=t,
                 fix="leave what has no such dim as it is",
             )
         return split_over(t, dim % t.rank, (self.axis,))
@@ -171,10 +169,9 @@ class AxisStrategy(Strategy):
     def _check_axis(self, t: TensorType) -> None:
         """Raises StrategyError unless the mesh of `t` has its axis."""
         if t.mesh is not None and self.axis not in t.sizes:
-            raise fail(
-                StrategyError,
+            raise StrategyError(
                 f"strategy {self.kind!r}: axis {self.axis!r} is not an axis of the mesh",
-                [("mesh", t.mesh.text())],
+                mesh=t.mesh.text(),
                 fix=f"say {self._call} with an axis of the mesh",
             )
 
@@ -182,10 +179,10 @@ class AxisStrategy(Strategy):
         """`new`, which it made of `t`. Raises StrategyError if that is another tensor's layout."""
         if new is t or (isinstance(new, TensorType) and _of_one_tensor(t, new)):
             return new
-        raise fail(
-            StrategyError,
+        raise StrategyError(
             f"strategy {self.kind!r}: it gives no layout of the tensor that it is asked for",
-            [("tensor", t), ("it gives", new)],
+            tensor=t,
+            it_gives=new,
             fix="return the type that it gets, or self.split of it",
         )
 
@@ -344,16 +341,14 @@ def place(
 
     out = tree_update(placed, tree)
     if arrays and not have:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "place: nothing in it is a tensor, and NumPy arrays stay as they are",
-            [("arrays", ", ".join(path_name(p) or "the tree" for p in arrays[:5]))],
+            arrays=", ".join(path_name(p) or "the tree" for p in arrays[:5]),
             fix='of a batch: dist.place(batch, strategy, mesh, kind="batch"); of weights: make'
             " tensors first, by nn.Parameter(x) or ts.tensor(x)",
         )
     if kind != "batch" and any(not path for path, _ in rest):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"place: {shown(tree)} holds no tensors that can be laid out",
             fix="give the module itself, its parameters(), or a dict or list of tensors",
         )
@@ -361,11 +356,10 @@ def place(
         # A number beside arrays is one; a table of another library should have been an array.
         left = [(p, x) for p, x in rest if not have or getattr(x, "shape", None)]
         if left:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "place: a batch is laid out as tensors or arrays, and "
                 + ("some of it is neither" if have else "it has none"),
-                [(path_name(p) or "the batch", shown(x)) for p, x in left[:5]],
+                rows=[(path_name(p) or "the batch", shown(x)) for p, x in left[:5]],
                 fix="make arrays of it, such as np.asarray(x)",
             )
     if kind == "weight":

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.checks import shown
 from ..core.dtypes import bool_, int32, uint32
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError
 from ..core.layout import dim_axes
 from ..ops.create import iota
 from . import record
@@ -83,10 +83,11 @@ def _place(t: Tensor, k: int, dim: int) -> int:
     n = t.shape[dim]
     if -n <= k < n:
         return k % n
-    raise fail(
-        ShapeError, f"index: {k} is outside dim {dim} of size {n}", [("x", t.type)],
+    raise ShapeError(
+        f"index: {k} is outside dim {dim} of size {n}",
+        x=t.type,
         fix=f"use {-n} to {n - 1}" if n else NOTHING,
-    )  # fmt: skip
+    )
 
 
 def _alone(t: Tensor, keys: list[Any]) -> bool:
@@ -113,12 +114,10 @@ def _spelled_out(t: Tensor, key: Any) -> list[Any]:
     keys = [_known(t, k) for k in (key if isinstance(key, tuple) else (key,))]
     dots = [i for i, k in enumerate(keys) if k is Ellipsis]
     if len(dots) > 1:
-        raise fail(UsageError, "index: more than one `...`", [("x", t.type)], fix="keep one")
+        raise UsageError("index: more than one `...`", x=t.type, fix="keep one")
     used = sum(map(_dims, keys))
     if used > t.ndim:
-        raise fail(
-            ShapeError, f"index: {used} indices for {t.ndim} dims", [("x", t.type)], fix="use fewer"
-        )
+        raise ShapeError(f"index: {used} indices for {t.ndim} dims", x=t.type, fix="use fewer")
     at = dots[0] if dots else len(keys)
     keys[at : at + 1] = [slice(None)] * (t.ndim - used)
     out: list[Any] = []
@@ -147,35 +146,33 @@ def _known(t: Tensor, k: Any) -> Any:
     if isinstance(k, Tensor) and (k.dtype is not bool_ or not k.ndim):
         if k.dtype.is_int:
             return k
-        raise fail(
-            DTypeError, "index: ids must be integers", [("ids", k.type)],
-            fix="cast them with .to(ts.int32)",
-        )  # fmt: skip
+        raise DTypeError(
+            "index: ids must be integers", ids=k.type, fix="cast them with .to(ts.int32)"
+        )
     if k is None or k is Ellipsis or isinstance(k, (slice, Tensor)):
         return k
     if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
         return int(k)
-    raise fail(
-        UsageError, f"index: cannot index with {type(k).__name__}", [("x", t.type)],
+    raise UsageError(
+        f"index: cannot index with {type(k).__name__}",
+        x=t.type,
         fix="use whole numbers, slices, ..., None, ids or a mask",
-    )  # fmt: skip
+    )
 
 
 def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
     """The ids at which `mask` is true, in each of its dims; it stands on `dim` and those after."""
     if tuple(mask.shape) != t.shape[dim : dim + mask.ndim]:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"index: a mask of shape {tuple(mask.shape)} stands on dim {dim}",
-            [("x", t.type)],
+            x=t.type,
             fix="give a mask of the shape of the dims that it picks from",
         )
     if isinstance(mask, Tensor):
         if record.current() is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "index: how many elements a mask picks is not known in a recorded function",
-                [("mask", mask.type)],
+                mask=mask.type,
                 fix="use ts.where(mask, x, 0), which keeps the shape, or index outside of it",
             )
         mask = mask.numpy()
@@ -189,11 +186,13 @@ def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
         start, stop, step = k.indices(n)
     except (TypeError, ValueError):
         computed = any(isinstance(i, Tensor) for i in (k.start, k.stop, k.step))
-        raise fail(
-            UsageError, f"index: {shown(k)} is no slice of dim {dim}", [("x", t.type)],
+        raise UsageError(
+            f"index: {shown(k)} is no slice of dim {dim}",
+            x=t.type,
             fix="where it begins is computed, its size is not: x[ts.arange(size) + start]"
-            if computed else "give whole numbers, and a step that is not 0",
-        ) from None  # fmt: skip
+            if computed
+            else "give whole numbers, and a step that is not 0",
+        ) from None
     count = len(range(start, stop, step))
     if count == 0:
         return (0, 0, 1), False

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.devices import process_count
 from ..core.dtypes import DType
-from ..core.errors import DonatedError, DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DonatedError, DTypeError, ShapeError, UsageError
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -88,10 +88,9 @@ class _Size(int):
     """A number of elements; a call of it, as in PyTorch, says what to write."""
 
     def __call__(self, dim: int | None = None) -> NoReturn:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "size: it is a number, not a function",
-            [("size", int(self))],
+            size=int(self),
             fix="write x.shape" if dim is None else f"write x.shape[{dim}]",
         )
 
@@ -191,10 +190,9 @@ class Tensor:
                 if self._recipe is not None and not self._recipe.kept:
                     self._recipe = None
             elif self._node is not None:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     "a tensor of a recorded function has no value of its own",
-                    [("tensor", self.type)],
+                    tensor=self.type,
                     fix="return it from the function, or read it with .item() inside",
                 )
         return self._data
@@ -234,10 +232,9 @@ class Tensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 "len: a scalar has no length",
-                [("tensor", self.type)],
+                tensor=self.type,
                 fix="use .item() for its value, or .size",
             )
         return self.shape[0]
@@ -273,10 +270,9 @@ class Tensor:
         Raises ShapeError if the tensor does not have exactly one element.
         """
         if self.size != 1:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"item: a tensor of {self.size} elements is not one number",
-                [("tensor", self.type)],
+                tensor=self.type,
                 fix="reduce it first, or use .numpy()",
             )
         return self.numpy().reshape(()).item()
@@ -292,10 +288,9 @@ class Tensor:
 
     def __index__(self) -> int:
         if not self.dtype.is_int:
-            raise fail(
-                DTypeError,
+            raise DTypeError(
                 "index: a tensor of floats is no index",
-                [("tensor", self.type)],
+                tensor=self.type,
                 fix="cast it with .to(ts.int32)",
             )
         return int(self.item())
@@ -305,10 +300,9 @@ class Tensor:
         try:
             return format(value, how)
         except (TypeError, ValueError):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"format: {how!r} does not fit the value",
-                [("tensor", self.type)],
+                tensor=self.type,
                 fix="format one number with .item(), or the array of .numpy()",
             ) from None
 
@@ -449,10 +443,9 @@ class Tensor:
         return self.permute(*reversed(range(self.ndim)))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "a tensor cannot be changed in place",
-            [("tensor", self.type)],
+            tensor=self.type,
             fix="make a new one: ts.where(mask, value, x), ts.concat, ts.scatter_add",
         )
 

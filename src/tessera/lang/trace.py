@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.checks import function_of
-from ..core.errors import MeshError, fail
+from ..core.errors import MeshError
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.reshard import completed
@@ -87,10 +87,9 @@ def _need_one_mesh(who: str, inputs: Sequence[Node]) -> None:
     if len(first) > 1:
         one, other, *_ = first
         where = {one: one.text_beside(other), **{m: m.text_beside(one) for m in (*first,)[1:]}}
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{who}: the arguments lie on {len(first)} meshes, and one graph lies on one",
-            [(n.attrs["name"], f"{n.type} on {where[m]}") for m, n in first.items()],
+            rows=[(n.attrs["name"], f"{n.type} on {where[m]}") for m, n in first.items()],
             fix="of a pipeline take the schedule, ts.jit(f).plan(...), or dist.place(x, mesh=...)",
         )
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from ..core.checks import function_of, unfit
 from ..core.context import settings
-from ..core.errors import StrategyWarning, UsageError, fail, lines_up
+from ..core.errors import StrategyWarning, UsageError, lines_up
 from ..core.interrupts import handle_waiting, whole
 from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
@@ -116,8 +116,7 @@ class TrainingStep(Generic[P, R]):
         return self._jit.ways
 
     def __deepcopy__(self, memo: object) -> NoReturn:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"training_step {self._jit.name}: a step is not copied, nor is what it calls",
             fix="keep its weights, which are values: dict(step.parameters); or make another step:"
             " graph.training_step(...)(fn)",
@@ -258,10 +257,9 @@ class TrainingStep(Generic[P, R]):
         for box in new:
             name = names.get(id(box), "")
             if name and self._weights.setdefault(name, box) is not box:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{self.module or 'training_step'}: two weights are called {name!r}",
-                    [("tensor", box.type)],
+                    tensor=box.type,
                     fix="make both parts of one module, or give them names of their own",
                 )
         self._held += [(p, x) for p, x in places_of(self._fn, new) if isinstance(x, Box)]
@@ -301,8 +299,7 @@ class Stage(Generic[P, R]):
 
 def _parameters(who: str, weights: Mapping[str, Box]) -> dict[str, Tensor]:
     if not weights:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: it has no weights yet",
             fix="call it once, or make them without running it: graph.parameters(step, batch)",
         )
@@ -388,8 +385,7 @@ def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, T
     """
     function_of("parameters", "the function", fn)
     if callable(getattr(type(fn), "parameters", None)):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"parameters: a call of {type(fn).__name__} makes no weights: it has its own",
             fix="take these: model.parameters()",
         )

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from .engine import engine
 from .host_data import engine_array, is_array
 from .items import TensorDict, TensorList
@@ -396,13 +396,12 @@ def aligned(spec: Spec, other: Any) -> list[Any]:
     missing = [p for p in wanted if p not in have]
     if missing or len(wanted) != len(have):
         extra = [p for p in have if p not in set(wanted)]
-        raise fail(
-            UsageError,
+        raise UsageError(
             "trees: the second does not have the leaves of the first",
-            [("missing", ", ".join(map(path_name, missing[:5])) or "none"),
-             ("too many", ", ".join(map(path_name, extra[:5])) or "none")],
+            missing=", ".join(map(path_name, missing[:5])) or "none",
+            too_many=", ".join(map(path_name, extra[:5])) or "none",
             fix="give trees of one structure",
-        )  # fmt: skip
+        )
     return [have[p] for p in wanted]
 
 
@@ -433,7 +432,7 @@ def fitted(
             return list(given)
     said = [(n, ", ".join(str(t.type) for t in ts)) for n, ts in zip(labels, (have, given))]
     where = [("where", "; ".join(wrong[:5]))] if (spec, other) != (LEAF, LEAF) else []
-    raise fail(ShapeError, what, [*said, *where], fix=fix)
+    raise ShapeError(what, rows=[*said, *where], fix=fix)
 
 
 def _differences(spec: Spec, other: Spec, path: Path = ()) -> Iterator[str]:

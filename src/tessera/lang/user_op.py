@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.checks import function_of, string, unfit, whole
 from ..core.dtypes import DType, dtype_of
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.tracebacks import boundary
 from ..core.within import above
 from ..ops.user import Groups, add_function, parse_groups
@@ -51,19 +51,17 @@ class UserOp:
             fn = self._function.fn
             given = bound(name, signature_of(name, fn), xs, named)
             if given.kwargs:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{name}: {next(iter(given.kwargs))} is no argument of its index",
-                    [("index", self._groups.text())],
+                    index=self._groups.text(),
                     fix="give one tensor per group; the function reads what else it needs from"
                     " around it, or has it from functools.partial",
                 )
             xs = given.args
         if len(xs) != len(self._groups.args):
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"{name}: {len(xs)} arguments for the {len(self._groups.args)} of its index",
-                [("index", self._groups.text())],
+                index=self._groups.text(),
                 fix="give one tensor per group",
             )
         ts = [as_tensor(x, name=name) for x in xs]
@@ -135,15 +133,13 @@ def user_op(
     letters = {k for side in (groups.args, groups.outs) for g in side for k in g}
     lost = [k for k in _words(whole) if k not in letters]
     if lost:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: whole names {lost[0]!r}, which is no letter of {index!r}",
             fix="list letters of the index",
         )
     given = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * len(groups.outs)
     if len(given) != len(groups.outs):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: {len(given)} dtypes for {len(groups.outs)} results",
             fix="give one dtype, or one per result",
         )

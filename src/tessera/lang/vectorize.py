@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ..core.checks import shown
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
 from ..core.reshard import gathered
 from ..core.tracebacks import boundary
@@ -75,10 +75,9 @@ def _spread(what: str, dims: Any, tree: Any) -> list[int | None]:
         return [dims] * len(flatten(tree)[0])
     parts = _below(dims, tree)
     if parts is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"vmap: {what} does not fit what it is about",
-            [(what, shown(dims)), ("about", shown(tree))],
+            rows=[(what, shown(dims)), ("about", shown(tree))],
             fix="give a number, None, or as many of them as there are arguments or results",
         )
     return [d for part, below in parts for d in _spread(what, part, below)]
@@ -98,10 +97,9 @@ def _taken_apart(x: Any, dim: int | None) -> Any:
         return as_tensor(x) if is_array(x) else x, False
     t = as_tensor(x)
     if not -t.ndim <= dim < t.ndim:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"vmap: there is no dim {dim} to take apart",
-            [("x", t.type)],
+            x=t.type,
             fix="give in_dims with None for an argument that is whole for each row",
         )
     d = dim % t.ndim
@@ -114,15 +112,13 @@ def _count(given: Sequence[tuple[Any, bool]]) -> int:
     if len(set(sizes)) == 1:
         return sizes[0]
     if not sizes:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "vmap: no argument is taken apart",
             fix="give in_dims with a number for at least one argument",
         )
-    raise fail(
-        ShapeError,
+    raise ShapeError(
         f"vmap: the dims that are taken apart have {', '.join(map(str, sizes))} rows",
-        [(f"x{i}", x.type) for i, (x, rows) in enumerate(given) if rows],
+        rows=[(f"x{i}", x.type) for i, (x, rows) in enumerate(given) if rows],
         fix="give as many of each, or None in in_dims for what is whole for each row",
     )
 
@@ -166,7 +162,7 @@ def _need_pure(r: Recorder) -> None:
         (r.host_outputs, "shows or records a value", "return it, and show what vmap gives back"),
     ):
         if wrong:
-            raise fail(UsageError, f"vmap: the function {what}", fix=fix)
+            raise UsageError(f"vmap: the function {what}", fix=fix)
 
 
 def _applied(graph: Graph, have: dict[Node, list[Rows]], rows: int) -> None:
@@ -244,19 +240,17 @@ def _row_by_row(n: Node, args: list[Rows]) -> list[Tensor]:
 def _put_back(t: Tensor, has: bool, dim: int | None, rows: int) -> Tensor:
     if dim is None:
         if has:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "vmap: a result differs between rows, and out_dims says None",
-                [("result", t.type)],
+                result=t.type,
                 fix="give the dim along which to stack it",
             )
         return t
     t = t if has else broadcast_to(t, (rows, *t.shape))
     if not -t.ndim <= dim < t.ndim:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"vmap: out_dims {dim} is not a dim of a result",
-            [("result", t.type)],
+            result=t.type,
             fix=f"dims are {-t.ndim} to {t.ndim - 1}",
         )
     rest = list(range(1, t.ndim))

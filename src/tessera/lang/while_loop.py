@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.dtypes import bool_
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from .checks import asked_function
 from .functions import relayout
 from .loop import emitted, settled, tensors
@@ -63,7 +63,7 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
          "carry the value out of the loop, or use ts.scan over a number of turns"),
     ):  # fmt: skip
         if wrong:
-            raise fail(UsageError, f"while_loop: its body or condition {what}", fix=fix)
+            raise UsageError(f"while_loop: its body or condition {what}", fix=fix)
     ends, _, _ = emitted(iteration, every, (), None, False, "save")
     return unflatten(spec, ends[1:])
 
@@ -73,10 +73,9 @@ def _goes_on(cond: Callable[[Any], Any], spec: Spec, values: Sequence[Tensor]) -
     said = cond(unflatten(spec, values))
     go = as_tensor(said)
     if go.dtype is not bool_ or go.shape:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "while_loop: the condition is not one bool",
-            [("it gave", go.type)],
+            it_gave=go.type,
             fix="compare, and join several with ts.all or ts.any",
         )
     return relayout(go, go.type.complete())

@@ -25,7 +25,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
 
 from ..core.environment import MESHES
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.wording import ranks_text
 
 # What `tessera run` itself tells each rank.
@@ -219,7 +219,7 @@ def _environment(made: Bindings, binding: RankBinding) -> dict[str, str]:
 # -- errors ---------------------------------------------------------------------------------------
 def _wrong(path: Path, what: str, rows: Sequence[tuple[str, str]] = ()) -> UsageError:
     fix = "the form of the file: docs/many-processes.md"
-    return fail(UsageError, f"Configuration error: {str(path)!r} {what}", rows, at="", fix=fix)
+    return UsageError(f"Configuration error: {str(path)!r} {what}", rows=rows, fix=fix, at="")
 
 
 def _at(loc: Sequence[int | str]) -> str:

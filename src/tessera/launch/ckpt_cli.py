@@ -30,7 +30,7 @@ from ..checkpoint.listing import (
 )
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.storage import Storage
-from ..core.errors import CheckpointError, TesseraError, UsageError, fail
+from ..core.errors import CheckpointError, TesseraError, UsageError
 from ..ir.graph.text import size_text
 from ..train.cli import one_line
 
@@ -80,8 +80,7 @@ def ls(
     """Lists the checkpoints, the newest last; the status of --verify is 1 if one is damaged."""
     with _told():
         if folder and root:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"ckpt ls: {folder!r} and --root {root!r} are two roots",
                 fix="name one of them, and list the other by itself",
             )
@@ -89,8 +88,7 @@ def ls(
         found, wrong = manifests(storage)
         files = set(storage.listed())
         if metric and found and not any(metric in m.metrics for m in found):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"ckpt ls: no checkpoint in {storage.name!r} has the metric {metric!r}",
                 fix=f"there are: {metrics_text(found)}",
             )
@@ -216,7 +214,7 @@ def _there(root: str) -> Storage:
         fix = other_format(storage)
         if fix or not storage.folder.is_dir():
             fix = fix or "name the root that checkpoint.save wrote to, and not a tag"
-            raise fail(CheckpointError, f"checkpoint: {root!r} has no checkpoint", fix=fix)
+            raise CheckpointError(f"checkpoint: {root!r} has no checkpoint", fix=fix)
     return storage
 
 

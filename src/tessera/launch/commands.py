@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core import flags
-from ..core.errors import BackendError, UsageError, fail
+from ..core.errors import BackendError, UsageError
 
 BACKENDS = ("local", "mpi", "slurm")
 # How a backend's own command is asked to begin each line with its rank.
@@ -73,7 +73,7 @@ def program_of(words: Sequence[str], module: bool) -> tuple[str, ...]:
 def _absent(name: str) -> UsageError:
     fix = "name a Python file, a program, or a module with -m"
     what = "is a folder" if Path(name).is_dir() else "does not exist, or cannot be run"
-    return fail(UsageError, f"{name!r} {what}", at="", fix=fix)
+    return UsageError(f"{name!r} {what}", fix=fix, at="")
 
 
 def given(run: Run, k: int) -> dict[str, str]:
@@ -166,13 +166,12 @@ def has(backend: str) -> bool:
 def need(backend: str) -> None:
     """Raises BackendError if the command of `backend` is not here."""
     if not has(backend):
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"--backend {backend}: {_COMMANDS[backend][-1]} is not installed here",
-            at="",
             fix="install OpenMPI (apt-get install openmpi-bin), or --backend local"
             if backend == "mpi"
             else "start it inside of an allocation of Slurm, or --backend local",
+            at="",
         )
 
 
@@ -182,4 +181,4 @@ def words(backend: str, text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         fix = "close the quotation marks"
-        raise fail(UsageError, f"--{backend}-args: {str(error).lower()}", at="", fix=fix) from None
+        raise UsageError(f"--{backend}-args: {str(error).lower()}", fix=fix, at="") from None

@@ -21,7 +21,7 @@ from ..checkpoint.listing import manifests
 from ..checkpoint.storage import Storage
 from ..core.environment import ELASTIC
 from ..core.environment import text as text_of
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..elastic.kept import memory_folder
 from .commands import Run
 from .supervisor import Supervisor
@@ -41,38 +41,34 @@ def elastic_sizes(
     """What `--elastic MIN:MAX` says; None without it. Raises UsageError."""
     if text is None:
         if rejoin_after is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "--rejoin-after has no effect without --elastic",
-                at="",
                 fix="say how many processes there may be: --elastic 2:8",
+                at="",
             )
         return None
     found = re.fullmatch(r"(\d+):(\d+)", text)
     low, high = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= low <= high:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"--elastic: {text!r} is not MIN:MAX",
-            at="",
             fix="give the fewest and the most processes: --elastic 2:8",
+            at="",
         )
     other = "-n" if nproc is not None else "--rank-binding" if rank_binding is not None else ""
     if other or backend != "local":
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"--elastic does not go with {other or f'--backend {backend}'}",
-            at="",
             fix="it says itself how many processes of this machine there are; over several machines"
             " set TESSERA_ELASTIC=/dev/shm/NAME, and let the scheduler start the run again",
+            at="",
         )
     if text_of(ELASTIC):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"--elastic: {ELASTIC}={text_of(ELASTIC)} is set, and it has a folder of its own",
-            at="",
             fix="leave one of both out: --elastic starts lost processes of this machine anew, the"
             " variable names the safe points where a scheduler does",
+            at="",
         )
     return low, high
 

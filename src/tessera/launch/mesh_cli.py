@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from ..core.errors import TesseraError, UsageError, fail
+from ..core.errors import TesseraError, UsageError
 from ..core.machine.presets import PRESETS, preset
 
 mesh = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Machines and their links.")
@@ -38,11 +38,10 @@ def show(
 
     try:
         if write is not None and format is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"--format {format} has no effect with --write: the name of the file says it",
-                at="",
                 fix="leave --format out, and end the name in .yaml or .textproto",
+                at="",
             )
         machine = load.load(source, mesh_id)
         if nodes is not None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ..core import environment
-from ..core.errors import TesseraError, UsageError, fail
+from ..core.errors import TesseraError, UsageError
 from ..core.ranks import split_address, started_as, with_port
 from ..runtime.rendezvous import listen
 from . import bindings, commands
@@ -113,13 +113,12 @@ def _run(
     grace_s: float,
 ) -> int:
     if outer := started_as():
-        raise fail(
-            UsageError,
+        raise UsageError(
             "each of several processes would start a run of its own",
-            [("this one", outer)],
-            at="",
+            this_one=outer,
             fix="call it once: --backend mpi or slurm starts ranks on all hosts; or let that"
             " launcher start the program itself; TESSERA_JOIN=0 if each is to be a run of its own",
+            at="",
         )
     host, port = split_address(with_port(coordinator, 65535))
     fixed = with_port(coordinator, 1) == with_port(coordinator, 2)
@@ -166,14 +165,13 @@ def _backend(
     chosen = backend or meant or by_name or "local"
     if chosen not in commands.BACKENDS:
         fix = f"use {', '.join(commands.BACKENDS)}"
-        raise fail(UsageError, f"--backend: there is no {chosen!r}", at="", fix=fix)
+        raise UsageError(f"--backend: there is no {chosen!r}", fix=fix, at="")
     for option, value, of in (("mpi", mpi_args, "mpi"), ("slurm", slurm_args, "slurm")):
         if value is not None and chosen != of:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"--{option}-args have no effect with --backend {chosen}",
-                at="",
                 fix=f"leave one of both out, or --backend {of}",
+                at="",
             )
     return chosen
 
@@ -181,11 +179,10 @@ def _backend(
 def _environments(nproc: int | None, rank_binding: Path | None) -> tuple[dict[str, str], ...]:
     """The variables of each rank. Raises UsageError."""
     if (nproc is None) == (rank_binding is None):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "how many processes? " + ("Nothing says so" if nproc is None else "Two options do"),
-            at="",
             fix="give either -n 4 or --rank-binding FILE",
+            at="",
         )
     if rank_binding is None:
         return tuple({} for _ in range(nproc or 1))

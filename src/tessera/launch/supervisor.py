@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError
 from ..runtime.rendezvous import LOST
 from .commands import Job
 from .guard import SIGNALS, Guard, tied
@@ -149,12 +149,11 @@ class Supervisor:
                 preexec_fn=tied(job.orphaned),  # this process has one thread
             )
         except OSError as error:
-            raise fail(
-                BackendError,
+            raise BackendError(
                 f"{job.name}: {job.command[0]!r} cannot be started: {error.strerror}",
-                at="",
                 fix="see that it is a program of this machine, and how many files and processes the"
                 " user may have (ulimit -n, ulimit -u)",
+                at="",
             ) from None
         made = _Process(job, popen)
         self.processes.append(made)

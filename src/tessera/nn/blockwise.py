@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.dtypes import bool_, f32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.loop import scan
@@ -69,10 +69,9 @@ def extras(
     m = F.broadcast_to(m, (*m.shape[:-1], scores[-1]))
     if rows > 1:
         if m.dtype is not bool_:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{name}: a float mask of all scores would have no gradient",
-                [("mask", m.type)],
+                mask=m.type,
                 fix="give a bool mask, mask == 0, or a float one by key, [B, H, 1, S], or use"
                 f" {'all_to_all_attention' if 'ring' in name else 'nn.attention'}",
             )

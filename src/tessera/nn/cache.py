@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.checks import floats, integers, ranked, shaped, unfit, whole
-from ..core.errors import DTypeError, ShapeError, UsageError, fail
+from ..core.errors import DTypeError, ShapeError, UsageError
 from ..lang import functions as F
 from ..lang.index_bounds import check_ids
 from ..lang.operands import as_tensor, emit
@@ -63,18 +63,14 @@ def checked_ids(ids: Any, c: GPTConfig) -> Tensor:
     """Token ids [B, S] with S at most `c.seq`. Raises ShapeError or DTypeError."""
     t: Tensor = as_tensor(ids)
     if not t.dtype.is_int:
-        raise fail(
-            DTypeError,
-            "GPT: ids must be integers",
-            [("ids", t.type)],
-            fix="cast them with .to(ts.int32)",
+        raise DTypeError(
+            "GPT: ids must be integers", ids=t.type, fix="cast them with .to(ts.int32)"
         )
     if t.ndim != 2 or t.shape[1] > c.seq:
         fix = "cut the sequences, or build the model with a longer config.seq"
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"GPT: ids must be integers [B, S] with S at most {c.seq}",
-            [("ids", t.type)],
+            ids=t.type,
             fix=fix if t.ndim == 2 else "give a batch: ids[None] for one sequence",
         )
     return t
@@ -126,8 +122,7 @@ def _last_places(name: str, at: Tensor, batch: int, limit: int) -> None:
 
 def _no_context(name: str, c: GPTConfig) -> None:
     if c.context is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: there is no cache of a sequence that is split by context={c.context!r}",
             fix="load the weights into an nn.GPT with context=None",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten, tree_fill
 
@@ -31,8 +31,7 @@ def tensors_of(module: Holder, prefix: str) -> Iterator[tuple[str, Tensor]]:
     known: dict[str, Tensor] = {}
     for name, t in walk(module, prefix.removesuffix(".")):
         if known.setdefault(name, t) is not t:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{type(module).__name__}: two tensors have the name {name!r}",
                 fix='rename one key, as of {1: a, "1": b} or {"x.y": a, "x": {"y": b}}',
             )

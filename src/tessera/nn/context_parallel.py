@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ..core.checks import axes_of, divides, flag, unfit, whole
 from ..core.context import settings
-from ..core.errors import MeshError, ShapeError, UsageError, fail
+from ..core.errors import MeshError, ShapeError, UsageError
 from ..core.layout import dim_axes, ways
 from ..core.reshard import completed, gathered
 from ..lang import functions as F
@@ -106,10 +106,10 @@ def axis_size(name: str, x: Tensor, axis: str | None) -> int:
     if axis is None or x.mesh is None:
         return 1
     if axis not in x.mesh:
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{name}: axis {axis!r} is not an axis of the mesh",
-            [("x", x.type), ("mesh", x.mesh.text())],
+            x=x.type,
+            mesh=x.mesh.text(),
             fix=f"give the mesh an axis {axis!r}, or name another",
         )
     return x.mesh.sizes[axis]
@@ -145,10 +145,9 @@ def all_to_all_attention(
         "make them a multiple of {parts}, or use ring attention", q=q.type, k=k.type,
     )  # fmt: skip
     if in_view(axis):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"all_to_all_attention: {axis!r} is local here",
-            [("q", q.type)],
+            q=q.type,
             fix="call it in the global view, or use dist.all_to_all in the local one",
         )
     shared = heads // groups
@@ -187,10 +186,11 @@ def checked(name: str, q: Tensor, k: Tensor, v: Tensor, axis: str, causal: bool)
         raise unfit(name, "axis", axis, 'name one axis of the mesh, e.g. "cp"')
     axis = axes[0]
     if q.ndim != 4 or q.shape[2] != k.shape[2]:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: it takes q [B, H, S, D], k [B, G, S, D] and v [B, G, S, E]",
-            [("q", q.type), ("k", k.type), ("v", v.type)],
+            q=q.type,
+            k=k.type,
+            v=v.type,
             fix="give queries and keys of the same positions",
         )
     n = axis_size(name, next((t for t in (q, k, v) if t.mesh is not None), q), axis)

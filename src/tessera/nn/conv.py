@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.checks import MOST, divides, flag, number, ranked, shaped, shown, unfit, whole
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
 from ..lang import functions as F
 from ..lang.operands import as_tensor, emit, matched
@@ -54,8 +54,7 @@ def _pads(
         if padding == "same" and all(s == 1 for s in stride):
             ends = [(k - 1) * d for k, d in zip(kernel, step, strict=True)]
             return tuple((end // 2, end - end // 2) for end in ends)
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: padding {padding!r} with stride {tuple(stride)} is not known",
             fix='use "same" with a stride of 1, "valid", or whole numbers',
         )
@@ -88,10 +87,10 @@ def _conv(
     n, c, *sizes = t.shape
     outs, per, *kernel = w.shape
     if c != per * groups or outs % groups:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: {c} channels in {groups} groups do not fit the weight",
-            [("x", t.type), ("weight", w.type)],
+            x=t.type,
+            weight=w.type,
             fix="the weight is [out, in / groups, *kernel], and groups divides out",
         )
     strides = spatial(name, "stride", stride, rank, 1)
@@ -164,10 +163,10 @@ def _conv_transpose(
     n, c, *sizes = t.shape
     ins, per, *kernel = w.shape
     if c != ins or c % groups:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: {c} channels in {groups} groups do not fit the weight",
-            [("x", t.type), ("weight", w.type)],
+            x=t.type,
+            weight=w.type,
             fix="the weight is [in, out / groups, *kernel], and groups divides in",
         )
     strides = spatial(name, "stride", stride, rank, 1)
@@ -260,19 +259,17 @@ def batch_norm(
         return _normed(name, w - old_mean, old_var, eps, weight, bias).to(t.dtype), (mean, variance)
     rate = number(name, "momentum", momentum)
     if not t.size:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: a batch without elements has no mean to train with",
-            [("x", t.type)],
+            x=t.type,
             fix="leave the batch out, or pass training=False",
         )
     over = (0, *range(2, t.ndim))
     count = t.size // t.shape[1]
     if count == 1:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: one value per channel has no variance to train with",
-            [("x", t.type)],
+            x=t.type,
             fix="give more examples, leave the batch out, or pass training=False (model.eval())",
         )
     # Completed here, once: both the result and the running statistics need them.
@@ -325,8 +322,7 @@ def interpolate(x: Like, size: Size, mode: str = "nearest") -> Tensor:
     ranked(name, "x", t.type, 3, "give [batch, channels, *sizes]", more=True)
     known = ("nearest", "linear", *(("bilinear",) if t.ndim == 4 else ()))
     if not isinstance(mode, str) or mode not in known:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: mode {shown(mode)} is not known for {t.ndim - 2} spatial dims",
             fix='use "nearest" or "linear"; for images, "bilinear" is the same as "linear"',
         )

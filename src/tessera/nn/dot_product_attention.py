@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.checks import shaped
 from ..core.dtypes import bool_, f32
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import DTypeError, ShapeError
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.checks import typed
@@ -105,10 +105,9 @@ def fits_bias(
 ) -> None:
     """Raises ShapeError unless `bias` is [H, T], or of `sizes`, [..., H, T]."""
     if bias.rank > 2 and bias.shape != sizes and bias.shape[-2:] == (queries, sizes[-1]):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the bias is of keys {sizes}, and has no dim of queries",
-            [("bias", bias), *operands.items()],
+            rows=[("bias", bias), *operands.items()],
             fix="give what is added to each score as mask=, which may be of floats",
         )
     shaped(name, "the bias", bias, sizes[-2:] if bias.rank == 2 else sizes, **operands)
@@ -121,17 +120,15 @@ def mask_by_group(
     groups of so many: [..., G, R, S, T]. Raises DTypeError or ShapeError."""
     m = as_tensor(mask)
     if m.dtype.is_int:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: a mask of whole numbers says neither which keys are seen nor what is added",
-            [("mask", m.type)],
+            mask=m.type,
             fix="give truths, mask != 0, or floats that are added to the scores",
         )
     if m.ndim > len(scores) or any(n not in (1, s) for n, s in zip(m.shape[::-1], scores[::-1])):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the mask does not broadcast to the scores, {scores}",
-            [("mask", m.type), *operands.items()],
+            rows=[("mask", m.type), *operands.items()],
             fix="a mask is [..., H, S, T], any of them 1; of keys [B, T]: mask[:, None, None]",
         )
     m = m.reshape(*(1,) * (2 - m.ndim), *m.shape)
@@ -152,10 +149,11 @@ def check_heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
         or k.shape[:-1] != v.shape[:-1]
         or k.shape[-1] != q.shape[-1]
     ):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the shapes of q, k and v do not fit",
-            [("q", q.type), ("k", k.type), ("v", v.type)],
+            q=q.type,
+            k=k.type,
+            v=v.type,
             fix="q [..., H, S, D], k [..., G, T, D], v [..., G, T, E] with H a multiple of G",
         )
 

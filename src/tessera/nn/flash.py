@@ -20,7 +20,7 @@ from ..core.checks import one_of
 from ..core.context import settings
 from ..core.devices import platform
 from ..core.dtypes import bool_, f32
-from ..core.errors import BackendError, UsageError, fail
+from ..core.errors import BackendError, UsageError
 from ..core.layout import dim_axes
 from ..lang import functions as F
 from ..lang.custom import custom_gradient
@@ -70,10 +70,9 @@ def flash_attention(
             raise _none("it takes [B, H, S, D]", q, k, v)
         return attention(q, k, v, causal, scale, bias, mask, cap)
     if rows is not None and how not in (None, "sequences"):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "flash_attention: only sequences are computed so many at a time",
-            [("rows", rows), ("implementation", how)],
+            rows=[("rows", rows), ("implementation", how)],
             fix='leave rows out, or give implementation="sequences"',
         )
     asked = how
@@ -101,10 +100,11 @@ def _of_all_scores(mask: Like | None) -> bool:
 
 
 def _none(why: str, q: Tensor, k: Tensor, v: Tensor) -> BackendError:
-    return fail(
-        BackendError,
+    return BackendError(
         f"flash_attention: cuDNN has no such attention: {why}",
-        [("q", q.type), ("k", k.type), ("v", v.type)],
+        q=q.type,
+        k=k.type,
+        v=v.type,
         fix='leave implementation out, which takes "tiles" then',
     )
 

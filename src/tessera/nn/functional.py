@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from ..core.checks import integers, number, one_of, probability, unfit
 from ..core.context import settings
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.peers import no_name
 from ..lang import functions as F
 from ..lang import random
@@ -162,10 +162,9 @@ def _normed(name: str, x: Tensor, *scales: Like | None) -> tuple[int, ...]:
     given = [as_tensor(w) for w in scales if w is not None]
     rank = given[0].ndim if given else 1
     if any(not rank or w.shape != x.shape[-rank:] for w in given):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: weight and bias do not have the sizes of the last dims",
-            [("x", x.type), *(("given", w.type) for w in given)],
+            rows=[("x", x.type), *(("given", w.type) for w in given)],
             fix="give weights of these sizes, or none: over which dims it goes follows from them",
         )
     return tuple(range(-rank, 0))
@@ -224,10 +223,9 @@ def rotary(
     """
     t = as_float("rotary", x)
     if t.ndim < 2 or t.shape[-1] % 2:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "rotary: the last dim is not even, or there is none before it",
-            [("x", t.type)],
+            x=t.type,
             fix="give [..., S, D] with an even D",
         )
     seq, d = t.shape[-2], t.shape[-1]
@@ -257,12 +255,12 @@ def _positions(at: Tensor, x: Tensor) -> Tensor:
     if fits and not by_row:
         return at.to(f32)
     ones = ", 1" * (len(to) - 2)
-    raise fail(
-        ShapeError,
+    raise ShapeError(
         "rotary: positions of two dims would be those of the dim before S, not of sequences"
         if by_row
         else "rotary: the positions do not broadcast to those of x",
-        [("positions", at.type), ("x", x.type)],
+        positions=at.type,
+        x=x.type,
         fix=f"give [S], or for each sequence its own: positions.reshape({to[0]}{ones}, {to[-1]})",
     )
 
@@ -271,10 +269,10 @@ def shaped_rates(name: str, rates: Tensor, x: Tensor) -> int:
     """The number of `rates`. Raises ShapeError if they are not [n], n at most the pairs of `x`."""
     if rates.ndim == 1 and rates.shape[0] <= x.shape[-1] // 2:
         return rates.shape[0]
-    raise fail(
-        ShapeError,
+    raise ShapeError(
         f"{name}: there are more rates than pairs in the last dim",
-        [("rates", rates.type), ("x", x.type)],
+        rates=rates.type,
+        x=x.type,
         fix=f"give at most {x.shape[-1] // 2} rates",
     )
 

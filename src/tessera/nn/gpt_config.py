@@ -16,7 +16,7 @@ from ..core.checks import (
     unread,
     whole,
 )
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..lang.checks import annotated_fields
 from . import functional as fn
 from .experts.layer import BALANCE, RATE
@@ -152,8 +152,7 @@ class GPTConfig:
         self._check_together()
         groups = self.kv_heads or self.heads
         if (self.head_size is None and self.d % self.heads) or self.heads % groups:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"GPTConfig: d={self.d}, heads={self.heads}, kv_heads={groups} do not divide",
                 fix="heads divides d, kv_heads divides heads",
             )
@@ -171,8 +170,7 @@ class GPTConfig:
 
         for axis in (self.context_axis, self.sequence_parallel):
             if axis is not None and len(axes_of("GPTConfig", axis)) != 1:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"GPTConfig: {shown(axis)} is not one axis",
                     fix='name one axis of the mesh, e.g. "cp"',
                 )
@@ -212,7 +210,7 @@ class GPTConfig:
             ),
         ):
             if wrong:
-                raise fail(UsageError, f"GPTConfig: {what} is not supported", fix=fix)
+                raise UsageError(f"GPTConfig: {what} is not supported", fix=fix)
 
     @property
     def size(self) -> int:

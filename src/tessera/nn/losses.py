@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.checks import flag, floats, integers, number, one_of, shaped, whole
 from ..core.dtypes import f32, int32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..lang import functions as F
 from ..lang.checks import fitting, typed
 from ..lang.custom import custom_gradient
@@ -32,10 +32,9 @@ def _check_labels(
         integers(name, "labels", labels.type, fix)
     integers(name, "labels", labels.type)
     if not x.ndim or labels.shape != x.shape[:-1]:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: one label per row of {what} is needed",
-            [(what, x.type), ("labels", labels.type)],
+            rows=[(what, x.type), ("labels", labels.type)],
             fix=_classes_last(x, labels)
             or f"reshape labels to the shape of {what} without its last dim",
         )
@@ -194,10 +193,10 @@ def pair(name: str, x: Like, target: Like) -> tuple[Tensor, Tensor]:
     """Both in f32. Raises ShapeError unless they have one shape."""
     a, b = as_tensor(x), as_tensor(target)
     if a.shape != b.shape:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the target has shape {b.shape}, not {a.shape}",
-            [("x", a.type), ("target", b.type)],
+            x=a.type,
+            target=b.type,
             fix="give both one shape, e.g. by ts.squeeze, ts.unsqueeze or ts.broadcast_to",
         )
     return wide(a), wide(b)
@@ -243,10 +242,9 @@ def _spread(name: str, what: str, value: Like, like: Tensor) -> Tensor:
     """`value` in f32, in the shape of `like`."""
     t = wide(value)
     if t.ndim > like.ndim or any(n not in (1, s) for n, s in zip(t.shape[::-1], like.shape[::-1])):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: {what} does not broadcast to {like.shape}",
-            [(what, t.type), ("logits", like.type)],
+            rows=[(what, t.type), ("logits", like.type)],
             fix=f"give it the shape {like.shape}, or 1 in some dims",
         )
     return F.broadcast_to(t, like.shape)

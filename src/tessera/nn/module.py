@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.checks import flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
-from ..core.errors import DTypeError, UsageError, fail, lines_up
+from ..core.errors import DTypeError, UsageError, lines_up
 from ..core.interrupts import whole
 from ..core.kinds import is_number
 from ..core.peers import SPACES, no_attribute
@@ -76,8 +76,7 @@ class Module(Holder):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if isinstance(cls.__dict__.get("buffers"), (tuple, list)):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{cls.__name__}: buffers are not listed",
                 fix="every tensor that is no nn.Parameter is one: self.mean = ts.zeros(4)",
             )
@@ -99,14 +98,12 @@ class Module(Holder):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "." in name:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{type(self).__name__}: an attribute cannot be named {name!r}",
                 fix="write model.block.weight = t, or load_state_dict({name: t}, strict=False)",
             )
         if not isinstance(value, Tensor) and any(m is self for _, m in modules_of(value, name)):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{type(self).__name__}.{name}: a module cannot hold itself, nor one that holds it",
                 fix="give what is needed of it as an argument of the call",
             )
@@ -115,20 +112,18 @@ class Module(Holder):
             value = as_tensor(value)
         if isinstance(have, Tensor) and type(have) is not Parameter and is_number(value):
             if have.shape:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{type(self).__name__}.{name} is a buffer, it cannot be {shown(value)}",
-                    [("buffer", have.type)],
+                    buffer=have.type,
                     fix=f"give a tensor of its type: ts.full_like(module.{name}, {shown(value)})",
                 )
             value = as_tensor(value).to(have.dtype)
         if isinstance(value, Tensor):
             value = stored(self, name, have, value)
         elif type(have) is Parameter and value is not None and not isinstance(value, Module):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{type(self).__name__}.{name} is a parameter, it cannot be {shown(value)}",
-                [("parameter", have.type)],
+                parameter=have.type,
                 fix="give a tensor of its type, or another nn.Parameter",
             )
         elif is_plain(value) and (recorder := current()) is not None:
@@ -248,10 +243,9 @@ class Module(Holder):
                 if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
             ]  # fmt: skip
             if not found and patterns:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{who}: {pattern!r} fits no parameter",
-                    [("parameters", ", ".join(list(have)[:5]) or "none")],
+                    parameters=", ".join(list(have)[:5]) or "none",
                     fix="write what their names are, with * for any part",
                 )
             for t in found:
@@ -274,9 +268,7 @@ class Module(Holder):
         """
         want = dtype_of(dtype)
         if not want.is_float:
-            raise fail(
-                DTypeError, f"to: weights cannot be {want}", fix="give a float, such as ts.bf16"
-            )
+            raise DTypeError(f"to: weights cannot be {want}", fix="give a float, such as ts.bf16")
         for box in self.parameters().values():
             box.put(box.now().to(want))
         swap(self, {id(t): t.to(want) for _, t in self.named_buffers() if t.dtype.is_float})
@@ -336,11 +328,10 @@ class Module(Holder):
                 one = first[id(have[name])]
                 other = given.setdefault(one, (name, value))
                 if other[1] is not value and not _equal(other[1], value):
-                    raise fail(
-                        UsageError,
+                    raise UsageError(
                         f"{who}: {other[0]!r} and {name!r} are one"
                         f" {'parameter' if name in boxes else 'buffer'}, the values differ",
-                        [("tensor", have[name].type)],
+                        tensor=have[name].type,
                         fix="give one of them, or untie them: module.weight = nn.Parameter(...)",
                     )
         unknown = [str(n) for n in values if n not in have]

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.peers import unfit_call
 from ..core.tracebacks import boundary
 from ..lang.record import CALLED, current, named_scope
@@ -56,8 +56,6 @@ def _met(module: object, base: type) -> None:
 
 def not_callable(self: Any, *args: Any, **kwargs: Any) -> Any:
     has = "forward" if hasattr(type(self), "forward") else "its method"
-    raise fail(
-        UsageError,
-        f"{type(self).__name__}: there is no __call__ to call",
-        fix=f"name {has} __call__",
+    raise UsageError(
+        f"{type(self).__name__}: there is no __call__ to call", fix=f"name {has} __call__"
     )

@@ -13,7 +13,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ..core.dtypes import f32
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.renamed import renamed_arguments
 from ..lang import functions as F
 from ..lang.operands import as_tensor, emit
@@ -35,8 +35,7 @@ def _pool(
     strides = window if stride is None else spatial(name, "stride", stride, rank, 1)
     pads = spatial(name, "padding", padding, rank, 0)
     if any(2 * p > k for p, k in zip(pads, window, strict=True)):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: padding {pads} is more than half of the window {window}",
             fix="use less, so that every window meets an element",
         )
@@ -111,11 +110,8 @@ def _adaptive(name: str, kind: str, x: Like, output_size: OutputSize) -> Tensor:
     rank = spatial_dims(name)
     t = image(name, x, rank)
     if not all(t.shape[2:]):
-        raise fail(
-            ShapeError,
-            f"{name}: an image of no elements has no window",
-            [("x", t.type)],
-            fix="leave it out",
+        raise ShapeError(
+            f"{name}: an image of no elements has no window", x=t.type, fix="leave it out"
         )
     given = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * rank
     sizes = [m if n is None else n for n, m in zip_longest(given, t.shape[2:])]

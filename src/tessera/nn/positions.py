@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.checks import flag, number, one_of, unread, whole
 from ..core.dtypes import f32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.operands import as_tensor
@@ -82,8 +82,7 @@ class Rope:
         if self.high is None and self.scaling in HIGH:
             object.__setattr__(self, "high", HIGH[self.scaling])
         if self.high is not None and self.scaling in HIGH and self.low >= self.high:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"Rope: low={self.low} is not below high={self.high}",
                 fix="low=1, high=4 are Llama 3.1's, low=1, high=32 those of yarn",
             )
@@ -144,8 +143,7 @@ class Rope:
 def shaped_factors(by: np.ndarray[Any, Any], turned: int) -> None:
     """Raises UsageError unless longrope has a factor for each pair."""
     if by.shape != (turned // 2,):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"Rope: longrope has {by.size} factors for {turned // 2} pairs",
             fix=f"give {turned // 2} numbers as short and as long",
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.checks import divides
 from ..core.dtypes import bool_, f32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType, dim_axes, without
 from ..core.reshard import gathered
 from ..lang import functions as F
@@ -57,10 +57,9 @@ def ring_attention(
     if n == 1:
         return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
     if seen is not None and not local:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"ring_attention: the local body around it is not local over {axis!r}",
-            [("local", ", ".join(seen.axes))],
+            local=", ".join(seen.axes),
             fix=f"name {axis!r} in its mesh_axes too, or call it in the global view",
         )
     (batch, heads, seq, d), groups = q.shape, k.shape[1]

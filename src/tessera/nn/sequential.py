@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..core.checks import alike, function_of, instance, mapping, same_names, unfit
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 from .contents import direct
@@ -115,10 +115,9 @@ def functional_call(
         alike(f"{who}: {name!r}", own[name].type, t.type, "give a tensor of its shape")
         other, known = new.setdefault(id(own[name]), (name, t))
         if known is not t:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{who}: {other!r} and {name!r} are one parameter",
-                [("parameter", own[name].type)],
+                parameter=own[name].type,
                 fix="give one of them",
             )
     swapped: list[tuple[str, Module, str, Any, Any]] = []
@@ -135,10 +134,9 @@ def functional_call(
         for _, m, name, old, _ in swapped:
             m.__dict__[name] = old
     if changed:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: {type(module).__name__} sets {changed[0]!r}, and the new value would be lost",
-            [("set", ", ".join(changed))],
+            set=", ".join(changed),
             fix="leave it out of params, then the module keeps it; or call module.eval() before",
         )
     return out

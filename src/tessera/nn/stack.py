@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..core.checks import flag, whole
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..cost.loops import write_out
 from ..lang import functions as F
 from ..lang.loop import scan
@@ -51,8 +51,7 @@ class Stack(Module):
         if flag("Stack", "stacked", stacked):
             self.block = unflatten(spec, [self._made(x, (depth,)) for x in leaves])
         elif loop:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "Stack: a loop needs the weights of all layers in one tensor",
                 fix="leave loop=None, or stacked=True",
             )
@@ -71,11 +70,10 @@ class Stack(Module):
         if x.remake is not None:
             return x.remake((*lead, *x.shape))
         if isinstance(x, Parameter):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "Stack: a parameter of the block has values already, so it cannot be made for every"
                 " layer",
-                [("parameter", x.type)],
+                parameter=x.type,
                 fix="make it of sizes: nn.Parameter(4, 8, init=...)",
             )
         return F.stack([x] * lead[0]) if lead else x
@@ -163,10 +161,9 @@ def _changed(block: Module, given: list[Any]) -> dict[Path, Tensor]:
         for new, old in zip(leaves, given, strict=True)
     )
     if not same:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "Stack: a layer sets a tensor that it did not have, or of another shape or dtype",
-            [("block", type(block).__name__)],
+            block=type(block).__name__,
             fix="make each tensor in __init__, and keep its shape and dtype",
         )
     return {

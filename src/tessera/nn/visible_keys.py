@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ..core.checks import integers
 from ..core.dtypes import bool_, int32
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import DTypeError, ShapeError
 from ..lang import functions as F
 from ..lang.index_bounds import check_ids
 from ..lang.operands import as_tensor
@@ -55,10 +55,10 @@ def said_of_tokens(
         elif m.ndim == 4 and all(n in (1, s) for n, s in zip(m.shape, scores, strict=True)):
             told["scores"] = m
         else:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"{name}: the attention mask fits neither the tokens nor their scores",
-                [("attention_mask", m.type), ("tokens", shape)],
+                attention_mask=m.type,
+                tokens=shape,
                 fix=f"give {shape}, 0 for padding, or (B, 1, S, S), the keys that each query sees",
             )
     elif at is not None:
@@ -69,10 +69,9 @@ def said_of_tokens(
 def says_what_is_there(name: str, m: Tensor) -> None:
     """Raises DTypeError or ShapeError where `m`, a token each, may mean something else."""
     if m.dtype.is_float:  # of one that is added to scores, 0 would be padding
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: a float attention mask of tokens may be one that is added to scores",
-            [("attention_mask", m.type)],
+            attention_mask=m.type,
             fix="give truths: mask != 0 where 0 is padding, mask == 0 where -inf is",
         )
     if m.dtype is not bool_:
@@ -82,10 +81,10 @@ def says_what_is_there(name: str, m: Tensor) -> None:
 def _positions(name: str, at: Tensor, shape: tuple[int, ...], size: int | None) -> Tensor:
     integers(name, "the position ids", at.type)
     if at.shape not in (shape, (1, shape[1]), shape[1:]):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the position ids do not fit the tokens",
-            [("position_ids", at.type), ("tokens", shape)],
+            position_ids=at.type,
+            tokens=shape,
             fix=f"give the place of each token, {shape}, or {shape[1:]} for all rows alike",
         )
     if size is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ..core.errors import UnknownNameError, UsageError, fail
+from ..core.errors import UnknownNameError, UsageError
 
 _FIX = "parameters() is a dict: for p in model.parameters().values()"
 
@@ -22,14 +22,14 @@ class WeightName(str):
         text = f"{str(self)!r} is the name of a weight, it has no {name!r}"
         if name.startswith("_"):  # a question of Python or of a library, no user's
             raise AttributeError(text)
-        raise fail(UnknownNameError, text, fix=_FIX)
+        raise UnknownNameError(text, fix=_FIX)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         self.__getattr__(name)
 
     def _no_number(self, other: object, *more: object) -> NoReturn:
-        raise fail(
-            UsageError, f"{str(self)!r} is the name of a weight, it is not computed with", fix=_FIX
+        raise UsageError(
+            f"{str(self)!r} is the name of a weight, it is not computed with", fix=_FIX
         )
 
     __pow__ = __mul__ = __rmul__ = _no_number

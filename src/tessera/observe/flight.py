@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.checks import file_access
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.wording import DUMP_VERSION, nth, ranks_text, record_text
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def load_dump(path: Path | str) -> Dump:
             {int(r): dict(t) for r, t in told["ranks"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"flight: {str(path)!r} is no dump of the flight recorder",
             fix="name a tessera-flight-*.json as a program of this version wrote it",
         ) from None

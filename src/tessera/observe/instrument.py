@@ -18,7 +18,7 @@ import numpy as np
 from ..core.checks import shown
 from ..core.context import replaced
 from ..core.dtypes import f32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node, reachable
 from ..lang import random
@@ -85,8 +85,7 @@ def recorded(who: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any)
 def outside(who: str) -> None:
     """Raises UsageError inside a recorded function."""
     if current() is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: a function is being recorded here, so there are no values to look at",
             fix=f"call {who} outside of recorded functions",
         )
@@ -101,10 +100,9 @@ def _key() -> Tensor:
 
 def _value(who: str, n: Node, x: Given, key: Tensor) -> Tensor:
     if isinstance(x, TensorType):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: argument {n.attrs['name']!r} is a type, which has no values",
-            [("type", x)],
+            type=x,
             fix="give a tensor",
         )
     return key if x is None else x
@@ -249,20 +247,18 @@ def run_of(who: str, what: str, graph: Graph, values: Any) -> Run:
     from ..lang.operands import as_tensor
 
     if not isinstance(values, (list, tuple)) or len(values) != len(graph.inputs):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: {what} is a graph of {len(graph.inputs)} inputs with values {shown(values)}",
-            [("inputs", ", ".join(n.attrs["name"] for n in graph.inputs))],
+            inputs=", ".join(n.attrs["name"] for n in graph.inputs),
             fix="give one tensor per input, in a list",
         )
     made = []
     for n, v in zip(graph.inputs, values, strict=True):
         t = as_tensor(v)
         if t.shape != n.type.shape or t.dtype is not n.type.dtype:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{who}: {what} got {t.type} for its input {n.attrs['name']!r}",
-                [("input", n.type)],
+                input=n.type,
                 fix="give values of the shapes and dtypes that were recorded",
             )
         made.append(t)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..core.checks import file_access
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 
 Value: TypeAlias = int | float | str | bool | None
 Row: TypeAlias = dict[str, Value]
@@ -39,8 +39,7 @@ def read_metrics(path: str | Path) -> list[Row]:
                     break
                 rows.append({name: _number(value) for name, value in json.loads(line).items()})
     except (ValueError, AttributeError):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"metrics: line {len(rows) + 1} of {str(path)!r} is no row",
             fix="each line is a JSON object, as a run writes it",
         ) from None

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core.checks import shown
 from ..core.dtypes import f32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.reshard import completed
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, Scope
@@ -88,8 +88,7 @@ def statistics(tree: Any) -> Statistics:
     pairs = zip(map(path_name, spec_paths(spec)), map(of_floats, leaves), strict=True)
     found = {name: t for name, t in pairs if isinstance(t, Tensor) and t.dtype.is_float and t.size}
     if not found:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"statistics: there is no tensor of floats with elements in {shown(tree)}",
             fix="give a tensor, or a dict of them such as ts.grad returns",
         )
@@ -163,8 +162,7 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
                 row = value[at]
                 rows.append((f"{path}{number}{again}", row.reshape(-1, len(COLUMNS))[0]))
     if not rows:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "activations: the function has no scopes that compute floats: there is nothing to name",
             fix='call modules in it, or open scopes: with ts.named_scope("mlp"): ...',
         )

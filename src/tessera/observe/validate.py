@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.checks import function_of
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
@@ -96,7 +96,7 @@ def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: A
         if small != mesh:
             runs.append((f"folded onto {small.physical.text()}", _moved(run, small)))
     elif onto is not None:
-        raise fail(UsageError, f"{WHO}: the step has no mesh to fold", fix="leave out onto=")
+        raise UsageError(f"{WHO}: the step has no mesh to fold", fix="leave out onto=")
     names = tuple(name for name, _ in runs)
     found = [_outputs(r) for _, r in runs]
     first = None

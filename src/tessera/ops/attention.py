@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.checks import one_dtype
-from ..core.errors import GraphError, ShapeError, fail
+from ..core.errors import GraphError, ShapeError
 from ..core.layout import TensorType
 from .batch import last_dims
 from .elementwise import need
@@ -34,10 +34,9 @@ def _inferred(name: str, ins: tuple[TensorType, ...]) -> Inferred:
         (*lead, *k.shape[-2:-1], *v.shape[-1:]),
     )
     if not fits or any(t.shape != made for t in ins[3:]):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the shapes do not fit",
-            [(f"arg {i}", t) for i, t in enumerate(ins)],
+            rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
             fix="give q [..., R, S, D], k [..., T, D], v [..., T, E]",
         )
     given = list(zip(ins, TAILS, strict=False))
@@ -82,10 +81,9 @@ def _grad_local(c: Call, *args: Array) -> Any:
 
 
 def _no_second(b: Build, n: Any, gs: Any) -> Sequence[Any]:
-    raise fail(
-        GraphError,
+    raise GraphError(
         "attention: the gradient of a kernel has no gradient itself",
-        [("gradient", ", ".join(map(str, n.types)))],
+        gradient=", ".join(map(str, n.types)),
         fix='give nn.flash_attention implementation="tiles", a GPTConfig'
         ' attention_implementation="tiles"',
     )

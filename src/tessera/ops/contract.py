@@ -7,7 +7,7 @@ from string import ascii_letters
 from typing import Any
 
 from ..core.checks import one_dtype
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.layout import TensorType
 from .elementwise import NUMBER, need
 from .index_string import Index, contraction_flops, letter_sizes, parse_index, propagate
@@ -26,10 +26,9 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     for letters, t in zip(index.args, ins, strict=True):
         for k, n in zip(letters, t.shape, strict=True):
             if sizes.setdefault(k, n) != n:
-                raise fail(
-                    ShapeError,
+                raise ShapeError(
                     f"contract {attrs['index']!r}: sizes {sizes[k]} and {n} of dim {k!r} differ",
-                    [(f"arg {i}", t) for i, t in enumerate(ins)],
+                    rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
                     fix="make the two dims equal",
                 )
     one_dtype("contract", ins)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.dtypes import bool_
-from ..core.errors import LayoutError, ShapeError, fail
+from ..core.errors import LayoutError, ShapeError
 from ..core.layout import Factor, TensorType, dim_axes, same_type, without
 from .cast import narrowed
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
@@ -42,19 +42,19 @@ def _scan_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         *(stacked(t, length) for t in inner[consts + carries :]),
     )
     if len(inner) != len(ins) or any(a.shape != t.shape for a, t in zip(outer, ins, strict=True)):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"scan: the body takes {len(inner)} values that do not fit the {len(ins)} given",
-            [("body", ", ".join(map(str, outer))), ("given", ", ".join(map(str, ins)))],
+            body=", ".join(map(str, outer)),
+            given=", ".join(map(str, ins)),
             fix="scanned values carry the length as their first dim",
         )
     results = tuple(node.type for node in body.outputs)
     for start, end in zip(inner[consts : consts + carries], results[:carries], strict=True):
         if not same_type(start, end):
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 "scan: the carry changes its type",
-                [("before", start), ("after", end)],
+                before=start,
+                after=end,
                 fix="redistribute the carry at the end of the body",
             )
     if length is None:
@@ -65,26 +65,23 @@ def _scan_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 def _check_while(ins: tuple[TensorType, ...], attrs: Attrs) -> None:
     body, consts, carries = attrs["body"], attrs["consts"], attrs["carries"]
     if len(ins) != consts + carries or len(body.outputs) != carries or attrs["reverse"]:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "scan: without a length there are no rows to take, to give or to reverse",
-            [("given", ", ".join(map(str, ins)))],
+            given=", ".join(map(str, ins)),
             fix="give carries alone, the first of which says whether to go on",
         )
     go = body.inputs[consts].type if carries else None
     if go is None or go.dtype is not bool_ or go.rank or go.partial:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "scan: without a length the first carry is one bool, the same on all devices",
-            [("carries", ", ".join(str(n.type) for n in body.inputs[consts:]))],
+            carries=", ".join(str(n.type) for n in body.inputs[consts:]),
             fix="carry whether to go on",
         )
     if go.varying and any(True for _ in body.collectives()):
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             "while_loop: devices go on for different numbers of turns, and wait for each other in "
             "the body",
-            [("goes on", go)],
+            goes_on=go,
             fix="decide together, e.g. dist.all_reduce(go, axis, op='max')",
         )
 
@@ -127,7 +124,7 @@ scan = define(
 def _unstack_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     t = ins[0]
     if not t.rank:
-        raise fail(ShapeError, "unstack: a scalar has no leading dim", [("x", t)])
+        raise ShapeError("unstack: a scalar has no leading dim", x=t)
     want = t.with_dims((without(t.dims[0], dim_axes(t.dims[0]), t.sizes), *t.dims[1:]))
     return Inferred((want,), (want.with_dims(want.dims[1:]),) * t.shape[0])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.checks import one_dtype
 from ..core.dtypes import int32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.layout import TensorType
 from .batch import last_dims
 from .elementwise import NUMBER, const, need
@@ -49,18 +49,18 @@ def _conv_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     one_dtype("conv", ins, "x", "w")
     alike = x.rank == w.rank == 3 + len(attrs["stride"]) and x.rank > 3
     if not alike or x.shape[1] != w.shape[0] or x.shape[2] != w.shape[2]:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "conv: the shapes of x and w do not fit",
-            [("x", x), ("w", w)],
+            x=x,
+            w=w,
             fix="x is [batch, groups, in, *sizes], w is [groups, out, in, *sizes]",
         )
     sizes = _conv_sizes(x, w, attrs)
     if min(sizes) < 1 or max(sizes) >= 2**31:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"conv: {sizes} is no size of an output",
-            [("x", x), ("w", w)],
+            x=x,
+            w=w,
             fix="pad so much that the kernel fits into the input, and not more",
         )
     return propagate_heads("conv", INDEX, ins, [(x.dtype, sizes)], linear="each")
@@ -145,10 +145,10 @@ def _window_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     rows = zip(x.shape[max(lead, 0) :], size, attrs["stride"], attrs["pads"])
     made = tuple((n + low + high - k) // step + 1 for n, k, step, (low, high) in rows)
     if lead < 0 or min(made) < 1:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "window: the window is larger than the padded input",
-            [("x", x), ("window", tuple(size))],
+            x=x,
+            window=tuple(size),
             fix="use a smaller window, or more padding",
         )
     linear = "each" if attrs["kind"] == "sum" else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..core.checks import shaped
 from ..core.dtypes import DType, counts_to, uint32
-from ..core.errors import DTypeError, LayoutError, ShapeError, fail
+from ..core.errors import DTypeError, LayoutError, ShapeError
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
 from .op import Array, Attrs, Call, Inferred, Op, define
@@ -20,10 +20,9 @@ def created(name: str, dtype: DType, attrs: Attrs, mesh: Mesh | None) -> TensorT
         return plain(dtype, shape, mesh)
     shaped(name, "the layout", layout, shape)
     if any(kind == "sum" for _, kind in layout.partial) and attrs.get("value") != 0:
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"{name}: only zero can be made as a sum still to be completed",
-            [("layout", layout)],
+            layout=layout,
             fix="make it complete, then redistribute it",
         )
     return layout.with_dtype(dtype)
@@ -58,10 +57,9 @@ def check_numbers(name: str, numbers: Sequence[TensorType], attrs: Attrs) -> Non
     """Raises ShapeError unless each cut of `levels` has the number of its block."""
     odd = any(n.shape or n.dtype is not uint32 for n in numbers)
     if odd or len(numbers) != len(levels(attrs)):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the number of a block is u32[], one for each three of `blocks`",
-            [(f"number{i}", n) for i, n in enumerate(numbers)],
+            rows=[(f"number{i}", n) for i, n in enumerate(numbers)],
             fix="see ts.map_chunks",
         )
 
@@ -96,8 +94,7 @@ def _iota_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     dtype, count = attrs["dtype"], tuple(attrs["shape"])[attrs["dim"]]
     check_numbers("iota", ins, attrs)
     if count - 1 > counts_to(dtype):
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"arange: {dtype} does not hold every whole number below {count}",
             fix=f"count in i32, and cast where that is meant: ts.arange({count}).to('{dtype}')",
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.errors import GraphError, fail
+from ..core.errors import GraphError
 from ..core.layout import TensorType
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
@@ -21,8 +21,7 @@ def _counts(ins: int, attrs: Attrs) -> tuple[int, int]:
     values, body = attrs["values"], attrs["backward"]
     sources = len(body.outputs)
     if ins != sources + len(body.inputs) or not 1 <= values <= len(body.inputs):
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"custom: {ins} arguments do not fit {values} values, {sources} gradients and a"
             f" backward graph of {len(body.inputs)} inputs",
             fix="give the values, then one argument per gradient, then what backward reads",

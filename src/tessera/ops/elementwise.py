@@ -15,7 +15,7 @@ from ..core.dtypes import (
     int32,
     uint32,
 )
-from ..core.errors import DTypeError, fail
+from ..core.errors import DTypeError
 from ..core.layout import TensorType, dim_axes
 from .batch import last_dims
 from .index_string import elementwise_index, propagate
@@ -38,10 +38,9 @@ from .op import (
 def need(name: str, ins: Sequence[TensorType], kinds: tuple[str, ...]) -> None:
     """Raises DTypeError unless every argument's dtype is of one of `kinds`."""
     if any(t.dtype.kind not in kinds for t in ins):
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: takes {' or '.join(kinds)} tensors",
-            [(f"arg {i}", t) for i, t in enumerate(ins)],
+            rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
             fix=f"cast with .to(ts.{'f32' if 'float' in kinds else 'int32'})",
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..core.dtypes import DType
-from ..core.errors import MeshError, ShapeError, fail
+from ..core.errors import MeshError, ShapeError
 from ..core.layout import Dim, Factor, Partial, TensorType, dim_axes, ways, without
 from ..core.mesh import Mesh, joined
 from .op import Inferred
@@ -45,8 +45,7 @@ def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
     left, arrow, right = text.partition("->")
     args = [_letters(part) for part in left.split(",")]
     if not arrow or len(args) != len(ranks):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"einsum: {text!r} is for {len(args)} arguments, got {len(ranks)}",
             fix="write one group of letters per argument, then -> and the result's letters",
         )
@@ -61,8 +60,7 @@ def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
             at = letters.index("...")
             letters = [*letters[:at], *(filler[extra - n :] if n >= 0 else ()), *letters[at + 1 :]]
         if len(letters) != rank:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"einsum: {text!r} names {len(letters)} dims of an argument with {rank}",
                 fix="name each dim once, or use ... for leading dims",
             )
@@ -78,7 +76,7 @@ def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
         what = (
             f"result letter {lost[0]!r} is in no argument" if lost else f"{twice[0]!r} stands twice"
         )
-        raise fail(ShapeError, f"einsum: {text!r}: {what}", fix="each letter once per group")
+        raise ShapeError(f"einsum: {text!r}: {what}", fix="each letter once per group")
     return Index(tuple(full), tuple(out))
 
 
@@ -122,7 +120,7 @@ def common_mesh(name: str, ins: Sequence[TensorType], what: str = "argument") ->
             fix = "build all on one mesh, or outside of a function: dist.place(x, mesh=...)"
             if mesh.unfolded == t.mesh.unfolded:
                 fix += "; in a loop that lost devices: put all that a step uses into its state"
-            raise fail(MeshError, f"{name}: {what}s are on different meshes", rows, fix=fix)
+            raise MeshError(f"{name}: {what}s are on different meshes", rows=rows, fix=fix)
         mesh = both
     return mesh
 
@@ -135,10 +133,9 @@ def letter_sizes(name: str, index: Index, ins: Sequence[TensorType]) -> dict[str
             have = sizes.get(k, 1)
             if n != have and n != 1 and have != 1:
                 which = f" of {k!r}" if not k.startswith("_") else ""
-                raise fail(
-                    ShapeError,
+                raise ShapeError(
                     f"{name}: sizes {have} and {n}{which} do not match",
-                    [(f"arg {i}", t) for i, t in enumerate(ins)],
+                    rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
                     fix="make the dims equal, or one of them 1",
                 )
             sizes[k] = n if have == 1 else have

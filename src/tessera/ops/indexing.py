@@ -20,7 +20,7 @@ from typing import Any
 
 from ..core.checks import integers
 from ..core.dtypes import DType, beyond, bool_, int32, uint32
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import DTypeError, ShapeError
 from ..core.layout import (
     Dim,
     Factor,
@@ -40,18 +40,17 @@ from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 def _check_ids(name: str, ids: TensorType, attrs: Attrs, rank: int) -> None:
     integers(name, "ids", ids)
     if not 0 <= attrs["dim"] < rank:
-        raise fail(
-            ShapeError, f"{name}: there is no dim {attrs['dim']} in rank {rank}", fix="count from 0"
+        raise ShapeError(
+            f"{name}: there is no dim {attrs['dim']} in rank {rank}", fix="count from 0"
         )
 
 
 def _check_put(name: str, updates: TensorType, attrs: Attrs) -> None:
     need("scatter_add", (updates,), NUMBER)
     if "ids" in attrs and not updates.dtype.is_float:  # only NaN survives further additions
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{name}: ids are looked at where floats are added only",
-            [("updates", updates)],
+            updates=updates,
             fix="leave ids= out, and look at the ids beside the op",
         )
 
@@ -258,10 +257,10 @@ def _take_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     x, ids = ins[0], ins[1].complete()
     letters, places = _along_index(x.rank, dim)
     if ids.rank != x.rank:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "take_along: ids and x need the same number of dims",
-            [("x", x), ("ids", ids)],
+            x=x,
+            ids=ids,
             fix="reshape ids; a dim of size 1 broadcasts",
         )
     return _blocks("take_along", Index((letters, places), places), (x, ids), x.dtype, attrs)

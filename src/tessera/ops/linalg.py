@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.checks import one_dtype
 from ..core.dtypes import int32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.layout import TensorType
 from .batch import last_dims
 from .elementwise import const, need
@@ -46,10 +46,9 @@ def _op(
         fit = all(t.rank > 1 and t.shape[:-2] == ins[0].shape[:-2] for t in ins)
         found = tails(*(t.shape[-2:] for t in ins)) if fit else None
         if found is None:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"{name}: needs {needs}",
-                [(f"arg {i}", t) for i, t in enumerate(ins)],
+                rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
                 fix="matrices are the last two dims, the dims before them are equal",
             )
         outs = [(ins[0].dtype, tail) for tail in found]

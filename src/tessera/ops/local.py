@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..core.dtypes import bool_, int32
-from ..core.errors import GraphError, LayoutError, ShapeError, fail
+from ..core.errors import GraphError, LayoutError, ShapeError
 from ..core.layout import (
     Digit,
     Dim,
@@ -33,10 +33,9 @@ def block_dim(dim: Dim, axes: Iterable[str], t: TensorType) -> Dim:
     gone = set(axes)
     run = digits(dim, t.sizes)
     if any(d.uneven and gone & set(d.axes) for d in run):
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"local view: a dim does not divide over {', '.join(sorted(gone))}",
-            [("tensor", t)],
+            tensor=t,
             fix="pad it to a multiple, or pass the tensor replicated",
         )
     return grouped(d for d in run if not gone & set(d.axes))
@@ -82,10 +81,9 @@ def _reinterpret_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         return TensorType(t.dtype, dims, partial, t.mesh, (a for a in t.varying if a not in axes))
 
     if not moves <= legal or rest(src) is not rest(out):
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             "reinterpret: the two types are not readings of the same blocks",
-            [("from", src), ("to", out)],
+            rows=[("from", src), ("to", out)],
             fix="give each device's block its own axis, a split dim or a partial sum",
         )
     return Inferred(ins, (out,))
@@ -103,14 +101,12 @@ def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     src, out = n.args[0].type, n.type
     fixed = {*src.split_axes, *out.split_axes, *src.varying, *out.varying, *out.partial_axes}
     if any(k != "sum" for a, k in out.partial if a not in src.partial_axes):
-        raise fail(
-            GraphError,
+        raise GraphError(
             "reinterpret: a max or min over devices has no gradient by itself",
             fix="use dist.all_reduce(x, axis, op=...), which has one",
         )
     if any(_role(src, a) == "partial" for a in out.varying):
-        raise fail(
-            GraphError,
+        raise GraphError(
             "reinterpret: the summands of a gradient over devices have no second gradient",
             fix='write the loop with policy="recompute", or the loss without blocks',
         )
@@ -239,24 +235,24 @@ def _cond_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     yes, no = attrs["yes"], attrs["no"]
     outs = tuple(n.type for n in yes.outputs)
     if not ins or ins[0].dtype is not bool_ or ins[0].rank:
-        raise fail(ShapeError, "cond: its first argument is one bool", [("given", ins[0])])
+        raise ShapeError("cond: its first argument is one bool", given=ins[0])
     for body in (yes, no):
         inner = tuple(n.type for n in body.inputs)
         if len(inner) != len(ins) - 1 or any(
             a.shape != b.shape for a, b in zip(inner, ins[1:], strict=True)
         ):
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"cond: a branch takes {len(inner)} values that do not fit those given",
-                [("branch", ", ".join(map(str, inner))), ("given", ", ".join(map(str, ins[1:])))],
+                branch=", ".join(map(str, inner)),
+                given=", ".join(map(str, ins[1:])),
                 fix="give both branches the same values",
             )
     ends = tuple(n.type for n in no.outputs)
     if len(outs) != len(ends) or not all(map(same_type, outs, ends)):
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             "cond: the two branches give different types",
-            [("yes", ", ".join(map(str, outs))), ("no", ", ".join(map(str, ends)))],
+            yes=", ".join(map(str, outs)),
+            no=", ".join(map(str, ends)),
             fix="give values of one shape, dtype and layout from both",
         )
     return Inferred((ins[0], *(n.type for n in yes.inputs)), outs)

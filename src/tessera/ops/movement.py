@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.checks import shaped
-from ..core.errors import DTypeError, ShapeError, fail
+from ..core.errors import DTypeError, ShapeError
 from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, without
 from .batch import next_dim, sizes
 from .elementwise import unbroadcast
@@ -22,10 +22,9 @@ def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 def _reshape_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     shape = tuple(attrs["shape"])
     if math.prod(shape) != ins[0].size:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"reshape: {ins[0].size} elements do not fit shape {shape}",
-            [("x", ins[0])],
+            x=ins[0],
             fix="keep the number of elements, or give one dim as -1",
         )
     want, out = ins[0].before_reshape(shape)
@@ -50,10 +49,9 @@ reshape = define(
 def _transpose_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     perm = tuple(attrs["perm"])
     if sorted(perm) != list(range(ins[0].rank)):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"transpose: {perm} is not an order of {ins[0].rank} dims",
-            [("x", ins[0])],
+            x=ins[0],
             fix="name each dim once",
         )
     return Inferred((ins[0],), (ins[0].with_dims(ins[0].dims[p] for p in perm),))
@@ -83,10 +81,9 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     shape, t, layout = tuple(attrs["shape"]), ins[0], attrs.get("layout")
     extra = len(shape) - t.rank
     if extra < 0 or any(n not in (1, m) for n, m in zip(t.shape, shape[extra:])):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"broadcast_to: {t.shape} does not broadcast to {shape}",
-            [("x", t)],
+            x=t,
             fix="a dim broadcasts from 1, and new dims stand first",
         )
     grows = [n != m for n, m in zip(t.shape, shape[extra:])]
@@ -140,10 +137,9 @@ def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     rows = zip(attrs["starts"], attrs["stops"], attrs["steps"], t.shape, strict=True)
     for i, (start, stop, step, n) in enumerate(rows):
         if not (0 <= start <= stop <= n and step >= 1):
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"slice: {start}:{stop}:{step} is not inside dim {i} with size {n}",
-                [("x", t)],
+                x=t,
                 fix=f"stay inside 0:{n}",
             )
         if (start, stop, step) == (0, n, 1):
@@ -245,10 +241,9 @@ def _concat_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             a == b for d, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if d != dim
         )
         if not same or t.dtype is not first.dtype:
-            raise fail(
-                ShapeError if not same else DTypeError,
+            raise (ShapeError if not same else DTypeError)(
                 f"concat: argument {i} does not fit along dim {dim}",
-                [("arg 0", first), (f"arg {i}", t)],
+                rows=[("arg 0", first), (f"arg {i}", t)],
                 fix="all other dims and the dtype must be equal",
             )
     common_mesh("concat", ins)

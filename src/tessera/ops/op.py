@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from ..core.dtypes import DType
-from ..core.errors import GraphError, fail
+from ..core.errors import GraphError
 from ..core.layout import TensorType
 from ..core.options import ProgramOptions
 
@@ -237,7 +237,7 @@ def op_named(name: str) -> Op:
     """The op called `name`. Raises GraphError if there is none."""
     found = OPS.get(name)
     if found is None:
-        raise fail(GraphError, f"op {name!r} does not exist", fix="see tessera.ops for the set")
+        raise GraphError(f"op {name!r} does not exist", fix="see tessera.ops for the set")
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.checks import integers, one_dtype
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.layout import TensorType
 from .elementwise import need
 from .index_string import Index, propagate
@@ -38,10 +38,9 @@ def _inferred(name: str, index: Index, ins: tuple[TensorType, ...]) -> Inferred:
         for k, n in zip(letters, t.shape, strict=True)
     )
     if not fits:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: the shapes do not fit",
-            [(f"arg {i}", t) for i, t in enumerate(ins)],
+            rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
             fix=f"give {index.text()}",
         )
     given = (*ins[:2], ins[2].complete())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.dtypes import uint32
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.layout import TensorType
 from .create import check_numbers, created, levels, line
 from .op import Array, Attrs, Call, Inferred, Op, define
@@ -44,7 +44,7 @@ def threefry(xp: Any, key: tuple[Array, Array], counter: tuple[Array, Array]) ->
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     key, *numbers = ins
     if key.shape != (2,) or key.dtype is not uint32:
-        raise fail(ShapeError, "random_bits: the key is u32[2]", [("key", key)], fix="see ts.seed")
+        raise ShapeError("random_bits: the key is u32[2]", key=key, fix="see ts.seed")
     check_numbers("random_bits", numbers, attrs)
     wants = tuple(t.replicated() for t in ins)
     return Inferred(wants, (created("random_bits", uint32, attrs, key.mesh),))

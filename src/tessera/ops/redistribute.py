@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.dtypes import bool_, int32
-from ..core.errors import LayoutError, fail
+from ..core.errors import LayoutError
 from ..core.layout import (
     Digit,
     TensorType,
@@ -47,10 +47,9 @@ def _arrive(t: TensorType, attrs: Attrs) -> TensorType:
     here = set(dim_axes(new.dims[d]))
     fits = here.issuperset(axes) and without(new.dims[d], axes, t.sizes) == t.dims[d]
     if not fits or _part_of_a_digit(new, axes):
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"redistribute: {attrs['into']} is not dim {d} split over {', '.join(axes)}",
-            [("x", t)],
+            x=t,
             fix="keep the other digits of the dim as they are",
         )
     return new
@@ -69,11 +68,10 @@ def _part_of_a_digit(t: TensorType, axes: Sequence[str]) -> bool:
 def _leave(t: TensorType, axes: Sequence[str]) -> TensorType:
     """`t` gathered over `axes` by one collective."""
     if _part_of_a_digit(t, axes):
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"redistribute: {', '.join(axes)} cannot leave a dim that it splits unevenly with other"
             " axes",
-            [("x", t)],
+            x=t,
             fix="gather all axes of that dim at once",
         )
     return gathered(t, axes)
@@ -89,10 +87,9 @@ def _all_reduce(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 def _reduce_scatter(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     if any(kind != "sum" for axis, kind in ins[0].partial if axis in attrs["axes"]):
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             "reduce_scatter: only a sum is completed in parts",
-            [("x", ins[0])],
+            x=ins[0],
             fix="complete it with all_reduce, then split it",
         )
     return Inferred(ins, (_arrive(completed(ins[0], attrs["axes"]), attrs),))

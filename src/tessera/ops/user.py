@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ShapeError, UsageError, fail
+from ..core.errors import ShapeError, UsageError
 from ..core.layout import TensorType, dim_axes, plain
 from .index_string import Index, _letters, common_mesh, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
@@ -48,8 +48,7 @@ def user_function(name: str) -> UserFunction:
     """The function called `name`. Raises UsageError if this process knows none."""
     found = FUNCTIONS.get(name)
     if found is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: no function of this name is known, so a graph that calls it cannot run",
             fix="define it with ts.op(index=...) before the graph is run",
         )
@@ -106,8 +105,7 @@ def parse_groups(name: str, index: object, known: Mapping[str, int]) -> Groups:
     if not wrong and lost:
         wrong = f"result letter {lost!r} is in no argument"
     if wrong:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{name}: index {index!r} cannot be read: {wrong}",
             fix='name the dims of each argument and result, e.g. "b s d, d -> b s d";'
             " sizes={...} gives those of new letters",
@@ -122,10 +120,9 @@ def _sizes(attrs: Attrs, groups: Groups, ins: Sequence[TensorType]) -> dict[str,
     for letters, t in zip(groups.args, ins, strict=True):
         for k, n in zip(letters, t.shape, strict=True):
             if sizes.setdefault(k, n) != n:
-                raise fail(
-                    ShapeError,
+                raise ShapeError(
                     f"{attrs['name']}: sizes {sizes[k]} and {n} of {k!r} do not match",
-                    [("index", attrs["index"]), *((f"arg {i}", t) for i, t in enumerate(ins))],
+                    rows=[("index", attrs["index"]), *((f"arg {i}", t) for i, t in enumerate(ins))],
                     fix="dims of one letter have one size; a user's op does not broadcast",
                 )
     return sizes
@@ -139,10 +136,9 @@ def _groups(attrs: Attrs, ins: Sequence[TensorType]) -> Groups:
     if len(given.args) == len(ins):
         found = given.written_out([t.rank for t in ins])
     if found is None:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{attrs['name']}: the arguments do not fit its index {attrs['index']!r}",
-            [(f"arg {i}", t) for i, t in enumerate(ins)],
+            rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
             fix="give one argument per group, each with a dim per letter",
         )
     return found
@@ -156,8 +152,7 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     sizes = _sizes(attrs, groups, ins)
     dtypes = attrs["dtypes"]
     if len(dtypes) != len(groups.outs):
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"{attrs['name']}: {len(dtypes)} dtypes for {len(groups.outs)} results",
             fix="give a dtype per result",
         )

@@ -20,7 +20,7 @@ from ml_dtypes import finfo
 from ..core.checks import unfit
 from ..core.context import settings
 from ..core.dtypes import DType, f32, held_as, int32
-from ..core.errors import DTypeError, UsageError, fail
+from ..core.errors import DTypeError, UsageError
 from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
 from ..core.peers import no_attribute
@@ -76,8 +76,7 @@ class Optimizer(ABC):
             object.__setattr__(self, "lr", given.item())
         fits = callable(self.lr) and not hasattr(type(self.lr), "parameters")
         if not is_number(self.lr) and not fits:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self._name}: lr is a {type(self.lr).__name__}",
                 fix="give a number or a schedule: optim.warmup_cosine(...); weights go to"
                 " optimizer.init",
@@ -88,8 +87,8 @@ class Optimizer(ABC):
             mine.insert(0, ("lr", self.lr, ">= 0"))
         wrong = [(n, f"{v}, must be {rule}") for n, v, rule in mine if not _WITHIN[rule](v)]
         if wrong:
-            raise fail(
-                UsageError, f"{self._name}: a setting is out of range", wrong, fix="correct it"
+            raise UsageError(
+                f"{self._name}: a setting is out of range", rows=wrong, fix="correct it"
             )
         check_mask(self._name, self.mask)
 
@@ -167,8 +166,7 @@ class Optimizer(ABC):
         UsageError or ShapeError if the trees do not match.
         """
         if any(isinstance(g, Parameter) for g in flatten(grads)[0]):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self._name}.update: the gradients are parameters",
                 fix="the order is update(params, grads, state)",
             )
@@ -203,10 +201,10 @@ class Optimizer(ABC):
             return scalar(float(lr), f32)
         if not isinstance(lr, Tensor) or lr.shape or not lr.dtype.is_float:
             what = lr.type if isinstance(lr, Tensor) else type(lr).__name__
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self._name}: the schedule does not give a float tensor of one number",
-                [("schedule", self.lr), ("gives", what)],
+                schedule=self.lr,
+                gives=what,
                 fix="return f32[], such as optim.constant(lr)(step)",
             )
         return lr.to(f32)
@@ -275,10 +273,9 @@ def _set(self: Any, name: str, value: Any) -> None:
         fix += "; or give it a schedule once: lr=optim.warmup_cosine(...)"
     if name not in self.__dataclass_fields__:
         fix = "keep what belongs to a run beside it; its settings are given where it is made"
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"{type(self).__name__}: {name} cannot be set, an optimizer does not change",
-        [("optimizer", self)],
+        optimizer=self,
         fix=fix,
     )
 
@@ -335,10 +332,10 @@ def loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
         value = value.numpy()
     found = held_as(value.dtype)
     if found.is_float is not like.dtype.is_float:
-        raise fail(
-            DTypeError,
+        raise DTypeError(
             f"{call}: {name!r} has another dtype",
-            [("have", like.type), ("given", f"{found}{list(value.shape)}")],
+            have=like.type,
+            given=f"{found}{list(value.shape)}",
             fix="give what state_dict named, of the same weights and optimizer",
         )
     return tensor(value, mesh=like.mesh, layout=like.type, dtype=like.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.checks import number, shaped
 from ..core.dtypes import f32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import Partial
 from ..lang import functions as F
 from ..lang.checks import typed
@@ -55,8 +55,7 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
     else:
         shaped("clip_by_global_norm", "max_norm", max_norm.type, ())
     if any(isinstance(g, Parameter) for g in flatten(grads)[0]):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "clip_by_global_norm: the gradients are parameters",
             fix="gradients are values: grads = ts.grad(loss, model);"
             " grads, norm = optim.clip_by_global_norm(grads, max_norm)",

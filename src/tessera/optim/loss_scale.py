@@ -22,7 +22,7 @@ from typing import Any
 from ..core.checks import shown
 from ..core.context import replaced, settings
 from ..core.dtypes import bool_, f32, int32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.mesh import Mesh
 from ..core.renamed import renamed_arguments
 from ..lang import functions as F
@@ -73,10 +73,9 @@ class LossScale:
             or not 0 < self.backoff_factor < 1 < self.growth_factor
             or self.growth_interval < 1
         ):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "LossScale: a setting is out of range",
-                [("settings", self)],
+                settings=self,
                 fix="all > 0, min_scale <= init_scale <= max_scale,"
                 " backoff_factor < 1 < growth_factor",
             )
@@ -134,9 +133,8 @@ def apply_if_finite(finite: Tensor, new: Any, old: Any) -> Any:
 def _need_finite(call: str, finite: Tensor) -> None:
     one = isinstance(finite, Tensor)
     if not one or finite.dtype is not bool_ or finite.shape:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{call}: `finite` is not one bool",
-            [("finite", finite.type if one else shown(finite))],
+            finite=finite.type if one else shown(finite),
             fix="pass what unscale(...) gives",
         )

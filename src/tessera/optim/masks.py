@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import unfit
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.kinds import is_number
 
 Mask = str | Callable[[str], bool] | None
@@ -34,7 +34,7 @@ def selects(of: str, mask: Any, name: str) -> bool:
         found = mask(name)
     except (AttributeError, LookupError, TypeError) as error:  # it takes the name for a tree
         what = f"{of}: the mask fails for the weight {name!r}"
-        raise fail(UsageError, what, [("says", error)], fix=fix) from error
+        raise UsageError(what, says=error, fix=fix) from error
     if found is None or isinstance(found, (np.bool_, bool, re.Match)) or is_number(found):
         return bool(found)
     raise unfit(of, f"what the mask gives for the weight {name!r}", found, fix)
@@ -46,14 +46,12 @@ def check_mask(of: str, mask: Any) -> None:
         try:
             re.compile(mask)
         except re.error as error:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{of}: mask {mask!r} is no regular expression: {error}",
                 fix='write one, such as "weight$", or give a function of the name',
             ) from None
     elif mask is not None and not callable(mask):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{of}: mask is a {type(mask).__name__}",
             fix="give a function from a weight's name to a bool, or a regular expression",
         )
@@ -64,9 +62,8 @@ def need_match(of: str, mask: Any, weights: Iterable[str]) -> None:
     names = list(weights)
     if not any(selects(of, mask, name) for name in names):
         named = f" {mask!r} is in" if isinstance(mask, str) else " is true of"
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{of}: mask{named} no weight's name, so nothing decays",
-            [("weights", ", ".join(names[:5]))],
+            weights=", ".join(names[:5]),
             fix="write what the names contain, or set weight_decay=0",
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from ..core.checks import unfit
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.flat_state import FlatState, by_name
@@ -105,10 +105,9 @@ class FromOptax:
             try:
                 moves, new = self.tx.update(ds, unflatten(state_spec, xs[2 * count :]), ps)
             except TypeError as error:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{call}: tx cannot be called with gradients, state and weights alone",
-                    [("optax", str(error).splitlines()[0])],
+                    optax=str(error).splitlines()[0],
                     fix="give an optimizer that needs no more: one that asks for the loss, such as"
                     " lbfgs or reduce_on_plateau, does not go with a compiled step",
                 ) from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from ..core.dtypes import f32
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..lang import functions as F
 from ..lang.operands import scalar
@@ -269,10 +269,9 @@ class Adafactor(Optimizer):
         product stands for the second moment; other weights keep it whole. Raises UsageError if `w`
         is a device's block: these are means over whole weights."""
         if w.type.varying:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "Adafactor: it takes means over whole weights, of which a device has blocks here",
-                [("weight", w.type)],
+                weight=w.type,
                 fix="return the gradients from the local body, and update outside of it",
             )
         new: Slots = {}

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..core.checks import unfit, whole
 from ..core.dtypes import f32, int32
-from ..core.errors import ShapeError, TesseraError, UsageError, fail
+from ..core.errors import ShapeError, TesseraError, UsageError
 from ..lang import functions as F
 from ..lang.checks import typed
 from ..lang.jax_functions import as_ops
@@ -46,10 +46,9 @@ class Schedule:
         """The rate after `step` steps. Raises ShapeError if `step` is not one number."""
         t = as_tensor(step)
         if t.shape:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"{self.name}: the step is not one number",
-                [("step", t.type)],
+                step=t.type,
                 fix="give a Python int or an i32[] tensor",
             )
         return self.rule(t.to(f32))
@@ -81,10 +80,10 @@ def scheduled(schedule: Callable[[Any], Any], step: Tensor) -> Any:
             raise
         except Exception:  # of JAX it is not, so what went wrong first is the error
             pass
-        raise fail(
-            UsageError,
+        raise UsageError(
             "schedule: it does not give a rate for a step",
-            [("schedule", schedule), ("says", str(error).splitlines()[0])],
+            schedule=schedule,
+            says=str(error).splitlines()[0],
             fix="write a function of one step, i32[], with functions of ts or of JAX",
         ) from None
 
@@ -98,7 +97,7 @@ def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:
         if not (callable(v) or (isinstance(v, (int, float)) and 0 <= v < math.inf))
     ]
     if wrong:
-        raise fail(UsageError, f"{name}: a setting is out of range", wrong, fix="correct it")
+        raise UsageError(f"{name}: a setting is out of range", rows=wrong, fix="correct it")
     return Schedule(name, tuple(settings.items()), rule)
 
 
@@ -248,8 +247,7 @@ def _after_warmup(start: float, peak: float, warmup: int, then: Schedule) -> Rul
 
 def _need_pieces(name: str, pieces: int, boundaries: Sequence[int]) -> None:
     if pieces != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: {pieces} pieces do not lie between boundaries {tuple(boundaries)}",
             fix="give rising boundaries, and one piece more than boundaries",
         )

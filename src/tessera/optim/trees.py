@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core.checks import same_names
-from ..core.errors import ShapeError, UsageError, caller, fail
+from ..core.errors import ShapeError, UsageError, caller
 from ..ir.graph.node import entered
 from ..lang.parameter import need_trained, trained
 from ..lang.record import current
@@ -31,10 +31,9 @@ def named(call: str, tree: Any) -> dict[str, Tensor]:
             wrong.append((path_name(path) or "tree", what))
     need_trained(call, out.items())
     if wrong:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{call}: {len(wrong)} leaves are not float tensors",
-            wrong[:SHOWN],
+            rows=wrong[:SHOWN],
             fix="give a dict of float tensors, such as model.parameters()",
         )
     return out
@@ -55,7 +54,7 @@ def need_same_shapes(
         if tuple(given[name].shape) != t.shape
     ]
     if wrong:
-        raise fail(ShapeError, f"{call}: {len(wrong)} shapes are different", wrong[:SHOWN], fix=fix)
+        raise ShapeError(f"{call}: {len(wrong)} shapes are different", rows=wrong[:SHOWN], fix=fix)
 
 
 @contextmanager

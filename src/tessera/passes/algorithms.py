@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never, cast
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.layout import ways
 from ..core.options import ProgramOptions
 from ..core.topology import Topology
@@ -38,10 +38,9 @@ def _choices(o: ProgramOptions) -> dict[str, str]:
     for kind in ("", *SUMS):
         name = given.get(kind, "engine")
         if name not in ("engine", CHEAPEST):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"schedule: the algorithm {name} adds up in an order of its own",
-                [("level", "mesh_invariant")],
+                level="mesh_invariant",
                 fix='name it for what only moves data ({"all_gather": ...}), or set '
                 'level="run_to_run"',
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..ir.graph.node import Graph, Node
 from ..ops.user import parse_groups, user
 
@@ -12,16 +12,15 @@ def need_kept(graph: Graph) -> None:
     for n in graph.nodes:
         if n.op != "input" and not n.kind.mesh_invariance and not _apart(n):
             name = n.attrs.get("name", n.op) if n.op == user.name else n.op
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"mesh_invariant: {name} may add up in another order on another mesh",
-                [
+                rows=[
                     *((f"arg {i}", a.type) for i, a in enumerate(n.args)),
                     *([("index", n.attrs["index"])] if n.op == user.name else []),
                 ],
-                at=n.loc or None,
                 fix="write it with ops of Tessera, which add up in a fixed order, or ask for less:"
                 ' level="run_to_run"',
+                at=n.loc or None,
             )
         for value in n.attrs.values():
             if isinstance(value, Graph):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence, Set
 
-from ..core.errors import GraphError, fail
+from ..core.errors import GraphError
 from ..core.layout import Partial, TensorType
 from ..core.reshard import completed, gathered
 from ..ir.graph.build import Builder
@@ -66,12 +66,11 @@ def differentiate(
         else:
             rule = node.kind.grad
             if rule is None:
-                raise fail(
-                    GraphError,
+                raise GraphError(
                     f"{node.op}: it has no gradient",
-                    [("result", ", ".join(map(str, node.types)))],
-                    at=node.loc,
+                    result=", ".join(map(str, node.types)),
                     fix="pass the argument through ts.stop_gradient where none is meant",
+                    at=node.loc,
                 )
             parts = rule(b, node, gs if len(gs) > 1 else gs[0])
         for arg, part in zip(node.args, parts, strict=True):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.dtypes import f32, promote
-from ..core.errors import GraphError, fail
+from ..core.errors import GraphError
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.again import free_nodes, kept
 from ..ir.graph.build import Builder
@@ -36,13 +36,12 @@ def scan_gradient(
     """One gradient (or None) per argument of the scan `node`, given those of its results. Raises
     GraphError if it is a while loop."""
     if node.attrs["length"] is None:
-        raise fail(
-            GraphError,
+        raise GraphError(
             "while_loop: it has no gradient, as nothing says how often its body runs",
-            [("result", ", ".join(map(str, node.types[1:])))],
-            at=node.loc,
+            result=", ".join(map(str, node.types[1:])),
             fix="use ts.scan over the most turns, with ts.where to keep the carry once it is done; "
             "or ts.stop_gradient where no gradient is meant",
+            at=node.loc,
         )
     given = [i for i, g in enumerate(gs) if g is not None]
     together = node.attrs["policy"] == "together" and len(given) == 1 and adds_up(node, given[0])

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..ir.schedule.algorithms.build import named
 from ..ir.schedule.algorithms.table import Action, Algorithm, Round
 from . import xp_jax
@@ -63,25 +63,23 @@ def run_algorithm(algorithm: Algorithm, x: Array, axis: Axis) -> Array:
     a = algorithm
     size = lax.axis_size(axis)
     if size != a.n:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"run_algorithm: the table is for {a.n} ranks, the axis has {size}",
-            [("axis", axis), ("table", a)],
+            axis=axis,
+            table=a,
             fix=f"build the algorithm for n={size}",
         )
     splits = a.collective in ("reduce_scatter", "all_to_all")
     if splits and (x.ndim == 0 or x.shape[0] % a.n):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"run_algorithm: dim 0 of {x.shape} is not {a.n} equal blocks",
-            [("table", a)],
+            table=a,
             fix=f"pad it to a multiple of {a.n}",
         )
     if a.collective == "all_gather" and x.ndim == 0:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "run_algorithm: a scalar has no dim 0 to gather along",
-            [("table", a)],
+            table=a,
             fix="give it a dim of size 1",
         )
     if a.native:

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core.devices import need_devices
 from ..core.dtypes import dtype_of
-from ..core.errors import BackendError, DonatedError, LayoutError, UsageError, fail
+from ..core.errors import BackendError, DonatedError, LayoutError, UsageError
 from ..core.layout import Factor, TensorType, plain, ways
 from ..core.mesh import Mesh
 from ..core.turns import LAUNCH
@@ -128,10 +128,9 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
         # device_put compares, too: NaN differs from itself there, and other sizes end the process
         return jax.make_array_from_callback(x.shape, where, x.__getitem__, dtype=x.dtype)
     except RuntimeError as error:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"the value cannot be placed: {str(error).splitlines()[0]}",
-            [("tensor", t)],
+            tensor=t,
             fix="use a smaller tensor, or split it over more devices",
         ) from None
 
@@ -256,19 +255,17 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     BackendError where other processes hold a part of it."""
     t = at_rest(t)
     if not (data.is_fully_addressable or data.is_fully_replicated):
-        raise fail(
-            BackendError,
+        raise BackendError(
             "read: other processes hold a part of the tensor",
-            [("tensor", t)],
+            tensor=t,
             fix="complete it first, in all of them: "
             + (f'dist.redistribute(x, "{[*t.shape]}")' if t.split_axes else "dist.all_reduce(x)")
             + ", or read it there: dist.to_host(x)",
         )
     if not data.sharding.addressable_devices:  # which a donated array has, too
-        raise fail(
-            BackendError,
+        raise BackendError(
             "read: other processes hold the tensor",
-            [("tensor", f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}")],
+            tensor=f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}",
             fix="read it in all processes: dist.to_host(x)",
         )
     one = len(data.sharding.device_set) == 1
@@ -317,10 +314,9 @@ def donated(t: TensorType) -> DonatedError:
     """What is wrong with a tensor whose memory is gone. Raises DeviceLostError if a device is."""
     if t.mesh is not None:
         need_devices(f"the tensor {t}", t.mesh.physical.ids)
-    return fail(
-        DonatedError,
+    return DonatedError(
         "a tensor is used after its buffer was donated to a function",
-        [("tensor", t)],
+        tensor=t,
         fix="use what the function returned, copy.deepcopy it before, or leave out donate=",
     )
 
@@ -332,10 +328,9 @@ def adopt(data: Array, mesh: Mesh | None) -> TensorType:
     Raises LayoutError if its sharding has no such form, UsageError if JAX is tracing it.
     """
     if isinstance(data, jax.core.Tracer):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "an array that JAX is tracing has no values, and a function of Tessera needs them",
-            [("array", data)],
+            array=data,
             fix="use ts.jit, ts.grad and ts.vmap instead of those of JAX; ts.op makes an op of a"
             " function of JAX",
         )
@@ -358,8 +353,7 @@ def adopt(data: Array, mesh: Mesh | None) -> TensorType:
         return asked if where.is_equivalent_to(sharding(asked), data.ndim) else t
     if len(where.device_set) == 1 or where.is_fully_replicated:
         return plain(dtype_of(data.dtype), data.shape)
-    raise fail(
-        LayoutError,
+    raise LayoutError(
         f"from_jax: a sharding of kind {type(where).__name__} has no named axes",
         fix="device_put the array with a NamedSharding first",
     )

@@ -20,7 +20,7 @@ from threading import Event, Lock, Thread
 
 import jax
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.limits import limits
 from ..core.wording import nth, ranks_text
 from .flight import Record, flight
@@ -130,10 +130,9 @@ class CallOrder:
                 text = c.text if first == c.count else known
                 alike.setdefault(text, []).append(rank)
         where = f"call {first}" if len(alike) > 1 else f"a call before the {nth(first)}"
-        return fail(
-            UsageError,
+        return UsageError(
             f"processes call their programs in another order: {where} differs",
-            [(ranks_text(ranks), text) for text, ranks in alike.items()],
+            rows=[(ranks_text(ranks), text) for text, ranks in alike.items()],
             fix="make the same calls in one order in every process; what one finds out for itself,"
             " such as a time, all hear by dist.all_gather_object(value)",
         )

@@ -13,7 +13,7 @@ import numpy as np
 from jaxlib import version
 
 from ..core import environment, flags
-from ..core.errors import BackendError, EngineWarning, caller, fail, lines_up
+from ..core.errors import BackendError, EngineWarning, caller, lines_up
 from ..core.machine.visible import visible_count, visible_ids
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
@@ -64,10 +64,9 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             asked = f'jax.config.update("jax_num_cpu_devices", {each})'
             more = f"make the mesh, or call {asked}, before the first array of jax"
             more += ", which started the backend"
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"mesh: needs {needed} devices, this machine has {have}",
-            [("backend", f"{have} x {jax.devices()[0].platform}")]
+            rows=[("backend", f"{have} x {jax.devices()[0].platform}")]
             + ([("visible", ",".join(map(str, ids)))] if ids else []),
             fix=f"{_smaller(mesh, have)}, or {'more visible devices' if _visible() else more}",
         )
@@ -77,7 +76,7 @@ def failed(what: str, error: Exception, rows: Sequence[tuple[str, object]] = ())
     """The engine's `error` while it did `what`, as one of ours: its first line, and what to do."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     fix = next((fix for words, fix in _WAYS_OUT.items() if words in first), _OWN)
-    return fail(BackendError, f"{what}: the engine failed: {first}", rows, fix=fix)
+    return BackendError(f"{what}: the engine failed: {first}", rows=rows, fix=fix)
 
 
 _OWN = "the text above is the engine's own report"
@@ -93,10 +92,9 @@ _WAYS_OUT = {
 def _not_started(error: Exception) -> BackendError:
     asked = os.environ.get("JAX_PLATFORMS")
     said = str(error) or "it has no such backend"  # jax.config alone knows the name then
-    return fail(
-        BackendError,
+    return BackendError(
         "start: the engine's backend does not start",
-        [("JAX_PLATFORMS", asked)] * bool(asked) + [("engine", said.splitlines()[0])],
+        rows=[("JAX_PLATFORMS", asked)] * bool(asked) + [("engine", said.splitlines()[0])],
         fix=("leave JAX_PLATFORMS out, which takes what is there, or " if asked else f"{_OTHERS}; ")
         + "take the CPU: JAX_PLATFORMS=cpu; tessera doctor says what is missing",
     )
@@ -182,10 +180,9 @@ def lower_level(backend: str, by: ProgramOptions) -> None:
     """Warns, once for a backend and order, that a program runs at "run_to_run" where it asks for
     "mesh_invariant". Raises BackendError if it requires that."""
     if by.level_required:
-        raise fail(
-            BackendError,
+        raise BackendError(
             "mesh_invariant: bits that no mesh changes are kept on a CPU only",
-            [("backend", backend)],
+            backend=backend,
             fix='ask for less: level="run_to_run"; dist.deterministic() without a level takes what'
             " the backend keeps",
         )
@@ -210,10 +207,9 @@ def need_plain() -> None:
     if not _contracts():
         return
     less = 'level="run_to_run" is kept as it is'
-    raise fail(
-        BackendError,
+    raise BackendError(
         "mesh_invariant: the backend contracts multiplications and additions",
-        [("started", f"with XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}")],
+        started=f"with XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}",
         fix=f"import tessera before the first array of jax, or set XLA_FLAGS={flags.PLAIN}; {less}"
         if flags.X86
         else f"{less} on this processor",

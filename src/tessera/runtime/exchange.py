@@ -10,7 +10,7 @@ import itertools
 import json
 from typing import Any
 
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError
 from ..core.limits import limits
 from ..core.wording import nth
 from .flight import flight
@@ -46,13 +46,13 @@ def gather(name: str, value: Any, limit_s: float) -> list[Any]:
 
 def _silent(what: str, rank: int, limit_s: float) -> BackendError:
     fix = "see what that rank did instead, and whether it reaches the coordinator"
-    return fail(BackendError, f"{what}: rank {rank} {absent(rank, limit_s)}", fix=fix)
+    return BackendError(f"{what}: rank {rank} {absent(rank, limit_s)}", fix=fix)
 
 
 def _no_service(what: str, error: RuntimeError) -> BackendError:
     rows = [("service", str(error).splitlines()[0])]
     fix = "the coordinator (rank 0) has ended or cannot be reached"
-    return fail(BackendError, f"{what}: the processes' store gives no answer", rows, fix=fix)
+    return BackendError(f"{what}: the processes' store gives no answer", rows=rows, fix=fix)
 
 
 def together(name: str, limit_s: float) -> None:
@@ -62,10 +62,9 @@ def together(name: str, limit_s: float) -> None:
     try:
         service().wait_at_barrier(f"tessera/together/{name}", int(limit_s * 1000))
     except RuntimeError as error:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"together: not all ranks came within {limit_s:g} s",
-            [("service", str(error).splitlines()[0])],
+            service=str(error).splitlines()[0],
             fix="see whether all ranks run, and reach the coordinator",
         ) from None
 

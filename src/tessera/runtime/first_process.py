@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..core import errors
-from ..core.errors import BackendError, TesseraError, fail
+from ..core.errors import BackendError, TesseraError
 from ..core.limits import limits
 from .jax_private import service
 from .join import joined
@@ -44,8 +44,7 @@ def by_first(name: str, run: Callable[[], T]) -> T | None:
     limit_s = limits().collective_s
     heard = wait_for(key, limit_s, 0)
     if heard is None:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"{name}: the first process {absent(0, limit_s)}",
             fix="call it in every process, or set TESSERA_COLLECTIVE_LIMIT to more seconds",
         )

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 
 from ..core import environment
-from ..core.errors import BackendError, TesseraError, caller, fail
+from ..core.errors import BackendError, TesseraError, caller
 from ..core.files import write_whole
 from ..core.limits import limits
 from ..core.wording import DUMP_VERSION, ranks_text, record_text
@@ -238,12 +238,11 @@ class Flight:
         what += f"{who} did not arrive" if missing else "all ranks arrived"
         if missing and ended(missing) == missing:
             what = f"cannot take place: {who} ended without it"
-        return fail(
-            BackendError,
+        return BackendError(
             f"{record.program}: a collective {what}",
-            [*rows, ("dump", path)],
-            at="",
+            rows=[*rows, ("dump", path)],
             fix=f"{fix}see what they did last: tessera flight {path}",
+            at="",
         )
 
     def latest(self, group: tuple[int, ...]) -> Record:
@@ -413,10 +412,9 @@ def _ended(record: Record, args: Sequence[Array], bad: dict[int, str], what: str
     here = [d for d in devices if d not in bad]
     rows = [(f"rank {d}", text) for d, text in sorted(bad.items())]
     rows += [(ranks_text(here), f"at {record.text()}")] if here else []
-    return fail(
-        BackendError,
+    return BackendError(
         f"{record.program}: {what}",
-        [*rows, ("dump", path)],
-        at=caller(),
+        rows=[*rows, ("dump", path)],
         fix=f"see what they did last: tessera flight {path}",
+        at=caller(),
     )

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from ..core import environment, flags
-from ..core.errors import BackendError, EngineWarning, fail, lines_up
+from ..core.errors import BackendError, EngineWarning, lines_up
 from ..core.machine.visible import visible_ids
 from ..core.ranks import Rank, alone_by_mistake, rank_of, split_address
 from ..core.version import VERSION
@@ -57,10 +57,9 @@ def join() -> None:
         return
     run = [("run", f"rank {own.rank} of {own.size}, started by {own.launcher}")]
     if flags.engine_runs():
-        raise fail(
-            BackendError,
+        raise BackendError(
             "join: the engine was started before this process joined its run",
-            run,
+            rows=run,
             fix="call tessera.distributed.initialize() before the first array of jax, or set"
             f" {environment.JOIN}=0, and each process is alone",
         )
@@ -200,8 +199,7 @@ def part_of(count: int, local_rank: int, local_size: int) -> range:
     (range(2, 4), range(1, 2))
     """
     if count % local_size:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"join: {count} device{'s' * (count != 1)} cannot be shared by {local_size} processes"
             " of this host",
             fix="start as many processes as there are devices (tessera run -n), name each one's"

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError
 from ..core.ranks import split_address
 from ..core.wording import ranks_text
 
@@ -50,13 +50,12 @@ def listen(host: str, port: int, wherever: bool = False) -> socket.socket:
     except OSError as error:
         if wherever and error.errno not in (errno.EADDRINUSE, errno.EACCES):
             return _listening(socket.AF_INET, ("", port))
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"join: the coordinator cannot listen at {host}:{port}: {error.strerror}",
-            at="",
             fix="another program has the port: name a free one"
             if error.errno == errno.EADDRINUSE
             else "name an address of this machine",
+            at="",
         ) from None
 
 
@@ -278,11 +277,10 @@ class Member:
                 raise self._error(answer)
             expected = proof(self.token, mine, "coordinator")
             if not hmac.compare_digest(str(answer.get("proof")), expected):
-                raise fail(
-                    BackendError,
+                raise BackendError(
                     f"join: what answers at {self.address} is not the coordinator of this run",
-                    at="",
                     fix=_OTHER,
+                    at="",
                 )
             answer = self._next()
             if "error" in answer:
@@ -290,11 +288,10 @@ class Member:
             self.sock.settimeout(None)
             return str(answer["service"])
         except (OSError, ValueError, KeyError):
-            raise fail(
-                BackendError,
+            raise BackendError(
                 f"join: the coordinator at {self.address} ended, or does not speak as one",
-                at="",
                 fix="see what the launcher, or rank 0, says",
+                at="",
             ) from None
 
     def say(self, message: Message) -> None:
@@ -316,7 +313,7 @@ class Member:
 
     def _error(self, answer: Message) -> BackendError:
         what, rows, fix = answer["error"]
-        return fail(BackendError, f"join: {what}", [*map(tuple, rows)], at="", fix=fix)
+        return BackendError(f"join: {what}", rows=[*map(tuple, rows)], fix=fix, at="")
 
 
 def reach(address: str, token: str, limit_s: float, hosted: bool) -> Member:
@@ -342,13 +339,13 @@ def reach(address: str, token: str, limit_s: float, hosted: bool) -> Member:
 def _unreachable(address: str, within_s: float, error: OSError) -> BackendError:
     said = error.strerror or str(error) or type(error).__name__
     local = split_address(address)[0] in ("127.0.0.1", "::1", "localhost")
-    return fail(
-        BackendError,
+    return BackendError(
         f"join: the coordinator at {address} cannot be reached within {within_s:g} s",
-        [("here", socket.gethostname()), ("said", said)],
-        at="",
+        here=socket.gethostname(),
+        said=said,
         fix="that address is of this host alone; for other hosts, name one that they can reach:"
         " tessera run --coordinator HOST"
         if local
         else "see that the host's name is right and that no firewall is between",
+        at="",
     )

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import jax
 
-from ..core.errors import TesseraError, UsageError, caller, fail
+from ..core.errors import TesseraError, UsageError, caller
 from ..core.limits import limits
 from ..core.mesh import Mesh
 from ..core.wording import nth, ranks_text, record_text
@@ -111,10 +111,9 @@ def need_one_thread(name: str) -> None:
     if last is not None and last.is_alive() and (me in _ran or last is not main_thread()):
         _mixed = _mixed or f"{last.name}, {me.name}"
     if _mixed:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name}: two threads run programs over several processes",
-            [("threads", _mixed)],
+            threads=_mixed,
             fix="call them from one thread, so that all processes run them in one order; what is on"
             " the process's own devices may run in any",
         )
@@ -214,12 +213,11 @@ def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:
         said = f"{step}{said}{where}{of}"
         rows.append((ranks_text([r for r, x in hashes.items() if x == h]), said))
     place = f"step s{min(steps)}" if min(steps) >= 0 else "the first line"
-    return fail(
-        UsageError,
+    return UsageError(
         f"processes hold different schedules: {place} of the {nth(k)} program, {name}, differs",
-        rows,
-        at="",
+        rows=rows,
         fix="run the same function with the same shapes, layouts and options on every rank",
+        at="",
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.limits import limits
 from ..core.wording import differences, ranks_text
 from .flight import flight
@@ -87,7 +87,7 @@ def compare_facts(who: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fi
         return
     said = _exchanged(who, ranks, dict(facts))
     if rows := differences(said):
-        raise fail(UsageError, f"{who}: the processes of a mesh differ", rows, fix=fix)
+        raise UsageError(f"{who}: the processes of a mesh differ", rows=rows, fix=fix)
 
 
 def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
@@ -128,10 +128,9 @@ def _differ(x: Array | None, own: dict[int, str]) -> UsageError:
     for rank, text in own.items():
         alike.setdefault(text, []).append(rank)
     rows += [(ranks_text(ranks), text) for text, ranks in alike.items()]
-    return fail(
-        UsageError,
+    return UsageError(
         "the processes of a mesh gave different values for one tensor",
-        rows,
+        rows=rows,
         fix="make it alike in all of them: the same seed, the same numbers, all rows of the batch;"
         " a loader of tessera.data reads in each process only the rows of its devices"
         + ("" if x is not None else "; and run this line in all of them, as often"),

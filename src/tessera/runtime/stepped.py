@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError
 from ..core.layout import TensorType
 from ..core.limits import limits
 from ..core.options import PLAIN, ProgramOptions
@@ -302,8 +302,7 @@ def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
                 del waiting[k]
         if waiting and time.perf_counter() > end_s:
             late = sorted({device for device, _ in waiting.values()})
-            raise fail(
-                BackendError,
+            raise BackendError(
                 f"a step took longer than {limits().collective_s:g} s: {ranks_text(late)}"
                 " did not end",
                 fix="see what it computes there, or allow more:"

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from ..core.errors import BackendError, fail
+from ..core.errors import BackendError
 from .jax_private import place, service
 
 LOOK_S = 1.0  # between two looks at who has ended
@@ -59,9 +59,8 @@ def absent(rank: int, limit_s: float) -> str:
 
 def unreachable(what: str, error: RuntimeError) -> BackendError:
     """The error that the processes cannot compare `what` they have: the service is gone."""
-    return fail(
-        BackendError,
+    return BackendError(
         f"{what}: the processes cannot compare what they have",
-        [("service", str(error).splitlines()[0])],
+        service=str(error).splitlines()[0],
         fix="the coordinator (rank 0) has ended or cannot be reached",
     )

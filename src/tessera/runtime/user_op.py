@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.dtypes import DType
-from ..core.errors import PACKAGE, TesseraError, UsageError, fail
+from ..core.errors import PACKAGE, TesseraError, UsageError
 from ..core.layout import TensorType
 from ..ops.user import UserFunction
 
@@ -35,20 +35,18 @@ def user(
     except TesseraError:
         raise
     except Exception as error:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: the function raised {type(error).__name__}: {_first_line(error)}",
-            given,
-            at=_line(error) or f.at,
+            rows=given,
             fix="it gets one device's blocks, as jax arrays: mend it, or its index string",
+            at=_line(error) or f.at,
         ) from error
     if len(results) != len(want):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: the function gave {len(results)} results where its index has {len(want)}",
-            given,
-            at=f.at,
+            rows=given,
             fix="return an array per result of the index string, several as a tuple",
+            at=f.at,
         )
     made = []
     for i, (x, (shape, dtype)) in enumerate(zip(results, want, strict=True)):
@@ -61,14 +59,16 @@ def user(
             if x.shape == shape and x.dtype == dtype.numpy:
                 made.append(x)
                 continue
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{who}: result {i} of the function is not what its index string says",
-            [*given, ("expected", f"{dtype.numpy.name}{list(shape)} on each device"),
-             ("found", found)],
-            at=f.at,
+            rows=[
+                *given,
+                ("expected", f"{dtype.numpy.name}{list(shape)} on each device"),
+                ("found", found),
+            ],
             fix="return that, or say dtype=, sizes=, whole= or another index",
-        )  # fmt: skip
+            at=f.at,
+        )
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -85,11 +85,10 @@ def _order(f: UserFunction, below: tuple[int, ...]) -> Many:
         if len(below) == 1 and f.grad is not None:
             parts = _several(f.grad(gs[0] if len(gs) == 1 else gs, *xs))
             if len(parts) != count:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{f.name}: grad= gave {len(parts)} gradients for {count} arguments",
-                    at=f.at,
                     fix="return one per argument; None stands for zero",
+                    at=f.at,
                 )
             return tuple(jnp.zeros_like(xs[i]) if parts[i] is None else parts[i] for i in smooth)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.checks import library
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.files import write_whole
 
 WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.8, 120
@@ -50,10 +50,8 @@ def draw_loss_curve(
     Raises `UsageError` if there is nothing to draw or matplotlib is not installed.
     """
     if not any(len(one.steps) for one in series):
-        raise fail(
-            UsageError,
-            "save_loss_curve: no series has a point",
-            fix="pass at least one step and its loss",
+        raise UsageError(
+            "save_loss_curve: no series has a point", fix="pass at least one step and its loss"
         )
     # The object API: no backend is chosen for the process, and no window can open.
     canvas = library("save_loss_curve", "matplotlib.backends.backend_agg", "demo").FigureCanvasAgg

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.checks import function_of, unfit, whole
-from ..core.errors import ShapeError, fail
+from ..core.errors import ShapeError
 from ..core.layout import dim_axes, ways
 from ..lang.grad import grad
 from ..lang.gradient_checks import need_loss
@@ -39,10 +39,9 @@ def micro_batches(batch: Batch, count: int) -> list[dict[str, Tensor]]:
     for name, t in _tensors(batch).items():
         devices = ways(dim_axes(t.type.dims[0]), t.type.sizes) if t.ndim else 1
         if not t.ndim or t.shape[0] % (row_blocks(t.type, 1)[0] * count):
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"microbatches: the rows of {name!r} do not divide into {count} on each device",
-                [(name, t.type)],
+                rows=[(name, t.type)],
                 fix=f"give a batch whose rows are a multiple of {devices * count}",
             )
         out[name] = to_blocks(t, t.shape[0] // (devices * count))

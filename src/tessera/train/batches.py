@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.errors import UsageError, fail, warn_no_effect
+from ..core.errors import UsageError, warn_no_effect
 from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 
@@ -27,10 +27,9 @@ def checked_batch(call: str, batch: Any) -> Mapping[str, Any]:
     lacking = [key for key in READ if key not in there]
     if not lacking:
         return batch  # type: ignore[no-any-return]  # a Mapping
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"{call}: the batch lacks " + " and ".join(map(repr, lacking)),
-        [("batch", ", ".join(there) or f"a {type(batch).__name__}")],
+        batch=", ".join(there) or f"a {type(batch).__name__}",
         fix='give {"input_ids": ids, "labels": labels}, both [B, S]: the label of a token is the '
         "token after it, -100 where none counts",
     )

@@ -28,7 +28,7 @@ import numpy as np
 from ..checkpoint import Keep
 from ..core.checks import mapping, shown
 from ..core.dtypes import DType, bf16, f16
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.kinds import FLAG, Kind, choices, is_list, numbers, or_none, whole_numbers
 from ..core.peer_arguments import ARGUMENTS
 from ..data import config as data
@@ -204,10 +204,9 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
         wrong = _together(found)
         if not wrong:
             return found
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"config: {len(wrong)} key{'s are' if len(wrong) > 1 else ' is'} wrong",
-        wrong,
+        rows=wrong,
         fix="correct them, or leave them out for the defaults",
     )
 

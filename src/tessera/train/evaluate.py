@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..lang.tensor import Tensor
 from ..lang.to_host import read_by_all
 
@@ -24,7 +24,7 @@ def mean_loss(loss: Callable[[Any], Tensor], batches: Iterable[Any]) -> float:
     """
     found = [(loss(batch), _labels(batch)) for batch in batches]
     if not found:
-        raise fail(UsageError, "mean_loss: there are no batches", fix="give at least one")
+        raise UsageError("mean_loss: there are no batches", fix="give at least one")
     counts = [1.0 if labels is None else float((labels != -100).sum()) for _, labels in found]
     losses = read_by_all("mean_loss", [t for t, _ in found])
     parts = [c * float(t.item()) for c, t in zip(counts, losses, strict=True) if c]

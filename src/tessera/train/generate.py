@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.checks import MOST, flag, function_of, instance, number, unfit, whole
-from ..core.errors import ShapeError, UsageError, fail, warn_no_effect
+from ..core.errors import ShapeError, UsageError, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
 from ..core.peers import checked, not_callable
@@ -109,7 +109,7 @@ def generate(
     whole("generate", "top_k", top_k, 0)
     whole("generate", "seed", seed, 0)
     if not ids:
-        raise fail(UsageError, "generate: the prompt has no token", fix="give at least one")
+        raise UsageError("generate: the prompt has no token", fix="give at least one")
     window = _window(config, len(ids) + tokens) if window is None else window
     whole("generate", "window", window, 1, None if config is None else config.seq)
     cached = flag("generate", "cache", cache) and isinstance(model, GPT) and _has_cache(model)
@@ -151,7 +151,7 @@ def _ids(what: str, given: Any, most: int, fix: str, one: bool = False) -> list[
     ids = [int(i) for i in found.reshape(-1)]
     for at, i in enumerate(ids):
         if not 0 <= i <= most:
-            raise fail(UsageError, f"generate: {what} has the id {i} at [{at}]", fix=fix)
+            raise UsageError(f"generate: {what} has the id {i} at [{at}]", fix=fix)
     return ids
 
 
@@ -170,9 +170,7 @@ def _logits(given: Any, window: int) -> Tensor:
     elif isinstance(given, (tuple, list)):
         fix = "give lambda ids: model(ids)[0] and window=, if the logits come first"
     if logits is None or logits.ndim != 3 or logits.shape[:2] != (1, window):
-        raise fail(
-            UsageError, f"generate: the model gave {came}, not logits [1, {window}, V]", fix=fix
-        )
+        raise UsageError(f"generate: the model gave {came}, not logits [1, {window}, V]", fix=fix)
     return logits
 
 
@@ -181,7 +179,7 @@ def _window(c: GPTConfig | None, count: int) -> int:
     one length share a program, or the most that it takes."""
     if c is None:
         fix = "give the number of tokens that the model sees"
-        raise fail(UsageError, "generate: a function needs a window", fix=fix)
+        raise UsageError("generate: a function needs a window", fix=fix)
     shorter = [r.original for r in (c.rope, c.local_rope) if r and r.by_length]
     return min([1 << max(count - 1, 0).bit_length(), c.seq, *(n for n in shorter if n >= count)])
 
@@ -252,17 +250,15 @@ def sample(
     instance("sample", "draw", draw, np.random.Generator, "give np.random.default_rng(0)")
     x = logits if isinstance(logits, np.ndarray) else as_tensor(logits).numpy()
     if x.ndim != 1 or not x.size:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"sample: logits are those of one token, [V], not {list(x.shape)}",
             fix="of several texts give one at a time: [sample(x, draw) for x in logits.numpy()]",
         )
     largest = float(x.max())
     if not math.isfinite(largest) and (temperature or largest != math.inf):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"sample: no token can be chosen, as the largest logit is {largest}",
-            [("logits", f"{int(np.isnan(x).sum())} of {x.size} are NaN")],
+            logits=f"{int(np.isnan(x).sum())} of {x.size} are NaN",
             fix="find where it begins: ts.debug.nan_origin(model, ids)",
         )
     if temperature == 0:

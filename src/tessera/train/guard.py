@@ -26,7 +26,7 @@ from ..checkpoint.names import NAME
 from ..checkpoint.storage import Storage
 from ..core.checks import instance, number, one_of, unfit, whole
 from ..core.devices import process_count, process_index
-from ..core.errors import CheckpointError, TesseraError, UsageError, fail
+from ..core.errors import CheckpointError, TesseraError, UsageError
 from ..core.mesh import Mesh
 from ..core.peers import checked
 from ..lang.checks import mesh_or_none
@@ -141,8 +141,7 @@ class Guard:
 
     def __iter__(self) -> Iterator[int]:
         if not self._open:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "Guard: it was not entered, so it neither goes on nor hears signals",
                 fix="write with run, Guard(run, live) as guard: for step in guard: ...",
             )
@@ -212,11 +211,10 @@ class Guard:
                     raise self._preempted(self._signals.heard)
             elif isinstance(error, StopIteration) and self.run.made < self.run.steps:
                 fix = 'say "epochs": math.inf in its configuration, so that it goes on without end,'
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"Guard: the loader has ended: it has no batch for step {self.run.made} of"
                     f" {self.run.steps}",
-                    [("loader", self.live.loader)],
+                    loader=self.live.loader,
                     fix=f"{fix} or give Run fewer steps",
                 ) from error
         finally:
@@ -315,10 +313,8 @@ class Guard:
             )
             if self._resume.read(NAME) is not None:
                 fix = f"it is a checkpoint itself: name its root, resume={str(at.parent)!r}"
-            raise fail(
-                CheckpointError,
-                f"Guard: there is no checkpoint to go on from in {self._resume.name!r}",
-                fix=fix,
+            raise CheckpointError(
+                f"Guard: there is no checkpoint to go on from in {self._resume.name!r}", fix=fix
             )
         return False
 
@@ -346,8 +342,7 @@ class Guard:
     def _stand_at(self, found: Checkpoint) -> None:
         live, about = self.live, found.state if isinstance(found.state, dict) else {}
         if found.step is None:
-            raise fail(
-                CheckpointError,
+            raise CheckpointError(
                 f"Guard: {found.tag!r} has no step to go on after",
                 fix="save with step=, or name another folder",
             )
@@ -393,12 +388,12 @@ class Guard:
                 'on_bad_loss="rollback" goes back and leaves the batch out; ts.debug.nan_origin'
                 " says where a NaN comes from"
             )
-            raise fail(LossError, f"Guard: step {step} is bad: {why}", rows, fix=fix)
+            raise LossError(f"Guard: step {step} is bad: {why}", rows=rows, fix=fix)
         self._rolled += 1
         if self._rolled > self._most:
             fix = "look at the data and the rate; rollbacks= allows more"
             what = f"Guard: step {step} is bad: {why}; it went back {self._most} times before"
-            raise fail(LossError, what, rows, fix=fix)
+            raise LossError(what, rows=rows, fix=fix)
         if self._base == step:  # with other batches too: it is the weights that are bad
             self._bad_tags.add(step_tag(step))
         there = [
@@ -410,7 +405,7 @@ class Guard:
         if found is None:
             fix = "save one at the beginning: every= of fewer steps"
             what = f"Guard: step {step} is bad: {why}, and there is no checkpoint to go back to"
-            raise fail(LossError, what, rows, fix=fix)
+            raise LossError(what, rows=rows, fix=fix)
         self._stand_at(found)
         before = self.begin + self.skipped
         self._base, self.skipped = self.begin, batch + 1 - self.begin

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.checks import instance
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.interrupts import whole
 from ..lang.engine import engine
 from ..lang.jit import Jit, jit
@@ -58,8 +58,7 @@ def program_bytes(function: object) -> ProgramBytes:
         "give what ts.jit(...) made",
     )  # fmt: skip
     if not function.programs:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"program_bytes: {function.name} has no program, or is cut by a read",
             fix="call it once; return what it reads with .item() or if instead",
         )

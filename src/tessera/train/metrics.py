@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..core.checks import file_access, path_of, unfit
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.peers import checked
 from ..observe.metrics_file import Row, Value, column, read_metrics
 from .rows import plain
@@ -59,7 +59,7 @@ class MetricsWriter:
         """Writes one row. Raises UsageError for a value that no row can hold."""
         if self._file.closed:
             fix = "write it inside of `with run:`, or before close()"
-            raise fail(UsageError, f"metrics: the row of step {step} comes after the end", fix=fix)
+            raise UsageError(f"metrics: the row of step {step} comes after the end", fix=fix)
         row = {"step": plain("metrics", "step", step)}
         for name, value in values.items():
             if name == "step":

@@ -29,7 +29,7 @@ from typing import Any
 
 from ..core.checks import unfit
 from ..core.dtypes import dtype_of
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.interrupts import whole
 from ..core.peers import asking
 from ..lang import random
@@ -127,10 +127,9 @@ def _sizes(weights: Weights, **choices: Any) -> GPTConfig:
     need = ("embed.weight", f"{block}attention.out", f"{block}mlp.up")
     missing = [n for n in need if n not in weights] if isinstance(weights, Mapping) else list(need)
     if missing:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"transformer_model: {len(missing)} weights are missing",
-            [("missing", ", ".join(missing))],
+            missing=", ".join(missing),
             fix="give what initialize_model_weights(config) made, or a model of your own",
         )
     vocab, d = weights["embed.weight"].shape
@@ -276,8 +275,7 @@ def adam_optimizer(weights: Weights, grads: Weights, config: dict[str, Any]) -> 
     """The new weights; the state is kept, and changed in place, at `config["optimizer_state"]`."""
     state = config.get("optimizer_state") if isinstance(config, dict) else None
     if state is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "adam_optimizer: the config holds no optimizer state",
             fix='config["optimizer_state"] = initialize_optimizer_state(weights, config)',
         )
@@ -322,8 +320,7 @@ def _config_in(state: object, call: str) -> TrainingConfig:
 
 def _on_device(call: str, c: TrainingConfig) -> TrainingConfig:
     if c.offload_optimizer_state and current() is not None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{call}: an optimizer state in host memory cannot be updated inside one program",
             fix="use make_step(config), which updates weight by weight",
         )

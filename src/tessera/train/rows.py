@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..core.checks import unfit
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..observe.metrics_file import Value
 
 
@@ -32,14 +32,12 @@ class StepRow(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if self.written:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"run: row[{key!r}] is set after step {self.number}, whose row is written",
                 fix="set it inside of `with run.step(...) as row:`",
             )
         if key in self.own:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"run: row[{key!r}] is what the run writes itself",
                 fix="the number of a step is run.step(number); give yours another name",
             )

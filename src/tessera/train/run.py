@@ -35,7 +35,7 @@ from rich.console import Console
 
 from ..core.checks import instance, library, mapping, number, path_of, whole
 from ..core.devices import process_index
-from ..core.errors import BackendError, TesseraError, UsageError, fail
+from ..core.errors import BackendError, TesseraError, UsageError
 from ..core.mesh import Mesh
 from ..core.peers import checked
 from ..core.within import within
@@ -170,8 +170,7 @@ class Run:
             )
 
     def _unfit(self, error: OSError) -> UsageError:
-        return fail(
-            UsageError,
+        return UsageError(
             f"run: {str(self.folder)!r} cannot be a folder for results: {error.strerror}",
             fix="name another folder",
         )
@@ -189,8 +188,7 @@ class Run:
         """
         whole("Run.step", "the number", number, 0)
         if self.waits:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"run: the guard gave out no step {number}, so it neither saves nor looks at it",
                 fix="write for step in guard: with run.step(step) as row: ...",
             )

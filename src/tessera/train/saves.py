@@ -13,7 +13,7 @@ from ..checkpoint import Keep
 from ..checkpoint.listing import manifests
 from ..checkpoint.saving import Save, failures, pending, start
 from ..checkpoint.storage import Storage
-from ..core.errors import CheckpointError, TesseraError, UsageError, fail
+from ..core.errors import CheckpointError, TesseraError, UsageError
 from ..lang.tensor import Tensor
 from ..lang.tree import flatten
 from .bad_loss import is_finite
@@ -85,8 +85,7 @@ class Saves:
         before = self._mark
         self.look()
         if before is not None and before is self._mark:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"Guard: the optimizer's state is after step {step} what it was before",
                 fix="put what a step gives back: loss, live.weights, live.optimizer = step(...);"
                 " an optimizer that runs after every k-th batch only: every= a multiple of k",

@@ -17,7 +17,7 @@ from ..checkpoint.listing import manifests, named, verified
 from ..checkpoint.loading import loaded
 from ..checkpoint.storage import Storage
 from ..core.checks import unfit, whole
-from ..core.errors import CheckpointError, fail
+from ..core.errors import CheckpointError
 from ..lang.tensor import Tensor
 from .config import TrainingConfig, checked
 from .memory import offload
@@ -110,8 +110,7 @@ def load_checkpoint(
     found = loaded(place, named(place, tag), weights, tensors, fill=False)
     about = found.state
     if not isinstance(about, dict) or not about.get("config") or found.step is None:
-        raise fail(
-            CheckpointError,
+        raise CheckpointError(
             f"load_checkpoint: {found.tag!r} in {str(folder)!r} has no configuration",
             fix="save_checkpoint did not write it: read it with checkpoint.load",
         )
@@ -180,11 +179,10 @@ def _see_old(folder: Path) -> None:
     """Raises CheckpointError if the checkpoints in `folder` have the form of before."""
     old = sorted(p.parent.name for p in folder.glob("step-*/state.json"))
     if old:
-        raise fail(
-            CheckpointError,
+        raise CheckpointError(
             f"load_checkpoint: {str(folder)!r} has checkpoints of an older form, which has no"
             " checksums",
-            [("there are", ", ".join(old[-3:]))],
+            there_are=", ".join(old[-3:]),
             fix="their weights are in weights.safetensors: give them to a model, and begin its"
             " optimizer anew",
         )

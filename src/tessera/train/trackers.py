@@ -26,7 +26,7 @@ import numpy as np
 
 from ..core.checks import file_access, flag, one_of, path_of, unfit
 from ..core.devices import process_index
-from ..core.errors import UsageError, fail
+from ..core.errors import UsageError
 from ..core.peers import checked
 from .metrics import MetricsWriter, Value
 
@@ -197,8 +197,6 @@ def tracker(name: str, folder: str | Path, *, resume: bool = False) -> Tracker:
 
 
 def _missing(what: str, library: str) -> UsageError:
-    return fail(
-        UsageError,
-        f"{what}: the library `{library}` is not installed",
-        fix=f"pip install {library}",
+    return UsageError(
+        f"{what}: the library `{library}` is not installed", fix=f"pip install {library}"
     )

@@ -15,7 +15,7 @@ a.yaml: 2 faults
 
 from __future__ import annotations
 
-from ..errors import MeshError, fail
+from ..errors import MeshError
 
 
 class Faults:
@@ -36,10 +36,9 @@ class Faults:
     def error(self) -> MeshError:
         """The error that names all of them, in the order of the lines."""
         rows = sorted(self.found)
-        return fail(
-            MeshError,
+        return MeshError(
             f"{self.where}: {'1 fault' if len(rows) == 1 else f'{len(rows)} faults'}",
-            [(f"line {n}", what) for n, what in rows[:MOST]]
+            rows=[(f"line {n}", what) for n, what in rows[:MOST]]
             + ([("and", f"{len(rows) - MOST} more")] if len(rows) > MOST else []),
             fix=f"mend {'this line' if len(rows) == 1 else 'these lines'}; tessera mesh show"
             f" {self.example} --write FILE gives one that is right",

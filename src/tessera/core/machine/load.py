@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import MeshError, fail
+from ..errors import MeshError
 from ..files import write_whole
 from . import cluster_yaml, mesh_graph, mesh_graph_text
 from .machine import Machine
@@ -28,8 +28,7 @@ def load(source: str | Path, mesh_id: int | None = None) -> Machine:
     MeshError if there is neither, or with every fault of the file.
     """
     if not isinstance(source, (str, os.PathLike)):
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"descriptor: {type(source).__name__} is no file and no preset",
             fix="give the path of a .textproto or .yaml file, or the name of a preset",
         )
@@ -43,8 +42,7 @@ def load(source: str | Path, mesh_id: int | None = None) -> Machine:
     else:
         machine = preset(str(source))
     if mesh_id not in (None, ONLY):
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{machine.name}: it is one mesh, without a mesh_id",
             fix="leave mesh_id out; mesh graph descriptors (.textproto) have several meshes",
         )
@@ -67,16 +65,14 @@ def save(machine: Machine, path: str | Path) -> None:
 
 
 def _kind(path: Path) -> MeshError:
-    return fail(
-        MeshError,
+    return MeshError(
         f"descriptor: {path} is neither a mesh graph descriptor nor YAML, by its name",
         fix=f"a name ends in {', '.join((*GRAPHS, *CLUSTERS))}; presets: {', '.join(PRESETS)}",
     )
 
 
 def _os(path: Path, error: OSError) -> MeshError:
-    return fail(
-        MeshError,
+    return MeshError(
         f"descriptor: {path}: {error.strerror or error}",
         fix="name a file that this process may read or write",
     )
@@ -91,8 +87,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise _os(path, error) from None
     except UnicodeDecodeError as error:
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"descriptor: {path} is no text: byte {error.start} is not UTF-8",
             fix="write it as UTF-8 text",
         ) from None

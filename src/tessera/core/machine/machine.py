@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..checks import instance, sizes
-from ..errors import MeshError, fail
+from ..errors import MeshError
 from ..mesh import Mesh
 from ..mesh_input import Shape, checked_axes, times
 from ..topology import Level, Topology
@@ -54,10 +54,11 @@ class Machine:
             h and n % h == 0 for h, n in zip(cut, self.shape)
         )
         if not fits:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 "Machine: hosts do not divide the levels",
-                [("levels", times(self.shape)), ("axes", axes), ("hosts", times(cut))],
+                levels=times(self.shape),
+                axes=axes,
+                hosts=times(cut),
                 fix="give for each level a name, and a number of hosts that divides its size",
             )
 
@@ -95,10 +96,10 @@ class Machine:
         """
         names = self.axes if axes is None else checked_axes(axes)
         if shape is None and len(names) not in (1, len(self.shape)):
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self.name}: {len(names)} axes for {len(self.shape)} levels of links",
-                [("axes", names), ("levels", times(self.shape))],
+                axes=names,
+                levels=times(self.shape),
                 fix=f"name one axis a level, as {self.axes}, or give shape= with a product of "
                 f"{self.size}",
             )
@@ -113,18 +114,16 @@ class Machine:
         """
         topology = self.topology.of(*sizes)
         if topology.size > MOST_DEVICES:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self.name}: {times(topology.shape)} are more than {MOST_DEVICES:,} devices",
                 fix="give smaller sizes",
             )
         each = [n // h for n, h in zip(self.shape, self.hosts)]
         odd = [n for n, one in zip(topology.shape, each) if n % one and n > one]
         if odd:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self.name}: {times(topology.shape)} is no whole number of hosts",
-                [("a host", times(each))],
+                a_host=times(each),
                 fix="give multiples of a host's sizes",
             )
         hosts = tuple(max(n // one, 1) for n, one in zip(topology.shape, each))
@@ -147,10 +146,10 @@ class Machine:
             for level, c in zip(self.topology.levels, along)
         )
         if math.prod(map(len, along)) != len(kept) or not together:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self.name}: the visible devices are no box of the {times(self.shape)} mesh",
-                [("visible", ",".join(map(str, ids))), ("devices", list(kept))],
+                visible=",".join(map(str, ids)),
+                devices=list(kept),
                 fix="show devices that are neighbours and fill a box",
             )
         levels = tuple(_shorter(level, len(c)) for level, c in zip(self.topology.levels, along))

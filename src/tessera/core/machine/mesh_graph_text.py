@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import MeshError, fail
+from ..errors import MeshError
 from ..topology import Level, Link
 from .machine import Machine
 from .mesh_graph import CHANNELS, WIRINGS, wires
@@ -22,10 +22,9 @@ def write(machine: Machine) -> str:
     outer = [v for v in machine.topology.levels if v.shared]
     inner = machine.topology.levels[len(outer) :]
     if why := _not_described(machine, outer, inner):
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{machine.name}: it has no mesh graph descriptor: {why}",
-            [("machine", machine.topology)],
+            machine=machine.topology,
             fix="write it as YAML: a file name that ends in .yaml",
         )
     wire, _ = CHANNELS[machine.device]

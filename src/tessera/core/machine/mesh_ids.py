@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..checks import some
-from ..errors import MeshError, fail
+from ..errors import MeshError
 
 ONLY = -1  # a mesh_id: that of the one mesh that there is
 
@@ -21,24 +21,21 @@ def named(descriptor: Any, where: str, mesh_id: int) -> str:
         if ref.mesh_descriptor:
             ids.setdefault(ref.mesh_id, set()).add(ref.mesh_descriptor)
     if mesh_id == ONLY and len(ids) > 1:
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{where}: it has {len(ids)} meshes, and nothing says which is meant",
-            [("meshes", ", ".join(map(str, sorted(ids))))],
+            meshes=", ".join(map(str, sorted(ids))),
             fix=f"set TT_MESH_ID={min(ids)}; a file of ranks gives each rank its mesh_id",
         )
     wanted = min(ids) if mesh_id == ONLY else mesh_id
     if wanted not in ids:
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{where}: there is no mesh {wanted!r}",
             fix=f"give a mesh_id of {some(sorted(map(str, ids)))}",
         )
     if len(ids[wanted]) > 1:
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{where}: mesh_id {wanted} is that of several meshes",
-            [("meshes", ", ".join(sorted(ids[wanted])))],
+            meshes=", ".join(sorted(ids[wanted])),
             fix="give each mesh a mesh_id of its own",
         )
     (found,) = ids[wanted]

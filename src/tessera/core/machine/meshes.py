@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..checks import whole
-from ..errors import MeshError, fail
+from ..errors import MeshError
 from ..mesh import Mesh
 from ..mesh_input import Shape
 from .presets import PRESETS
@@ -39,8 +39,7 @@ def from_descriptor(
     if source is None:
         source = descriptor_path()
         if not source:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 "from_descriptor: no file is named",
                 fix=f"give the path of a .textproto or .yaml file, or set {DESCRIPTOR}",
             )

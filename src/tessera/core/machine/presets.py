@@ -11,7 +11,7 @@ memory's bandwidth, as two values are read and one is written.
 
 from __future__ import annotations
 
-from ..errors import MeshError, fail
+from ..errors import MeshError
 from ..topology import CLUSTERS, Link
 from ..wording import nearest
 from .machine import Machine
@@ -114,10 +114,11 @@ def preset(name: str) -> Machine:
     low = name.lower() if isinstance(name, str) else ""
     found = PRESETS.get(ALIASES.get(low, low))
     if found is None:
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"preset: {name!r} is no described machine",
-            [("nearest", nearest(name, (*PRESETS, *ALIASES), 3))] if isinstance(name, str) else (),
+            rows=[("nearest", nearest(name, (*PRESETS, *ALIASES), 3))]
+            if isinstance(name, str)
+            else (),
             fix=f"name one of {', '.join(PRESETS)}, or give a descriptor file",
         )
     return found

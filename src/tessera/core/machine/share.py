@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .. import environment
 from ..devices import process_count, process_index
-from ..errors import BackendError, MeshError, fail
+from ..errors import BackendError, MeshError
 from ..mesh_input import times
 from .machine import Machine
 
@@ -80,10 +80,9 @@ def share(variables: Environment = None) -> Share | None:
         host = 0 if alone else _number(HOST_RANK, variables) or 0
         count = 1 if alone else machine.host_count
         if host >= count:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{machine.name}: there is no host {host}",
-                [(HOST_RANK, host), ("host_topology", times(machine.hosts))],
+                rows=[(HOST_RANK, host), ("host_topology", times(machine.hosts))],
                 fix=f"give numbers below {count}, or a larger host_topology in the descriptor",
             )
         own = _each(machine, count)
@@ -96,8 +95,7 @@ def _places(variables: Environment) -> list[tuple[int, int]]:
     alone."""
     parts = [p.split(".") for p in given(environment.MESHES, variables).split(",") if p]
     if not all(len(p) == 2 and all(map(str.isdecimal, p)) for p in parts):
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"{environment.MESHES}: {given(environment.MESHES, variables)!r} is no list of meshes",
             fix="leave it to tessera run --rank-binding, which sets it",
         )
@@ -114,8 +112,7 @@ def _ranks(every: list[tuple[int, int]], rank: int) -> tuple[int, ...]:
 def _each(machine: Machine, ranks: int) -> int:
     """How many devices of the mesh each of its ranks has."""
     if machine.size % ranks:
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{machine.name}: {machine.size} devices cannot be shared by {ranks} ranks",
             fix=f"give its mesh_id to {machine.host_count} in the file of ranks, as many as"
             " host_topology has",
@@ -143,8 +140,4 @@ def _number(name: str, variables: Environment) -> int | None:
         return None
     if text.isascii() and text.isdecimal() and len(text) < 10:
         return int(text)
-    raise fail(
-        BackendError,
-        f"{name}: {text!r} is no number from 0",
-        fix=f"set {name}=0, or unset it",
-    )
+    raise BackendError(f"{name}: {text!r} is no number from 0", fix=f"set {name}=0, or unset it")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ..devices import process_count
 from ..environment import DEVICES, VISIBLE_DEVICES
-from ..errors import BackendError, fail
+from ..errors import BackendError
 from ..mesh_input import times
 from ..ranks import rank_of
 from .machine import Machine
@@ -31,10 +31,9 @@ def visible_ids(environment: Environment = None) -> tuple[int, ...] | None:
     said = {name: given(name, environment) for name in NAMES}
     found = {name: _ids(name, text) for name, text in said.items() if text}
     if len({frozenset(ids) for ids in found.values()}) > 1:
-        raise fail(
-            BackendError,
+        raise BackendError(
             "visible devices: two variables say different things",
-            [(name, said[name]) for name in found],
+            rows=[(name, said[name]) for name in found],
             fix=f"unset one of {' and '.join(found)}",
         )
     return next(iter(found.values()), None)
@@ -43,18 +42,16 @@ def visible_ids(environment: Environment = None) -> tuple[int, ...] | None:
 def _ids(name: str, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"{name}: {text!r} is no list of device ids",
             fix=f'set it to ids with commas between them, {name}="0,1", or unset it',
         )
     ids = tuple(map(int, parts))
     twice = sorted({i for i in ids if ids.count(i) > 1})
     if twice:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"{name}: {', '.join(map(str, twice))} is there twice",
-            [("visible", text)],
+            visible=text,
             fix="name each device once",
         )
     return tuple(sorted(ids))
@@ -94,11 +91,11 @@ def visible_share(environment: Environment = None) -> Share | None:
     if mine is None or ids is None or mine.own in (len(ids), 2 * len(ids)):
         return mine
     if process_count() > 1:
-        raise fail(
-            BackendError,
+        raise BackendError(
             f"visible devices: the ids do not show the {mine.own} devices that this rank has of"
             f" {mine.machine.name}",
-            [("visible", ",".join(map(str, ids))), ("mesh", times(mine.machine.shape))],
+            visible=",".join(map(str, ids)),
+            mesh=times(mine.machine.shape),
             fix=f"show {mine.own} devices, or half as many cards of two; or mend device_topology or"
             " host_topology in the descriptor",
         )
@@ -147,9 +144,9 @@ def _need_on(machine: Machine, ids: tuple[int, ...]) -> None:
 def _need(ids: tuple[int, ...], count: int, have: str, more: str) -> None:
     if ids[-1] < count:
         return
-    raise fail(
-        BackendError,
+    raise BackendError(
         f"visible devices: there is no device {ids[-1]}",
-        [("visible", ",".join(map(str, ids))), ("have", have)],
+        visible=",".join(map(str, ids)),
+        have=have,
         fix=f"name ids from 0 to {count - 1}" + (f", or set {more}" if more else ""),
     )

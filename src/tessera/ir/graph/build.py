@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...core.dtypes import DType
-from ...core.errors import LayoutError, caller, fail
+from ...core.errors import LayoutError, caller
 from ...core.layout import Factor, TensorType, dim_axes, same_type
 from ...core.mesh import Mesh, joined
 from ...core.options import PLAIN, ProgramOptions
@@ -164,10 +164,11 @@ class Builder:
 
     def _insert(self, x: Node, want: TensorType, op: str) -> Node:
         if self.strict and any(s.wire_bytes for s in steps_between(x.type, want)):
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"{op}: needs a collective that ts.strict() forbids to insert",
-                [("have", x.type), ("need", want), *([("made at", x.loc)] if x.loc else [])],
+                have=x.type,
+                need=want,
+                made_at=x.loc,
                 fix=f"write dist.redistribute(x, {str(want)!r}) where you want it",
             )
         return self.redistribute(x, want, f"for {op}")
@@ -248,10 +249,11 @@ class Builder:
     def _spread(self, x: Node, to: TensorType, reason: str) -> Node:
         """`x` as a value of its own on each device along all axes for which `to` is."""
         if not set(x.type.varying) <= set(to.varying):
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 "a value that differs between devices stands where one value is needed",
-                [("value", x.type), ("needed", to), *([("made at", x.loc)] if x.loc else [])],
+                value=x.type,
+                needed=to,
+                made_at=x.loc,
                 fix="combine it first: dist.all_reduce(x, axis), dist.all_gather(x, axis)",
             )
         return self(

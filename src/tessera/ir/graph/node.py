@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...core.checks import taken, unfit
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 from ...core.layout import TensorType, ways
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
@@ -269,10 +269,9 @@ class Graph:
         here = [n for n in self.nodes if n in need]
         more = [n for n in here if n.op == "input"] or [*need.difference(here)]
         if more:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "part: the outputs need a node that is none of the inputs",
-                [("node", more[0].attrs.get("name", more[0]))],
+                node=more[0].attrs.get("name", more[0]),
                 fix="name it among the inputs, or other inputs from which they follow",
             )
         nodes = (*stands.values(), *copied(here, new))

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.checks import alike, unfit
 from ...core.dtypes import BY_NAME, held_as
-from ...core.errors import DTypeError, GraphError, UsageError, fail
+from ...core.errors import DTypeError, GraphError, UsageError
 from ...core.layout import TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...ops.local import axis_index, broadcast, reinterpret
@@ -105,10 +105,9 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
         fix = f"give a list with one array per input, in order: [{names}]"
         raise unfit("evaluate", "the inputs", inputs, fix)
     if len(graph.inputs) != len(inputs):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"evaluate: the graph has {len(graph.inputs)} inputs, {len(inputs)} values are given",
-            [("inputs", names)],
+            inputs=names,
             fix="give one array per input, in order",
         )
     verify(graph)
@@ -129,10 +128,10 @@ def _given(n: Node, value: object) -> Array:
     made = x.astype(t.dtype.numpy)
     if t.dtype.is_float or np.array_equal(made, x):
         return made
-    raise fail(
-        DTypeError,
+    raise DTypeError(
         f"evaluate: {what} does not hold all values that are given",
-        [("have", t), ("given", f"{x.min()} to {x.max()}")],
+        have=t,
+        given=f"{x.min()} to {x.max()}",
         fix="keep them within what the dtype holds",
     )
 
@@ -247,11 +246,8 @@ def join(t: TensorType, blocks: Sequence[Array]) -> Array:
         home = tuple(v if a in owned else 0 for a, v in coords.items())
         if home in first:
             if not _close(first[home], held):
-                raise fail(
-                    GraphError,
-                    f"oracle: the replicas of a value differ at {dict(coords)}",
-                    [("type", t)],
-                    at="",
+                raise GraphError(
+                    f"oracle: the replicas of a value differ at {dict(coords)}", type=t, at=""
                 )
             continue
         first[home] = held

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...core.dtypes import BY_NAME, DType
-from ...core.errors import GraphError, TesseraError, UsageError, fail
+from ...core.errors import GraphError, TesseraError, UsageError
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh, in_time
 from ...core.mesh_input import ids_of, ids_text
@@ -168,10 +168,9 @@ def _value(v: object) -> str:
             inner = ", ".join(map(_value, v))
             return f"({inner},)" if len(v) == 1 else f"({inner})"
         case _:
-            raise fail(
-                GraphError,
+            raise GraphError(
                 f"graph text: an attribute cannot be a {type(v).__name__}",
-                [("value", repr(v))],
+                value=repr(v),
                 fix="use numbers, strings, tuples, dtypes, types or graphs",
             )
 
@@ -219,8 +218,7 @@ def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
     Raises GraphError, with the line, if it is not a graph's text.
     """
     if not isinstance(text, str):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"parse: takes a graph's text, not a {type(text).__name__}",
             fix="give graph.text, or what was saved of it",
         )
@@ -248,10 +246,9 @@ class _Line:
         self.at = 0
 
     def wrong(self, what: str) -> NoReturn:
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"graph text, line {self.number}: {what}",
-            [("line", self.text.strip())],
+            line=self.text.strip() or "(empty)",
             fix="write a node as: %2 = add %0 %1 key=value : f32[8@dp, 4]    # file.py:1  scope",
             at="",
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ...core.errors import GraphError, TesseraError, fail
+from ...core.errors import GraphError, TesseraError
 from ...core.layout import TensorType, same_type
 from ...core.mesh import Mesh, joined
 from ...ops.op import OPS, Op, infer
@@ -40,12 +40,11 @@ class _Verifier:
         rows: list[tuple[str, object]] = [("graph", self.graph.name)]
         if node is not None:
             rows.append(("node", node_text(self.graph, node)))
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"verify: {who}: {what}",
-            rows,
-            at=node.loc if node is not None else "",
+            rows=rows,
             fix=fix or (_FAULT if self.after else "correct the text, or what made the graph"),
+            at=node.loc if node is not None else "",
         )
 
     def run(self) -> Mesh | None:

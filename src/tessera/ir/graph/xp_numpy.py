@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...core.dtypes import DType, f32
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 
 Array = Any
 
@@ -477,9 +477,8 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
 
 # -- a user's function ----------------------------------------------------------------------------
 def user(f: Any, *rest: Any) -> Array:
-    raise fail(
-        UsageError,
+    raise UsageError(
         f"evaluate: {f.name} is a user's JAX function, which NumPy cannot run",
-        at=f.at,
         fix="run the compiled function, and evaluate the parts of the graph around it",
+        at=f.at,
     )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, assert_never
 
-from ...core.errors import GraphError, TesseraError, UsageError, fail
+from ...core.errors import GraphError, TesseraError, UsageError
 from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh
 from ...core.mesh_input import ids_of, ids_text
@@ -119,8 +119,7 @@ _TABLE = re.compile(r"(pipeline=(?!(?:True|False)\b).*? microbatches=\d+)? ?(.*)
 def parse(text: str) -> Schedule:
     """The schedule whose text is `text`. Raises GraphError, with the line, if it is not one."""
     if not isinstance(text, str):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"parse: takes a schedule's text, not a {type(text).__name__}",
             fix="give schedule.text, or what was saved of it",
         )
@@ -133,10 +132,9 @@ class _Parser:
 
     def wrong(self, what: str) -> NoReturn:
         line = self.lines[min(self.at, len(self.lines) - 1)]
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"schedule text, line {self.first + self.at}: {what}",
-            [("line", line.strip())],
+            line=line.strip(),
             fix="write a step as: s2 compute stage=0 (b0 b1) -> (b3) after s1",
             at="",
         )

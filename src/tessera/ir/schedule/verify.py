@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn, assert_never
 
-from ...core.errors import GraphError, UsageError, fail
+from ...core.errors import GraphError, UsageError
 from ...core.layout import same_type, ways
 from ..graph.verify import verify as verify_graph
 from .algorithms.build import named
@@ -111,10 +111,9 @@ def _wrong(s: Schedule, i: int | None, what: str) -> NoReturn:
     if i is not None:
         step = s.steps[i]
         rows.append(("step", f"s{i} {step.kind}"))
-    raise fail(
-        GraphError,
+    raise GraphError(
         f"verify: the schedule is not valid: {what}",
-        rows,
-        at="",
+        rows=rows,
         fix="correct the text, or what made the schedule",
+        at="",
     )

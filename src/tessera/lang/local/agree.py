@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...core.errors import UsageError, fail, line_of
+from ...core.errors import UsageError, line_of
 from ...core.wording import nth, ranks_text
 from ...ir.graph.node import Node
 from ...ops.redistribute import COLLECTIVES
@@ -28,12 +28,11 @@ def check_order(logs: Sequence[Log]) -> None:
             where.setdefault(key, call.loc if call is not None else "")
         if len(seen) > 1:
             rows = [(ranks_text(r), _call_text(key, where[key])) for key, r in seen.items()]
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"ranks issue different collectives: the {nth(k + 1)} of each does not match",
-                rows,
-                at="",
+                rows=rows,
                 fix="issue the same collectives in the same order on every rank",
+                at="",
             )
 
 
@@ -45,16 +44,18 @@ def check_collectives(logs: Sequence[Log], parts: Iterable[tuple[Node, set[int]]
             others = sorted(every - ranks)
             kind = f"{n.op} {n.args[0].type} over {', '.join(n.attrs['axes'])}"
             derived = "gradient" in n.note
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "ranks issue different collectives" + ": their gradients differ" * derived,
-                [(ranks_text(sorted(ranks)), f"{kind} at {n.loc or 'here'}"),
-                 (ranks_text(others), "not this one")],
-                at="",
+                rows=[
+                    (ranks_text(sorted(ranks)), f"{kind} at {n.loc or 'here'}"),
+                    (ranks_text(others), "not this one"),
+                ],
                 fix="take the gradient of one loss on every rank, and choose in it by a tensor:"
-                " ts.where(ts.mesh.current().rank == 0, a, b)" if derived
+                " ts.where(ts.mesh.current().rank == 0, a, b)"
+                if derived
                 else "issue the same collectives in the same order on every rank",
-            )  # fmt: skip
+                at="",
+            )
 
 
 def check_messages(logs: Sequence[Log]) -> None:
@@ -63,12 +64,11 @@ def check_messages(logs: Sequence[Log]) -> None:
         for (to, name), items in log.sent.items():
             got = len(logs[to].taken.get((log.rank, name), []))
             if got < len(items):
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"send: rank {to} does not receive what rank {log.rank} sends as {name!r}",
-                    [("sent", f"{len(items)} times, received {got} times")],
-                    at=items[got].loc,
+                    sent=f"{len(items)} times, received {got} times",
                     fix="send and recv in pairs, with the same name and in one order",
+                    at=items[got].loc,
                 )
 
 
@@ -77,13 +77,14 @@ def check_structure(logs: Sequence[Log]) -> None:
     first = logs[0]
     for log in logs[1:]:
         if log.spec != first.spec:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "ranks return different structures",
-                [(f"rank {x.rank}", ", ".join(map(path_name, x.paths[:8])) or "one value")
-                 for x in (first, log)],
+                rows=[
+                    (f"rank {x.rank}", ", ".join(map(path_name, x.paths[:8])) or "one value")
+                    for x in (first, log)
+                ],
                 fix="return the same keys and lengths on every rank",
-            )  # fmt: skip
+            )
 
 
 def progress(logs: Sequence[Log], waits: dict[int, Waits]) -> bool:
@@ -118,12 +119,11 @@ def some_raise(
                 else "goes on to its end"
             )
         groups.setdefault(text, []).append(log.rank)
-    return fail(
-        UsageError,
+    return UsageError(
         f"{ranks_text(sorted(raised))} of a body raised, the others did not",
-        [(ranks_text(ranks), text) for text, ranks in groups.items()],
-        at="",
+        rows=[(ranks_text(ranks), text) for text, ranks in groups.items()],
         fix="let all ranks raise, or none: check what all of them know",
+        at="",
     )
 
 
@@ -132,10 +132,9 @@ def deadlock(waits: dict[int, Waits]) -> UsageError:
         (f"rank {rank}", f"waits for {wait.name!r} of rank {wait.source} at {wait.loc or 'here'}")
         for rank, wait in sorted(waits.items())[:8]
     ]
-    return fail(
-        UsageError,
+    return UsageError(
         "ranks wait for each other and none goes on",
-        rows,
+        rows=rows,
         fix="send before you receive, in an order in which one rank can always go on",
     )
 
@@ -146,10 +145,9 @@ def differ(what: str, path: str, values: Sequence[Any]) -> UsageError:
         text = str(v.type) if isinstance(v, Tensor) else str(v)
         if text not in [t for _, t in rows]:
             rows.append((f"rank {rank}", text))
-    return fail(
-        UsageError,
+    return UsageError(
         f"ranks return different {what}" + (f" as {path}" if path else ""),
-        rows[:4],
+        rows=rows[:4],
         fix="return values of one kind, shape and dtype from every rank",
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from ...core.errors import LayoutError, MeshError, ShapeError, StrategyWarning, fail, lines_up
+from ...core.errors import LayoutError, MeshError, ShapeError, StrategyWarning, lines_up
 from ...core.layout import TensorType
 from ...core.reshard import gathered
 from ...ir.graph.node import Node
@@ -83,13 +83,12 @@ class Borders:
         """The type of the argument `x` on the mesh."""
         t = x.type.on(self.view.mesh) if x.type.mesh is None else x.type
         if t.mesh != self.view.mesh:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self.name}: argument {path_name(path)!r} lies on another mesh",
-                [("argument", f"{t} on {t.mesh.text() if t.mesh else 'none'}"),
-                 ("here", self.view.mesh.text())],
+                argument=f"{t} on {t.mesh.text() if t.mesh else 'none'}",
+                here=self.view.mesh.text(),
                 fix="put all arguments on one mesh",
-            )  # fmt: skip
+            )
         return t.complete()
 
     def enter(self, recorder: Recorder, x: Tensor, want: TensorType) -> Tensor:
@@ -157,10 +156,10 @@ class Borders:
         if laid is not None and as_local(laid, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=laid), recorder)
         if not t.rank:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"{self.name}: it returns a number that differs between devices",
-                [("result", t), *([("made at", node.loc)] if node.loc else [])],
+                result=t,
+                made_at=node.loc,
                 fix="combine it first: dist.all_reduce(x, axis), or reshape it to (1,)",
             )
         whole = self._whole(node, own)
@@ -173,14 +172,14 @@ class Borders:
         whole, odd = self.view.joined(block.type, own)
         if odd is None:
             return whole
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"{self.name}: in which order do the devices' blocks of a result follow each other?",
-            [("result", block.type), *([("made at", block.loc)] if block.loc else []),
-             ("an argument", f"{odd}, which is not in the order of the devices")],
+            result=block.type,
+            made_at=block.loc,
+            an_argument=f"{odd}, which is not in the order of the devices",
             fix='say it: layouts={"return": dist.ShardSpec(...)}; or lay the argument so that'
             f" {', '.join(own)} split it in this order, before all others",
-        )  # fmt: skip
+        )
 
     def weight(
         self, recorder: Recorder, x: Tensor, path: Path, box: Tensor, laid: TensorType
@@ -189,13 +188,13 @@ class Borders:
         would be another weight: one with a block from each device."""
         new = self.leave(recorder, x, path, box, laid)
         if new.shape != box.shape:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"{self.name}: a weight is set to what differs between devices",
-                [("weight", f"{path_name(path)} {box.type}"), ("each device has", x.type),
-                 *([("made at", loc)] if (loc := recorder.node(x).loc) else [])],
+                weight=f"{path_name(path)} {box.type}",
+                each_device_has=x.type,
+                made_at=recorder.node(x).loc,
                 fix="combine it first: dist.all_reduce(x, axis), or dist.broadcast(x, axis, root)",
-            )  # fmt: skip
+            )
         return new
 
     def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec) -> Tensor:
@@ -209,10 +208,9 @@ class Borders:
                 t = joined(t, axes, d)
         left = [a for a in t.varying if a in self.view.axes]
         if left:
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"{self.name}: the layout of its result does not say where {left[0]!r} goes",
-                [("result", node.type)],
+                result=node.type,
                 fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
             )
         if t is not node.type:

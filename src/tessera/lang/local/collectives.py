@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.checks import divides
-from ...core.errors import LayoutError, fail
+from ...core.errors import LayoutError
 from ...core.layout import Digit, Factor, TensorType, digits, grouped, ways
 from ...core.mesh import Mesh
 from ...core.reshard import completed, gathered
@@ -163,10 +163,9 @@ def _below(t: TensorType, dim: int, n: int) -> list[Digit]:
         return run
     head = run[0]
     if head.axes or head.size % n:
-        raise fail(
-            LayoutError,
+        raise LayoutError(
             f"dim {dim} cannot be cut into {n} parts: it is split over other axes",
-            [("x", t)],
+            x=t,
             fix="gather it over those axes first",
         )
     rest = head.size // n

@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ...core.checks import axes_of, function_of, unfit
 from ...core.context import replaced, settings
-from ...core.errors import LayoutError, MeshError, StrategyError, UsageError, fail
+from ...core.errors import LayoutError, MeshError, StrategyError, UsageError
 from ...core.mesh import Mesh, auto
 from ...core.tracebacks import boundary
 from ...core.within import above
@@ -71,10 +71,9 @@ class Local(Generic[P, R]):
         for said, names, more in (("layouts", layouts, ("return",)), ("batch", batch or (), ())):
             unknown = [k for k in names if k not in takes and k not in more]
             if unknown:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{name}: {said} names {unknown[0]!r}, which {self._name} does not take",
-                    [("arguments", ", ".join(takes))],
+                    arguments=", ".join(takes),
                     fix="name arguments" + ', or "return"' * bool(more),
                 )
 
@@ -95,8 +94,7 @@ class Local(Generic[P, R]):
         recorder = current()
         if recorder is None:
             if settings().op_by_op and any(map(_on_tape, flatten((args, kwargs))[0])):
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{self._name}: a local body runs as a program of its own here, so no gradient"
                     " goes through it",
                     fix="differentiate it in a compiled function:"
@@ -109,11 +107,10 @@ class Local(Generic[P, R]):
             local = [a for a in self._axes() or mesh.axes if a not in self._data()]
             more = [a for a in local if a not in around.axes]
             if any(mesh.sizes.get(a, 2) > 1 for a in more):
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     f"{self._name}: it is local along {', '.join(map(repr, more))}, and the body"
                     " that calls it is not",
-                    [("that body", ", ".join(around.axes))],
+                    that_body=", ".join(around.axes),
                     fix="name these axes there, too: mesh_axes="
                     f"{(*around.axes, *more)!r}; or call it outside of that body",
                 )
@@ -229,10 +226,9 @@ class Local(Generic[P, R]):
                 edits.append(Edit(tuple(path), (), ((key, LEAF),)))
                 values.append(value)
         if merged["new"]:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "a body that tells its ranks apart adds to its arguments",
-                [("new", ", ".join(merged["new"]))],
+                new=", ".join(merged["new"]),
                 fix="return it instead",
             )
         edits += [Edit(tuple(path), (key,), ()) for *path, key in merged["gone"]]
@@ -247,10 +243,9 @@ class Local(Generic[P, R]):
         axes = self._axes()
         if len(axes) == 1:
             return auto(axes)
-        raise fail(
-            MeshError,
+        raise MeshError(
             f"{self._name}: there is no mesh to distribute over",
-            [("axes", ", ".join(axes) or "those of the mesh")],
+            axes=", ".join(axes) or "those of the mesh",
             fix="pass mesh=..., place a tensor on one, or say: with mesh:",
         )
 
@@ -270,10 +265,9 @@ class Local(Generic[P, R]):
         axes = self._axes() or mesh.axes
         lost = [a for a in axes if a not in mesh]
         if lost:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self._name}: axis {lost[0]!r} is not an axis of the mesh",
-                [("mesh", mesh.text())],
+                mesh=mesh.text(),
                 fix="name axes of the mesh: mesh_axes=[...]",
             )
         data, outer = self._data(), recorder.frame
@@ -332,10 +326,9 @@ def _strategy(
     own = {a for said in layouts.values() for a in said.mesh_axes if len(axes) > 1}
     over = [a for a in axes if a not in own or a in {p.axis for p in usual.parts}]
     if not over:
-        raise fail(
-            StrategyError,
+        raise StrategyError(
             f"distribute: over which axis does {given!r} go? layouts cut arguments over all",
-            [("mesh_axes", ", ".join(axes))],
+            mesh_axes=", ".join(axes),
             fix=f"name its axis: strategy=dist.strategy({given!r}, axis={axes[0]!r})",
         )
     return Combined(tuple(p for a in over for p in strategy_named(given, a).parts))
@@ -401,8 +394,7 @@ def distribute(
     ):
         raise unfit("distribute", "batch", batch, 'name arguments, such as batch="images"')
     if names is not None and chosen is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "distribute: batch= is cut by a strategy, and there is none",
             fix='give strategy="data_parallel" too, or layouts=',
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...core.errors import TesseraError, UsageError, fail
+from ...core.errors import TesseraError, UsageError
 from ...core.layout import TensorType
 from ...core.reshard import gathered
 from ...ir.graph.node import Node
@@ -243,12 +243,11 @@ class _Merge:
         if known is not None:
             return known
         if key in self.making:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "ranks wait for each other and none goes on",
-                [("at", loc)] if loc else [],
-                at="",
+                rows=[("at", loc)] if loc else [],
                 fix="a rank must not need what it waits for to give what the others wait for",
+                at="",
             )
         self.making.append(key)
         self.around.builder.loc = loc

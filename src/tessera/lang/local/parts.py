@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.dtypes import int32
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 from ...core.layout import TensorType
 from ...ir.graph.build import Builder
 from ...ir.graph.node import Graph, Node
@@ -104,11 +104,10 @@ def _alone(n: Node, args: tuple[Node, ...]) -> Node:
     of a loop's body. Raises UsageError for what is of all devices."""
     if n.op == reinterpret.name:
         if args[0].type is not n.type.with_varying(()):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "a gradient is taken, or random numbers are drawn, by some ranks only",
-                at=n.loc,
                 fix="do it on every rank, and choose by the rank among what comes of it",
+                at=n.loc,
             )
         return args[0]
     attrs = {

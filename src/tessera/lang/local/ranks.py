@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.context import replaced, settings
-from ...core.errors import UsageError, caller, fail
+from ...core.errors import UsageError, caller
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
 from .. import functions
@@ -88,8 +88,7 @@ def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
     if log is None or recorder is None:
         return build(x)
     if recorder is not log.recorder:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{key[0]}: a collective in a loop's body, in a body that tells its ranks apart",
             fix="take it out of the loop, or do without the rank as a number",
         )
@@ -141,8 +140,7 @@ def recv(source: int, name: str) -> Tensor:
     theirs = log.every[source].sent.get((log.rank, name), [])
     if len(theirs) <= len(mine):
         if log.every[source].done:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"recv: rank {source} sends nothing (more) to rank {log.rank} under {name!r}",
                 fix="send and recv in pairs, with the same name and in one order",
             )
@@ -181,12 +179,11 @@ class Promised(Tensor):
         theirs = self._log.every[self.owner]
         found = theirs.returned(self.key)
         if found is None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"recv_from: rank {self.owner} returns nothing under {self.key!r}",
-                [("it returns", ", ".join(map(path_name, theirs.paths[:8])) or "nothing")],
-                at=self._loc,
+                it_returns=", ".join(map(path_name, theirs.paths[:8])) or "nothing",
                 fix="return it there in a dict under that key",
+                at=self._loc,
             )
         return found
 
@@ -205,8 +202,7 @@ def recv_from(owner: int, name: str) -> Tensor:
     log = _log()
     assert log is not None
     if owner == log.rank:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"recv_from: rank {owner} asks itself for {name!r}",
             fix="return the value on its owner, and ask for it on the other ranks",
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...core.dtypes import int32
-from ...core.errors import LayoutError, StrategyWarning, UsageError, fail, lines_up
+from ...core.errors import LayoutError, StrategyWarning, UsageError, lines_up
 from ...core.layout import Dim, TensorType, plain, ways
 from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
@@ -138,20 +138,19 @@ class View(Frame):
         own = [a for a in t.varying if a in self.axes]
         if not own:
             return node
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{name} is set in a local body to a value that differs between devices",
-            [("value", t)],
+            value=t,
             fix=f"combine it first: dist.all_reduce(x, {own[0]!r})",
         )
 
     def laid(self, to: TensorType, of: TensorType) -> TensorType:
         """A block stays this device's own; what it is laid along are axes that are not local."""
         if here := [a for a in (*to.split_axes, *to.partial_axes) if a in self.axes]:
-            raise fail(
-                LayoutError,
+            raise LayoutError(
                 f"redistribute: {here[0]!r} is local here, where a tensor is one device's block",
-                [("tensor", of), ("layout", to)],
+                tensor=of,
+                layout=to,
                 fix=f"name other axes; dist.scatter, all_gather and all_reduce move along"
                 f" {here[0]!r}",
             )
@@ -169,11 +168,11 @@ class View(Frame):
         """As of the sum of the devices' losses, where these are each device's own."""
         for weight, to in zip(weights, goals, strict=True):
             if to is not None and (local := [a for a in to.split_axes if a in self.axes]):
-                raise fail(
-                    LayoutError,
+                raise LayoutError(
                     f"grad: {local[0]!r} is local here, where a gradient is like its weight's"
                     " block",
-                    [("weight", weight.type), ("layout", to)],
+                    weight=weight.type,
+                    layout=to,
                     fix="leave out layout=, and lay out what the body returns",
                 )
         own = [a for a in loss.type.varying if a in self.axes]
@@ -265,10 +264,9 @@ class LocalMesh(Mesh):
         recorder = current()
         here = None if recorder is None else recorder.frame
         if recorder is None or not isinstance(here, View) or here.entered is not seen.entered:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "mesh.rank: the mesh of a local body is used after the body ended",
-                [("mesh", self.text())],
+                mesh=self.text(),
                 fix="ask ts.mesh.current() inside the body",
             )
         along = [a for a in self.axes if seen.mesh.sizes[a] > 1]

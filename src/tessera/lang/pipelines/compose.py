@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...core.checks import axes_of, function_of, unfit, whole
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 from ...core.mesh import Mesh
 from ...core.within import above
 from ...ir.schedule.pipelines.orders import known_order
@@ -20,8 +20,9 @@ def _checked(
 ) -> tuple[str, int | None, int | None]:
     axes = axes_of(name, axis)
     if len(axes) != 1:
-        raise fail(UsageError, f"{name}: a pipeline lies along one axis", [("axes", axes)],
-                   fix='name one: mesh_axes=("pp",)')  # fmt: skip
+        raise UsageError(
+            f"{name}: a pipeline lies along one axis", axes=axes, fix='name one: mesh_axes=("pp",)'
+        )
     count = None if microbatches is None else whole(name, "microbatches", microbatches, 1)
     many = None if chunks is None else whole(name, "chunks", chunks, 1)
     if isinstance(schedule, str) and not schedule.endswith(".csv"):
@@ -104,8 +105,7 @@ def compose(
     n = whole("compose", "stages", stages, 1)
     parts = _parts("compose", assign)
     if len(parts) < n:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"compose: {len(parts)} functions for {n} stages",
             fix="give a function for each stage, or fewer stages",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 from ...ir.graph.node import Node
 from ...ir.schedule.pipelines.stages import balanced
 from .microbatch import Microbatch
@@ -32,10 +32,9 @@ def divided(m: Microbatch, count: int) -> Division:
         parts = _pieces(parts[0])
     if len(parts) < count:
         pipe = m.state.pipe
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"{pipe.name}: {len(parts)} parts for a pipeline of {count} stages",
-            [("axis", f"{pipe.axis} of {m.state.mesh.text()}")],
+            axis=f"{pipe.axis} of {m.state.mesh.text()}",
             fix="give a part for each stage, or a smaller axis; one function is cut where one"
             " value passes",
         )

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from ...core.dtypes import bool_, uint32
-from ...core.errors import GraphError, UsageError, fail
+from ...core.errors import GraphError, UsageError
 from ...core.layout import TensorType, plain
 from ...core.mesh import Mesh, in_time
 from ...ir.graph.again import free_nodes
@@ -145,8 +145,7 @@ class Microbatch:
         if mesh is not None:
             return Turns(self.whole, mesh)
         if self.state.count > 1:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self.state.pipe.name}: no argument of the pipeline holds a batch to cut",
                 fix="hand the batch to the pipeline as an argument of its own; where others have"
                 " another number of rows, name it: batch=",
@@ -240,15 +239,15 @@ class Microbatch:
         staged = depends(self.whole.nodes, work)
         for n in self.whole.nodes:
             if n in needed and n in staged and n not in self.inner:
-                raise fail(
-                    GraphError,
+                raise GraphError(
                     f"{self.state.pipe.name}: {n.op!r} needs all microbatches of a stage before the"
                     " pipeline can go on with the first",
-                    [("value", n.type), *([("reason", n.note)] if n.note else [])],
-                    at=n.loc,
+                    value=n.type,
+                    reason=n.note,
                     fix="compute it from the batch alone; or run the stages one after the other, on"
                     " the whole batch: @schedule(pipeline=False); where the batch is another"
                     " argument, name it: batch=",
+                    at=n.loc,
                 )
         given = [n for n in self.whole.inputs if n in needed]
         return in_turns(self.whole.part(given, [*self._early]))

@@ -15,7 +15,7 @@ from operator import is_
 from typing import Any
 
 from ...core.context import replaced, settings
-from ...core.errors import MeshError, UsageError, fail
+from ...core.errors import MeshError, UsageError
 from ...core.layout import TensorType, dim_axes
 from ...core.mesh import Mesh
 from ...core.tracebacks import boundary
@@ -80,20 +80,17 @@ class Pipe:
         if recorder.parent is not None or not (
             recorder.frame is WHOLE or isinstance(recorder.frame, Slices)
         ):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self.name}: a pipeline is called in a loop or a local body",
                 fix="call it in the compiled function itself",
             )
         if known is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self.name}: a function calls pipelines twice",
                 fix="put all stages into one pipeline, and call it once in a function",
             )
         if isinstance(recorder.reader, Reads) and recorder.reader.nodes:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self.name}: a value is read before the pipeline, in the function that calls it",
                 fix="return the value, and read it after the call",
             )
@@ -107,10 +104,9 @@ class Pipe:
         b.gathers_again = False  # all microbatches share what is gathered
         near, first = self._batch(args, kwargs)
         if first is not None and self.axis in dim_axes(first.type.dims[0]):
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self.name}: a batch is split over {self.axis!r}, which the stages lie along",
-                [("batch", first.type)],
+                batch=first.type,
                 fix="leave it replicated there: each stage gets what it uses",
             )
         count, state.count = state.count, state.count if first is None else 1
@@ -179,10 +175,8 @@ class Pipe:
     # -- what was recorded last -------------------------------------------------------------------
     def _recorded(self, what: str) -> PipeProgram:
         if self.program is None:
-            raise fail(
-                UsageError,
-                f"{self.name}.{what}: the pipeline has not been called yet",
-                fix="call it once",
+            raise UsageError(
+                f"{self.name}.{what}: the pipeline has not been called yet", fix="call it once"
             )
         return self.program
 
@@ -229,10 +223,9 @@ class Pipe:
         theirs = next((x.mesh for x in given if x.mesh is not None and self.axis in x.mesh), None)
         mesh = self.mesh or settings().mesh or theirs
         if mesh is None or self.axis not in mesh:
-            raise fail(
-                MeshError,
+            raise MeshError(
                 f"{self.name}: there is no mesh with an axis {self.axis!r} to lay the stages on",
-                [("mesh", mesh.text() if mesh is not None else "none")],
+                mesh=mesh.text() if mesh is not None else "none",
                 fix="pass mesh=..., or name another axis of the mesh",
             )
         return mesh

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.errors import UsageError, fail, lines_up
+from ...core.errors import UsageError, lines_up
 from ...core.layout import TensorType
 from ...core.mesh_input import ids_text
 from ...ir.graph.node import Node
@@ -76,11 +76,10 @@ class PipeProgram:
         names = [k for k in (t.name, name) if k in self.homes][:1] or ends
         ranks = {self.homes[k] for k in names}
         if len(ranks) != 1:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"{self.state.pipe.name}.place: the name {name!r} "
                 + ("is on several stages" if ranks else "was not in the last call"),
-                [("known", ", ".join(sorted(self.homes)[:8]) or "none")],
+                known=", ".join(sorted(self.homes)[:8]) or "none",
                 fix="give the weights in the structure of the call's arguments",
             )
         return ranks.pop()

@@ -12,7 +12,7 @@ import numpy as np
 from ...core.checks import divides
 from ...core.context import settings
 from ...core.dtypes import f32
-from ...core.errors import MeshError, ShapeError, UsageError, fail, warn_no_effect
+from ...core.errors import MeshError, ShapeError, UsageError, warn_no_effect
 from ...core.layout import TensorType, dim_axes, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
@@ -89,14 +89,16 @@ class Call:
             return F.matmul(h, w["down"])
         out = self.options.network(rows, w)
         if not isinstance(out, Tensor) or out.shape != rows.shape:
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 "moe: the network does not give a row for each row",
-                [("rows", rows.type), ("gives", out.type if isinstance(out, Tensor) else out),
-                 *((n, v.type) for n, v in w.items())],
+                rows=[
+                    ("rows", rows.type),
+                    ("gives", out.type if isinstance(out, Tensor) else out),
+                    *((n, v.type) for n, v in w.items()),
+                ],
                 fix='return a tensor of the shape of rows: rows @ w["up"] @ w["down"], and a bias'
                 ' is w["bias"].unsqueeze(-2)',
-            )  # fmt: skip
+            )
         return out
 
     def _runs(self) -> Runs:
@@ -256,10 +258,10 @@ def _one_mesh(t: TensorType, w: Weights, asked: Mesh | None) -> Mesh | None:
     found = common_mesh("moe", [t, w.router.type, w.first.type])
     if asked is not None and found not in (None, asked):
         assert found is not None
-        raise fail(
-            MeshError,
+        raise MeshError(
             "moe: mesh= is another mesh than that of its arguments",
-            [("mesh", asked.text_beside(found)), ("arguments", found.text_beside(asked))],
+            mesh=asked.text_beside(found),
+            arguments=found.text_beside(asked),
             fix="leave it out, or outside of a function: dist.place(x, mesh=...)",
         )
     return asked or found
@@ -270,10 +272,9 @@ def _need_rows(w: Weights, options: Options) -> int:
     count, rows, placement = w.router.shape[1], w.first.shape[0], options.placement
     have = placement.rows if placement is not None else range(rows)
     if len(have) != rows or max(have) + 1 != count:
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"moe: the router has {count} experts, the weights {rows} rows",
-            [("router", w.router.type), (next(iter(w.network)), w.first.type)],
+            rows=[("router", w.router.type), (next(iter(w.network)), w.first.type)],
             fix="give a row per expert, or the placement that says which row is whose",
         )
     options.routing.check(count)
@@ -300,10 +301,10 @@ def _tokens(
         "give a number of groups that divides the tokens", UsageError, x=t,
     )  # fmt: skip
     if options.zigzag > 1 and count // groups % t.shape[-2]:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "moe: groups of parts of a sequence that lies in zig-zag order",
-            [("x", t), ("groups", groups)],
+            x=t,
+            groups=groups,
             fix="leave out groups, so that each sequence is one, or unzigzag x before",
         )
     return tokens_of(t, wants, hidden, groups, options.zigzag)

@@ -28,7 +28,7 @@ from ...core.checks import (
     whole,
 )
 from ...core.dtypes import bool_, f32
-from ...core.errors import ShapeError, UsageError, fail
+from ...core.errors import ShapeError, UsageError
 from ...core.layout import Dim, Factor, TensorType, dim_axes, plain, ways
 from ...core.mesh import Mesh
 from ...lang import functions as F
@@ -134,8 +134,7 @@ def moe(
         experts = _made(t, whole("moe", "experts", experts, 1), hidden, k, name)
     elif hidden is not None or name:
         which = f"hidden={shown(hidden)}" if hidden is not None else f"name={shown(name)}"
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"moe: {which} is for weights that it makes itself",
             fix="leave it out, or give a number of experts",
         )
@@ -160,7 +159,7 @@ def _called(
 ) -> Any:
     if 0 in x.shape[:-1]:
         fix = "leave out the step for a batch that has none"
-        raise fail(ShapeError, "moe: there is no token to route", [("x", x.type)], fix=fix)
+        raise ShapeError("moe: there is no token to route", x=x.type, fix=fix)
     if mask is not None:
         mask = as_tensor(mask)
         shaped("moe", "the mask", mask.type, x.shape[:-1], x=x.type)
@@ -259,8 +258,7 @@ class MoE(Module):
         self.axis = None if axis is None else axes_of("MoE", axis)
         self.options().routing.check(experts)  # says now what cannot be
         if balance is None and rate != RATE:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"MoE: rate={shown(rate)} has no effect: the load is not balanced by a bias",
                 fix='give balance="bias"',
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.checks import axes_of, flag, function_of, instance, number, one_of, unfit, whole
 from ...core.context import settings
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 from ...lang.tensor import Tensor
 from .. import functional as fn
 from .placement import Placement
@@ -56,16 +56,14 @@ class Options:
         if self.axis is not None:
             object.__setattr__(self, "axis", axes_of("moe", self.axis))
         if self.capacity is None and self.groups is not None:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "moe: groups without a capacity have no meaning",
                 fix="give capacity=1.25 too, or leave out groups",
             )
         if self.capacity is not None:
             number("moe", "capacity", self.capacity, above=0, below=inf)
         if (self.expert_groups is None) is not (self.topk_groups is None):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "moe: expert_groups and topk_groups belong together",
                 fix="give both: 8 groups, of which each token uses 4",
             )
@@ -75,8 +73,7 @@ class Options:
         if self.network is not None:
             _of_two(function_of("moe", "network", self.network))
             if self.activation is not None:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     "moe: an activation and a network of your own",
                     fix="leave out activation=, and let the network apply it",
                 )

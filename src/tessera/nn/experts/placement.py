@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ...core.checks import divides, instance, shown, unfit, whole
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 from ...core.kinds import is_whole
 
 MOST = 2**16  # experts, replicas or owners
@@ -46,8 +46,7 @@ class Placement:
         rows = self.rows if isinstance(self.rows, (list, tuple)) else ()
         whole_ids = bool(rows) and all(map(is_whole, rows))
         if not whole_ids or len(rows) % len(owners) or set(rows) != set(range(max(rows) + 1)):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"Placement: {shown(self.rows)} on {len(owners)} owners is no placement",
                 fix="give each owner as many rows, and each expert from 0 on a row",
             )
@@ -201,8 +200,7 @@ def balance_experts(
         groups = nodes = 1
     rows = w.size + replicas
     if rows % devices or w.size % groups or devices % nodes:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"balance_experts: {w.size} experts in {groups} groups, {rows} rows, {devices} devices"
             f" and {nodes} nodes do not divide",
             fix=f"add {-rows % devices} replicas, or change the numbers",

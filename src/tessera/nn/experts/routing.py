@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.checks import divides, number, one_of, whole
 from ...core.dtypes import f32
-from ...core.errors import UsageError, fail
+from ...core.errors import UsageError
 from ...lang import functions as F
 from ...lang.microbatches import by_microbatch
 from ...lang.operands import as_tensor
@@ -114,8 +114,7 @@ class Router:
         )  # fmt: skip
         most = experts // self.expert_groups * self.topk_groups
         if self.k > most:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"moe: k={self.k}, but {self.topk_groups} groups have {most} experts",
                 fix="choose from more groups: topk_groups",
             )
@@ -163,10 +162,10 @@ def updated_expert_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tenso
     """
     bias, load = as_tensor(bias), as_tensor(load)
     if bias.ndim != 1 or bias.shape != load.shape:
-        raise fail(
-            UsageError,
+        raise UsageError(
             "updated_expert_bias: bias and load are not both [E]",
-            [("bias", bias.type), ("load", load.type)],
+            bias=bias.type,
+            load=load.type,
             fix="give the layer's bias and routing.load",
         )
     rate = number("updated_expert_bias", "rate", rate, least=0, below=inf)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core.checks import floats, ranked, unfit
-from ...core.errors import ShapeError, fail
+from ...core.errors import ShapeError
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
 from ...core.reshard import gathered
@@ -121,10 +121,9 @@ def _stacked(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights with a row an expert each. Raises ShapeError."""
     rows = {n: w.shape[:1] for n, w in found.items()}
     if len(set(rows.values())) != 1 or () in rows.values():
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             "moe: the weights of the network have not one row an expert each",
-            [(n, w.type) for n, w in found.items()],
+            rows=[(n, w.type) for n, w in found.items()],
             fix="stack what the experts have: [E, ...] each",
         )
     return found
@@ -149,10 +148,9 @@ def _shared(given: Any, d: int) -> dict[str, Tensor]:
 def _need_shape(name: str, w: Tensor, want: tuple[int, ...]) -> None:
     if w.shape != want or not w.dtype.is_float:
         sizes = ", ".join(str(n) if n else "?" for n in want)
-        raise fail(
-            ShapeError,
+        raise ShapeError(
             f"moe: {name} is not of floats [{sizes}]",
-            [(name, w.type)],
+            rows=[(name, w.type)],
             fix="router is [d, E], up and gate [E, d, h], down [E, h, d], for x [.., d]",
         )
 

@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import assert_never
 
 from ....core.checks import one_of, sizes, whole
-from ....core.errors import UsageError, fail
+from ....core.errors import UsageError
 from . import flat as flat
 from .nest import nested
 from .table import (
@@ -86,27 +86,24 @@ def build(
     whole("algorithm", "segments", segments, 1, MOST_SEGMENTS)
     whole("algorithm", "root", root, 0, count - 1)
     if root and kind != "broadcast":
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"algorithm: {collective} has no root",
-            [("root", root)],
+            root=root,
             fix="leave root out; only a broadcast has one",
         )
     if name == "hierarchical":
         each = (levels,) if isinstance(levels, str) else tuple(levels)
         return _hierarchical(kind, nest, segments, root, each)
     if levels:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"algorithm: {name} has no levels",
-            [("levels", tuple(levels))],
+            levels=tuple(levels),
             fix="levels belong to hierarchical",
         )
     if segments > 1 and not can_segment(kind, name):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"algorithm: {collective} by {name} is not cut into segments",
-            [("segments", segments)],
+            segments=segments,
             fix="leave segments out; trees and broadcasts along a ring or line take them",
         )
     return _flat(kind, name, count, segments, root)
@@ -127,10 +124,9 @@ def named(collective: str, name: str, n: int, root: int = 0) -> Algorithm:
     if not nest:
         return build(collective, bases[0], n, segments=segments[0], root=root)
     if not all(re.fullmatch(_COUNT, size) for size, _, _ in parts):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"algorithm: {name!r} is not an algorithm",
-            [("collective", collective)],
+            collective=collective,
             fix="write for instance: hierarchical(2:ring x 4:halving)",
         )
     shape = [int(size) for size, _, _ in parts]
@@ -177,20 +173,19 @@ def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
     given = sizes("algorithm", shape)
     if name != "hierarchical":
         if given:
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"algorithm: {name} has no shape",
-                [("shape", given)],
+                shape=given,
                 fix="give n; a shape belongs to hierarchical",
             )
         return ()
     for size in given:
         whole("algorithm", "a size of the shape", size, 1, MOST_RANKS)
     if not given or (n is not None and n != math.prod(given)):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "algorithm: hierarchical needs the shape of its nesting",
-            [("n", n), ("shape", given)],
+            n=n,
+            shape=given,
             fix="shape=(hosts, devices of a host), with n left out or their product",
         )
     whole("algorithm", "n", math.prod(given), 1, MOST_RANKS)
@@ -277,17 +272,17 @@ def _hierarchical(
     level by level, completes them at the outermost one, and gathers them on the way back."""
     levels = levels or ("ring",) * len(shape)
     if len(levels) != len(shape) or any(name not in FLAT for name in levels):
-        raise fail(
-            UsageError,
+        raise UsageError(
             "algorithm: hierarchical needs one algorithm a level",
-            [("shape", shape), ("levels", levels)],
+            shape=shape,
+            levels=levels,
             fix=f"name as many as the shape has sizes, of {', '.join(FLAT)}",
         )
     if segments > 1 and not (kind == "all_reduce" and can_segment(kind, levels[0])):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"algorithm: {kind} by hierarchical is not cut into segments",
-            [("levels", levels), ("segments", segments)],
+            levels=levels,
+            segments=segments,
             fix="segments are for an all_reduce whose outermost level is a tree",
         )
     bases = []

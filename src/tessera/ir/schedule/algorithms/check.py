@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from ....core.errors import GraphError, UsageError, fail
+from ....core.errors import GraphError, UsageError
 from .table import Algorithm, Transfer, need_algorithm
 
 # A rank's number, or two of these that are added; the one with the smallest rank is first, because
@@ -116,11 +116,10 @@ def _results(a: Algorithm, held: Sequence[dict[int, int]]) -> None:
             got = held[r].get(c, 0)
             if got != owed:
                 missing = [s for s in range(a.n) if (owed & ~got) >> s & 1]
-                raise fail(
-                    GraphError,
+                raise GraphError(
                     f"{a.collective} by {a.name}: rank {r} ends without "
                     f"{'ranks' if len(missing) > 1 else 'rank'} {_few(missing)} in chunk {c}",
-                    [("table", a)],
+                    table=a,
                     fix="print algorithm.text() and follow that chunk",
                 )
 
@@ -131,10 +130,10 @@ def _few(ranks: Sequence[int]) -> str:
 
 def _wrong(a: Algorithm, k: int, t: Transfer, what: str) -> GraphError:
     way = f"{t.src} > {t.dst} {t.op} {_few(t.chunks)}"
-    return fail(
-        GraphError,
+    return GraphError(
         f"{a.collective} by {a.name}, round {k}: {what}",
-        [("transfer", way), ("table", a)],
+        transfer=way,
+        table=a,
         fix="a rank sends what it held when the round began, and each share once",
     )
 
@@ -161,10 +160,9 @@ def order(algorithm: Algorithm) -> tuple[Order, ...] | None:
     """
     a = need_algorithm("order", algorithm)
     if a.collective not in ("all_reduce", "reduce_scatter"):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"order: {a.collective} adds nothing",
-            [("table", a)],
+            table=a,
             fix="ask it of an all_reduce or a reduce_scatter",
         )
     if a.native:
@@ -179,11 +177,10 @@ def order(algorithm: Algorithm) -> tuple[Order, ...] | None:
     for r in range(a.n):
         for c in a.wants(r):
             if found.setdefault(c, held[r][c][1]) != held[r][c][1]:
-                raise fail(
-                    GraphError,
+                raise GraphError(
                     f"{a.collective} by {a.name}: rank {r} adds chunk {c} up in another order than "
                     "the ranks before it",
-                    [("table", a)],
+                    table=a,
                     fix="let one rank finish the sum and copy it to the others",
                 )
     return tuple(found[c] for c in sorted(found))

@@ -17,7 +17,7 @@ import re
 from typing import cast
 
 from ....core.checks import string
-from ....core.errors import GraphError, fail
+from ....core.errors import GraphError
 from .build import MOST_RANKS, MOST_SEGMENTS
 from .check import replay, verify
 from .table import (
@@ -67,20 +67,18 @@ def parse(source: str) -> Algorithm:
     lines = [line for line in source.splitlines() if line.strip()]
     head = _HEAD.fullmatch(lines[0].strip()) if lines else None
     if head is None or head[1] not in COLLECTIVES or int(head[3]) < 1:
-        raise fail(
-            GraphError,
+        raise GraphError(
             "algorithm: cannot read the first line",
-            [("line", repr(lines[0]) if lines else "there is none")],
+            line=repr(lines[0]) if lines else "there is none",
             fix='write for instance: all_reduce "mine"  n=4 chunks=4',
         )
     n, chunks = int(head[3]), int(head[4])
     blocks = {"all_reduce": 1, "broadcast": 1, "all_to_all": n**2}.get(head[1], n)
     most = 2 * MOST_SEGMENTS * blocks
     if n > MOST_RANKS or chunks > most:
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"algorithm: n={n} chunks={chunks} is more than a table holds",
-            [("line", repr(lines[0]))],
+            line=repr(lines[0]),
             fix=f"write n up to {MOST_RANKS}, and for it chunks up to {most}",
         )
     rounds = tuple(_round(line, k, chunks) for k, line in enumerate(lines[1:]))
@@ -88,17 +86,15 @@ def parse(source: str) -> Algorithm:
         cast(Collective, head[1]), head[2], n, chunks, rounds, int(head[5] or 0), bool(head[6])
     )
     if algorithm.root >= algorithm.n:
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"algorithm: root={algorithm.root} is not one of the ranks",
-            [("line", repr(lines[0]))],
+            line=repr(lines[0]),
             fix=f"name one from 0 to {algorithm.n - 1}",
         )
     if chunks % blocks or not chunks:
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"algorithm: {chunks} chunks are not whole blocks",
-            [("line", repr(lines[0]))],
+            line=repr(lines[0]),
             fix="cut a scattered or gathered tensor into a multiple of n, an exchange of n * n",
         )
     verify(algorithm)
@@ -111,10 +107,9 @@ def _round(line: str, k: int, chunks: int) -> Round:
     moves = [m.strip() for m in re.split(r"\s{2,}", rest.strip())]
     found = [_MOVE.fullmatch(m) for m in moves]
     if not colon or number.strip() != str(k) or not all(found):
-        raise fail(
-            GraphError,
+        raise GraphError(
             f"algorithm: cannot read round {k}",
-            [("line", repr(line))],
+            line=repr(line),
             fix="write its number and transfers, two spaces apart: 0: 0>1 +3  1>2 =0-2,5",
         )
     made = []

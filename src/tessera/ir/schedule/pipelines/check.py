@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from ....core.errors import GraphError, fail
+from ....core.errors import GraphError
 from .tables import Action, Event, Table
 
 Place = tuple[int, int]  # (rank, slot)
@@ -56,12 +56,8 @@ def _refuse(table: Table, found: Iterator[Problem]) -> None:
     problems = list(islice(found, MOST + 1))
     if problems:
         rows = problems[:MOST] + ([("…", "and more")] if len(problems) > MOST else [])
-        raise fail(
-            GraphError,
-            f"pipeline: table {table.name} cannot run",
-            rows,
-            at="",
-            fix="correct the table",
+        raise GraphError(
+            f"pipeline: table {table.name} cannot run", rows=rows, fix="correct the table", at=""
         )
 
 

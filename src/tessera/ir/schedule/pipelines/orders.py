@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....core.errors import UsageError, fail
+from ....core.errors import UsageError
 from .tables import Action, Kind, Order, Table, count
 
 Rows = Callable[[int, int, int, int], Iterator[Action]]
@@ -67,30 +67,25 @@ def pipeline_table(
         schedule = Table.from_csv(schedule)
     if isinstance(schedule, Table):
         if (schedule.ranks, schedule.microbatches) != (p, m):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 f"pipeline: table {schedule.name} is for other counts",
-                [
-                    ("table", f"{schedule.ranks} ranks, {schedule.microbatches} microbatches"),
-                    ("asked", f"{p} ranks, {m} microbatches"),
-                ],
+                table=f"{schedule.ranks} ranks, {schedule.microbatches} microbatches",
+                asked=f"{p} ranks, {m} microbatches",
                 fix="make a table for these counts, or run with those of the table",
             )
         return schedule
     known = known_order(schedule)
     if known.chunks is not None and v not in (None, known.chunks):
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"pipeline: {known.name} has {known.chunks} stage(s) on a rank",
-            [("chunks", v)],
+            chunks=v,
             fix="use Interleaved1F1B for any number of stages on a rank",
         )
     v = v or known.chunks or 2
     if m < known.per_rank * p:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"pipeline: {known.name} on {p} ranks needs {known.per_rank * p} microbatches",
-            [("microbatches", m)],
+            microbatches=m,
             fix="use that many or more; ZBV has the same stages and takes any number",
         )
     rows = tuple(tuple(known.row(r, p, m, v)) for r in range(p))
@@ -147,10 +142,9 @@ def _group(p: int, m: int) -> int:
     if m % rounds:
         fits = [k for k in range(max(1, m - p), m + p + 1) if k % max(1, k // p) == 0]
         near = sorted(sorted(fits, key=lambda k: abs(k - m))[:2])
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"pipeline: Interleaved1F1B on {p} ranks takes microbatches in {rounds} equal groups",
-            [("microbatches", m)],
+            microbatches=m,
             fix=f"use {' or '.join(map(str, near))} microbatches; every multiple of {p} will do",
         )
     return m // rounds
@@ -284,10 +278,9 @@ def known_order(name: object) -> Known:
     """
     found = _NAMED.get(_key(name)) if isinstance(name, str) else None
     if found is None:
-        raise fail(
-            UsageError,
+        raise UsageError(
             f"pipeline: there is no schedule {name!r}",
-            [("known", ", ".join(SCHEDULES))],
+            known=", ".join(SCHEDULES),
             fix="use one of these, a Table, the name of a .csv file, or a function",
         )
     return found

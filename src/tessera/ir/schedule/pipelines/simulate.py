@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....core.checks import instance
-from ....core.errors import UsageError, fail
+from ....core.errors import UsageError
 from .check import run_order
 from .orders import SCHEDULES, pipeline_table
 from .tables import Action, Event, Table
@@ -209,4 +209,4 @@ def _number(name: str, x: object) -> float:
 
 
 def _bad(name: str, value: object, fix: str) -> UsageError:
-    return fail(UsageError, f"simulate: {name} cannot be {value}", fix=fix)
+    return UsageError(f"simulate: {name} cannot be {value}", fix=fix)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....core.errors import GraphError, fail
+from ....core.errors import GraphError
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ....core.options import ProgramOptions
@@ -198,13 +198,13 @@ def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int
     for n in nodes:
         for a in n.args:
             if n in forward and a in stage and a in forward and stage[a] > stage[n]:
-                raise fail(
-                    GraphError,
+                raise GraphError(
                     f"pipeline: stage {stage[n]} needs a value of stage {stage[a]}, which comes"
                     " later",
-                    [("value", a.type), *([("made at", a.loc)] if a.loc else [])],
-                    at=n.loc,
+                    value=a.type,
+                    made_at=a.loc,
                     fix="order the stages so that values only go forward",
+                    at=n.loc,
                 )
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal
 
 from ....core.checks import whole
-from ....core.errors import GraphError, UsageError, fail
+from ....core.errors import GraphError, UsageError
 
 Kind = Literal["F", "B", "I", "W"]
 Event = tuple[Literal["F", "I", "W"], int, int]
@@ -126,11 +126,10 @@ class Table:
                 for a in row:
                     found.setdefault(a.stage, rank)
             if (top := max(found, default=0)) > (total := sum(map(len, read))):
-                raise fail(
-                    GraphError,
+                raise GraphError(
                     f"pipeline: a table of {total} actions names stage {top}",
-                    at="",
                     fix="number the stages from 0, with none left out",
+                    at="",
                 )
             placement = [found.get(s, -1) for s in range(max(found, default=-1) + 1)]
         if microbatches is None:
@@ -148,18 +147,17 @@ class Table:
             try:
                 text = Path(source).read_text()
             except (OSError, UnicodeDecodeError) as error:
-                raise fail(
-                    UsageError,
+                raise UsageError(
                     "pipeline: the table cannot be read",
-                    [("file", source), ("error", error)],
+                    file=source,
+                    error=error,
                     fix="give the name of a text file, or the text itself",
                 ) from None
             name = name or Path(source).stem
         if not isinstance(text, str):
-            raise fail(
-                UsageError,
+            raise UsageError(
                 "pipeline: a table is read from text",
-                [("given", type(source).__name__)],
+                given=type(source).__name__,
                 fix="give the text of the table, or the Path of its file",
             )
         lines = [line for line in text.rstrip().split("\n") if not line.lstrip().startswith("#")]
@@ -262,10 +260,9 @@ def _row(row: object, rank: int) -> tuple[Action, ...]:
 
 
 def _no_rows(what: str, given: object) -> UsageError:
-    return fail(
-        UsageError,
+    return UsageError(
         "pipeline: a table is a list of actions for each rank",
-        [(what, f"an object of type {type(given).__name__}")],
+        rows=[(what, f"an object of type {type(given).__name__}")],
         fix='give e.g. [["0F0", "0B0"], ["1F0", "1B0"]]',
     )
 
@@ -286,14 +283,13 @@ def _read(cell: object, rank: int, slot: int) -> list[Action]:
                 if m is not None
             ]
     sent = text is not None and _COMMUNICATION.fullmatch(text)
-    raise fail(
-        GraphError,
+    raise GraphError(
         f"pipeline: cell {cell!r} of a table cannot be read",
-        [("at", f"rank {rank}, slot {slot}")],
-        at="",
+        rows=[("at", f"rank {rank}, slot {slot}")],
         fix='dump the table without communication: _dump_csv(file, format="compute_only")'
         if sent
         else _FORMAT,
+        at="",
     )
 
 

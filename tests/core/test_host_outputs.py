@@ -122,7 +122,7 @@ def test_what_is_not_finite_is_named(oracle: Oracle) -> None:
         == f"""\
 check_finite: logs.a.1 has 1 of 2 elements not finite
   tensor   : f32[2]
-  first at : (1,)
+  first_at : (1,)
   scope    : head
   at       : test_host_outputs.py:{line}
   fix      : find where they begin with ts.debug.nan_origin(fn, *args)"""
@@ -136,7 +136,7 @@ def test_what_is_not_finite_is_named_with_its_device(oracle: Oracle) -> None:
 
     x = np.ones((4, 3), "f4")
     x[2, 1] = 0.0
-    with pytest.raises(ts.GraphError, match=r"first at : \(0, 1\)\n  device   : dp=1\n"):
+    with pytest.raises(ts.GraphError, match=r"first_at : \(0, 1\)\n  device   : dp=1\n"):
         fn(ts.tensor(x, mesh=MESH, layout="[4@dp, 3]"))
 
 

@@ -121,7 +121,7 @@ passes""",
         backwards,
         """pipeline: stage 0 needs a value of stage 1, which comes later
   value   : f32[4, 8]
-  made at : test_pipeline.py
+  made_at : test_pipeline.py
   at      : test_pipeline.py
   fix     : order the stages so that values only go forward""",
     ),

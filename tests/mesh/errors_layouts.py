@@ -196,7 +196,7 @@ row("a collective under strict", ts.LayoutError, a_collective_under_strict, """
 sub: needs a collective that ts.strict() forbids to insert
   have    : f32[8, 1] max tp
   need    : f32[8, 1]
-  made at : AT
+  made_at : AT
   at      : AT
   fix     : write dist.redistribute(x, 'f32[8, 1]') where you want it
 """)

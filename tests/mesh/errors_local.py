@@ -101,7 +101,7 @@ row("a number that differs returned", ts.ShapeError,
     lambda: op.kernel()(lambda x: x.sum())(LOCAL), """
 <lambda>: it returns a number that differs between devices
   result  : f32[] varying dp,tp
-  made at : AT
+  made_at : AT
   at      : AT
   fix     : combine it first: dist.all_reduce(x, axis), or reshape it to (1,)
 """)
@@ -110,7 +110,7 @@ row("a number that differs read", ts.UsageError,
     lambda: op.kernel()(lambda x: x.sum().item())(LOCAL), """
 a value that differs between devices is read
   tensor  : f32[] varying dp,tp
-  made at : AT
+  made_at : AT
   at      : AT
   fix     : combine it first: dist.all_reduce(x, axis), or choose with ts.where
 """)

@@ -321,7 +321,7 @@ for given, *says in (
         lambda given=given: GPT(BATCH, position_ids=given), OUTSIDE.format("GPT", *says, ""))
     row(f"positions {given.shape} beyond the table, recorded", ts.ShapeError,
         lambda given=given: ts.jit(lambda m, i, p: m.loss(i, i, position_ids=p))(GPT, BATCH, given),
-        OUTSIDE.format("GPT", *says, "\n  used at   : AT"))
+        OUTSIDE.format("GPT", *says, "\n  used_at   : AT"))
 row("positions beyond ALiBi's", ts.ShapeError,
     lambda: ts.nn.TransformerBlock(ALIBI)(ts.ones((2, 4, 8)), position_ids=LATE),
     OUTSIDE.format("TransformerBlock", "", "", "", ""))

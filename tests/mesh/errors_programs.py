@@ -107,7 +107,7 @@ def a_tensor_that_leaked() -> Any:
 row("a tensor that leaked", ts.UsageError, a_tensor_that_leaked, """
 a tensor of a recorded function is used after that function ended
   tensor  : f32[2, 3]
-  made at : AT
+  made_at : AT
   at      : AT
   fix     : return it from its function and use what the call gives back
 """)
@@ -121,7 +121,7 @@ def a_leaked_tensor_read() -> Any:
 row("a leaked tensor read", ts.UsageError, a_leaked_tensor_read, """
 a tensor of a recorded function is used after that function ended
   tensor  : f32[2, 3]
-  made at : AT
+  made_at : AT
   at      : AT
   fix     : return it from its function and use what the call gives back
 """)
@@ -129,7 +129,7 @@ row("a value read in a trace", ts.UsageError,
     lambda: graph.trace(lambda x: float(ts.sum(x)), X), """
 a value cannot be read here: the function is recorded without running
   tensor  : f32[]
-  made at : AT
+  made_at : AT
   at      : AT
   fix     : read values inside ts.jit only, and outside of loop bodies
 """)

@@ -106,7 +106,7 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
         there = tags(storage)
         raise CheckpointError(
             f"checkpoint: {tag!r} is not in {storage.name!r}",
-            there_are=", ".join(there[-5:]) or "none",
+            known=", ".join(there[-5:]) or "none",
             fix=other_format(storage, tag)
             or "name one that is there, or leave out the tag for the latest",
         )
@@ -285,7 +285,7 @@ def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
     if policy.best and found and not policy.rated(found):
         raise UsageError(
             f"checkpoint.prune: no checkpoint in {storage.name!r} has the metric {policy.metric!r}",
-            there_are=metrics_text(found),
+            known=metrics_text(found),
             fix=f"name another one for best={policy.best}, or leave that out: nothing was removed",
         )
     kept = policy.stay(found)

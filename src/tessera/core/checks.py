@@ -138,7 +138,7 @@ def same_names(name: str, missing: Sequence[str], more: Sequence[str], fix: str)
         raise UsageError(
             f"{name}: {len(missing)} names are missing, {len(more)} are too many",
             missing=some(missing),
-            too_many=some(more),
+            extra=some(more),
             fix=fix,
         )
 

@@ -32,9 +32,9 @@ E = TypeVar("E", bound="TesseraError")
 class TesseraError(Exception):
     """The base class of every error that Tessera raises on purpose.
 
-    Its text is `what`, the operands by name (a `_` in a name is a space; one that is "" is left
-    out), the user's line, and `fix`, the way out. `rows` are further operands as (name, value);
-    `at` replaces the user's line, for values whose own line matters more than the call's.
+    Its text is `what`, the operands by name (one that is "" is left out), the user's line, and
+    `fix`, the way out. `rows` are further operands as (name, value); `at` replaces the user's line,
+    for values whose own line matters more than the call's.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class TesseraError(Exception):
         at: str | None = None,
         **operands: object,
     ) -> None:
-        named = [(name.replace("_", " "), value) for name, value in operands.items()]
-        lines = [(name, text) for name, value in (*named, *rows) if (text := str(value))]
+        given = (*operands.items(), *rows)
+        lines = [(name, text) for name, value in given if (text := str(value))]
         lines += [("at", where)] if (where := caller() if at is None else at) else []
         lines += [("fix", fix)] if fix else []
         width = max((len(name) for name, _ in lines), default=0)
         super().__init__("\n".join([what, *(f"  {n:<{width}} : {text}" for n, text in lines)]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), *self.args)
+        return _unpickled, (type(self), *self.args), self.__dict__ or None
 
 
 def _unpickled(cls: type[TesseraError], *args: object) -> TesseraError:

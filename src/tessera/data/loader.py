@@ -114,7 +114,7 @@ class DataLoader:
     def __getitem__(self, key: object) -> NoReturn:
         raise UsageError(
             "dataloader: its batches come one after the other, and have no numbers",
-            asked_for=shown(key),
+            wanted=shown(key),
             loader=self,
             fix="take the next one, next(loader), or go on from a place:"
             " loader.load_state_dict(state)",
@@ -270,7 +270,7 @@ class DataLoader:
         if not (is_whole(epoch) and is_whole(sample) and epoch >= 0 <= sample < self.samples):
             raise UsageError(
                 f"dataloader: there is no sample {shown(sample)} of epoch {shown(epoch)}",
-                samples_an_epoch=self.samples,
+                samples=self.samples,
                 fix="give what loader.state_dict() returned, unchanged",
             )
         self._stand_at(int(epoch), int(sample))

@@ -124,8 +124,8 @@ def _place_of(old: Mesh, mesh: Mesh) -> Mesh:
             return part
     raise MeshError(
         "dist.resize: the tensors lie on several meshes, and one of them is no slice of the new",
-        one_of_them=old,
-        the_new=mesh,
+        example=old,
+        new=mesh,
         fix="give the mesh that they are slices of, folded: mesh.fold(onto=4); or lay them out"
         " anew: dist.place(model, strategy, mesh)",
     )

@@ -299,7 +299,7 @@ def _begun(path: Path) -> Path:
         whole = "a model already" if CONFIG in there else f"weights without a {CONFIG}"
         raise UsageError(
             f"save_hf: {str(path)!r} holds {whole}",
-            there_are=", ".join(there[:3]),
+            known=", ".join(there[:3]),
             fix="name another folder, or empty this one",
         )
     with file_access("save_hf", path, "written", "name another folder"):

@@ -405,7 +405,7 @@ def need_before_recording(what: str, **chosen: Any) -> None:
         raise UsageError(
             f"{what}: the options of a recorded function are settled before it is recorded",
             recorded_under=str(now),
-            asked_for=str(asked),
+            wanted=str(asked),
             fix="write it around the call of the compiled function, or before it",
         )
 

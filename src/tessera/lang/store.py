@@ -181,7 +181,7 @@ def weights(
         raise UsageError(
             f"{kind}: the weights {full!r} were made with other sizes or options",
             made_with=group.asked,
-            asked_for=asked,
+            wanted=asked,
             fix="give one of the two another name=, or call them in functions of their own",
         )
     for p in group.module.parameters().values():

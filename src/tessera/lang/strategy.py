@@ -182,7 +182,7 @@ class AxisStrategy(Strategy):
         raise StrategyError(
             f"strategy {self.kind!r}: it gives no layout of the tensor that it is asked for",
             tensor=t,
-            it_gives=new,
+            gives=new,
             fix="return the type that it gets, or self.split of it",
         )
 

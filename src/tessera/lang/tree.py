@@ -399,7 +399,7 @@ def aligned(spec: Spec, other: Any) -> list[Any]:
         raise UsageError(
             "trees: the second does not have the leaves of the first",
             missing=", ".join(map(path_name, missing[:5])) or "none",
-            too_many=", ".join(map(path_name, extra[:5])) or "none",
+            extra=", ".join(map(path_name, extra[:5])) or "none",
             fix="give trees of one structure",
         )
     return [have[p] for p in wanted]

@@ -75,7 +75,7 @@ def _goes_on(cond: Callable[[Any], Any], spec: Spec, values: Sequence[Tensor]) -
     if go.dtype is not bool_ or go.shape:
         raise ShapeError(
             "while_loop: the condition is not one bool",
-            it_gave=go.type,
+            gave=go.type,
             fix="compare, and join several with ts.all or ts.any",
         )
     return relayout(go, go.type.complete())

@@ -115,7 +115,7 @@ def _run(
     if outer := started_as():
         raise UsageError(
             "each of several processes would start a run of its own",
-            this_one=outer,
+            this=outer,
             fix="call it once: --backend mpi or slurm starts ranks on all hosts; or let that"
             " launcher start the program itself; TESSERA_JOIN=0 if each is to be a run of its own",
             at="",

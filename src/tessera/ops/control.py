@@ -81,7 +81,7 @@ def _check_while(ins: tuple[TensorType, ...], attrs: Attrs) -> None:
         raise LayoutError(
             "while_loop: devices go on for different numbers of turns, and wait for each other in "
             "the body",
-            goes_on=go,
+            until=go,
             fix="decide together, e.g. dist.all_reduce(go, axis, op='max')",
         )
 

@@ -182,7 +182,7 @@ def _see_old(folder: Path) -> None:
         raise CheckpointError(
             f"load_checkpoint: {str(folder)!r} has checkpoints of an older form, which has no"
             " checksums",
-            there_are=", ".join(old[-3:]),
+            known=", ".join(old[-3:]),
             fix="their weights are in weights.safetensors: give them to a model, and begin its"
             " optimizer anew",
         )

@@ -123,7 +123,7 @@ class Machine:
         if odd:
             raise MeshError(
                 f"{self.name}: {times(topology.shape)} is no whole number of hosts",
-                a_host=times(each),
+                host=times(each),
                 fix="give multiples of a host's sizes",
             )
         hosts = tuple(max(n // one, 1) for n, one in zip(topology.shape, each))

@@ -176,7 +176,7 @@ class Borders:
             f"{self.name}: in which order do the devices' blocks of a result follow each other?",
             result=block.type,
             made_at=block.loc,
-            an_argument=f"{odd}, which is not in the order of the devices",
+            argument=f"{odd}, which is not in the order of the devices",
             fix='say it: layouts={"return": dist.ShardSpec(...)}; or lay the argument so that'
             f" {', '.join(own)} split it in this order, before all others",
         )
@@ -191,7 +191,7 @@ class Borders:
             raise ShapeError(
                 f"{self.name}: a weight is set to what differs between devices",
                 weight=f"{path_name(path)} {box.type}",
-                each_device_has=x.type,
+                each_device=x.type,
                 made_at=recorder.node(x).loc,
                 fix="combine it first: dist.all_reduce(x, axis), or dist.broadcast(x, axis, root)",
             )

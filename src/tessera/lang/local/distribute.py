@@ -110,7 +110,7 @@ class Local(Generic[P, R]):
                 raise UsageError(
                     f"{self._name}: it is local along {', '.join(map(repr, more))}, and the body"
                     " that calls it is not",
-                    that_body=", ".join(around.axes),
+                    body=", ".join(around.axes),
                     fix="name these axes there, too: mesh_axes="
                     f"{(*around.axes, *more)!r}; or call it outside of that body",
                 )

@@ -181,7 +181,7 @@ class Promised(Tensor):
         if found is None:
             raise UsageError(
                 f"recv_from: rank {self.owner} returns nothing under {self.key!r}",
-                it_returns=", ".join(map(path_name, theirs.paths[:8])) or "nothing",
+                returned=", ".join(map(path_name, theirs.paths[:8])) or "nothing",
                 fix="return it there in a dict under that key",
                 at=self._loc,
             )

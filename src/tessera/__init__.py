@@ -88,13 +88,6 @@ __all__ = [
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 
-_RENAMED = {
-    "blocked": "map_chunks",
-    "graft": "straight_through",
-    "keep": "save_for_backward",
-    "SwitchWarning": "EnvironmentVariableWarning",
-    "scope": "named_scope",
-}
 prepare()
 share_heap()
 
@@ -147,4 +140,4 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 
 
 _LATE = ("checkpoint", "data", "debug", "distributed", "elastic", "pipeline", "schedule")
-__getattr__ = public("ts", globals(), _RENAMED, _LATE)
+__getattr__ = public("ts", globals(), late=_LATE)

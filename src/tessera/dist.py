@@ -50,5 +50,4 @@ _LATE = (
     "elastic:elastic", "elastic:resize", "observe.inspect:inspect", "observe.profile:profile",
     "observe.validate:validate_determinism",
 )  # fmt: skip
-_RENAMED = {"set_collective_limit": "set_collective_timeout"}
-__getattr__ = public("dist", globals(), _RENAMED, _LATE)
+__getattr__ = public("dist", globals(), late=_LATE)

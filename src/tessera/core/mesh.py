@@ -41,7 +41,6 @@ from .mesh_input import (
     some_ids,
     times,
 )
-from .renamed import renamed_attribute
 from .topology import Topology
 
 
@@ -171,8 +170,6 @@ class Mesh:
         """How many places along each axis one device runs in turn: 1 if the mesh is not folded."""
         here = self.onto or self
         return {axis: size // here.sizes[axis] for axis, size in self.sizes.items()}
-
-    turns = renamed_attribute("dist.Mesh", "folds")
 
     @property
     def physical(self) -> Mesh:

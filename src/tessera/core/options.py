@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any
 
 from .errors import UsageError
-from .renamed import renamed_arguments
 from .topology import CLUSTERS, Level, Link, Topology
 
 LEVELS = ("fast", "run_to_run", "mesh_invariant")
@@ -26,7 +25,6 @@ ORDERS = ("binary", "ring")
 EXECUTORS = ("fused", "stepped")
 
 
-@renamed_arguments("schedule.ScheduleOptions", cut="scope_depth")
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
     """Choices about how a program is carried out. None leaves a choice to Tessera.

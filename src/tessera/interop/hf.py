@@ -28,7 +28,6 @@ from ..core.errors import DTypeError, ShapeError, UsageError
 from ..core.files import sync
 from ..core.layout import TensorType, dim_axes, plain, ways
 from ..core.mesh import Mesh
-from ..core.renamed import renamed_arguments
 from ..core.reshard import gathered
 from ..lang.checks import mesh_or_none, needed_mesh
 from ..lang.engine import Parts, engine
@@ -63,7 +62,6 @@ APART = "blocks.layers."
 """How the names of our weights begin where each layer has its own; then comes its number."""
 
 
-@renamed_arguments("checkpoint.load_hf", plan="strategy")
 def load_hf(
     folder: str | Path | Any,
     mesh: Mesh | None = None,

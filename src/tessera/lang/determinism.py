@@ -9,14 +9,12 @@ from ..core.checks import flag, one_of
 from ..core.context import Changes, put, replaced, settings
 from ..core.errors import UsageError
 from ..core.options import LEVELS
-from ..core.renamed import renamed_arguments
 from ..core.within import within
 from .record import need_before_recording
 
 ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
 
 
-@renamed_arguments("dist.deterministic", promise="level")
 @within(
     "dist.deterministic",
     "write with dist.deterministic(...):, or dist.set_deterministic() for all that follows",
@@ -38,7 +36,6 @@ def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -
         yield
 
 
-@renamed_arguments("dist.set_deterministic", promise="level")
 def set_deterministic(
     on: bool = True, reduce_tree: str | None = None, *, level: str | None = None
 ) -> None:

@@ -20,7 +20,6 @@ from ..core.errors import (
     lines_up,
 )
 from ..core.layout import TensorType
-from ..core.renamed import renamed_arguments
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
 from ..ops.custom import custom, sources
@@ -37,7 +36,6 @@ from .tensor import Made, Tensor
 from .tree import Spec, flatten, path_name, paths, spec_paths, unflatten
 
 
-@renamed_arguments("ts.grad", finish="reduce_partial")
 def grad(
     loss: Tensor,
     weights: Any = None,
@@ -166,7 +164,6 @@ def _gradients(
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals, held))
 
 
-@renamed_arguments("op.autodiff", finish="reduce_partial")
 def autodiff(
     loss: Tensor, weights: Any = None, *, layout: Any = None, reduce_partial: bool = False
 ) -> Any:

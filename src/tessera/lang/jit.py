@@ -30,7 +30,6 @@ from ..core.interrupts import handle_waiting, whole
 from ..core.layout import TensorType
 from ..core.options import ScheduleOptions
 from ..core.peers import no_name
-from ..core.renamed import renamed_arguments
 from ..core.turns import GIVING, TURN, put_back
 from ..core.ways import Way
 from ..core.within import above
@@ -479,7 +478,6 @@ def jit(
     reduce_partial: bool = True,
     pad: padding.Pads | None = None,
 ) -> Callable[[Callable[P, R]], Jit[P, R]]: ...
-@renamed_arguments("ts.jit", finish="reduce_partial")
 def jit(
     fn: Callable[P, R] | None = None,
     /,

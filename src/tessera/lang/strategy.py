@@ -18,7 +18,6 @@ from ..core.errors import StrategyError, StrategyWarning, UsageError, lines_up
 from ..core.layout import TensorType, dim_axes, ways
 from ..core.mesh import Mesh
 from ..core.peers import checked
-from ..core.renamed import renamed_arguments
 from . import functions
 from .box import Box
 from .checks import mesh_or_none, needed_mesh
@@ -283,7 +282,6 @@ def strategy_or_none(
     raise unfit(name, what, given, fix, StrategyError)
 
 
-@renamed_arguments("dist.place", plan="strategy")
 def place(
     tree: Any,
     strategy: Strategy | str | None = None,

@@ -17,7 +17,6 @@ from ..core.errors import StrategyWarning, UsageError, lines_up
 from ..core.interrupts import handle_waiting, whole
 from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
-from ..core.renamed import renamed_arguments
 from ..core.tracebacks import boundary
 from ..core.ways import Way
 from ..core.within import above
@@ -46,7 +45,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-@renamed_arguments("graph.backward", finish="reduce_partial")
 def backward(
     loss: Tensor,
     weights: Any = None,

@@ -171,5 +171,5 @@ __all__ = [
     "updated_expert_bias",
     "zigzag",
 ]  # fmt: skip
-_RENAMED, _LATE = {"balanced_bias": "updated_expert_bias"}, ("tessera.interop.hf:load_hf",)
-__getattr__ = public("nn", globals(), _RENAMED, _LATE)
+_LATE = ("tessera.interop.hf:load_hf",)
+__getattr__ = public("nn", globals(), late=_LATE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ..core.checks import flag, number, whole
-from ..core.renamed import renamed_arguments
 from ..lang.checks import typed
 from ..lang.parameter import Parameter
 from ..lang.tensor import Tensor
@@ -13,8 +12,6 @@ from . import conv as fn
 from .conv import Padding, Size
 from .layers import normal
 from .module import Module, state
-
-OLD_NAMES = {"inputs": "in_channels", "outputs": "out_channels", "kernel": "kernel_size"}
 
 
 class _Conv(Module):
@@ -47,7 +44,6 @@ class Conv1d(_Conv):
     """`nn.conv1d` with weight [out_channels, in_channels / groups, kernel_size] and bias
     [out_channels]."""
 
-    @renamed_arguments("nn.Conv1d", **OLD_NAMES)
     @typed
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
@@ -66,7 +62,6 @@ class Conv2d(_Conv):
     """`nn.conv2d` with weight [out_channels, in_channels / groups, *kernel_size] and bias
     [out_channels]."""
 
-    @renamed_arguments("nn.Conv2d", **OLD_NAMES)
     @typed
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,

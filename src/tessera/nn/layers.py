@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from ..core.checks import number, probability, sizes, unfit, whole
-from ..core.renamed import renamed_arguments
 from ..lang.checks import typed
 from ..lang.create import Init, Normal
 from ..lang.parameter import Parameter
@@ -29,7 +28,6 @@ class Linear(Module):
     1/sqrt(in_features)), `bias` [out_features] is zero.
     """
 
-    @renamed_arguments("nn.Linear", inputs="in_features", outputs="out_features")
     @typed
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, std: float | None = None

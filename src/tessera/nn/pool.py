@@ -14,7 +14,6 @@ import numpy as np
 
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError
-from ..core.renamed import renamed_arguments
 from ..lang import functions as F
 from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
@@ -68,13 +67,11 @@ def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Siz
     return (y * (1.0 / math.prod(window))).to(t.dtype if t.dtype.is_float else f32)
 
 
-@renamed_arguments("nn.max_pool1d", size="kernel_size")
 def max_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     """The largest element of each window of x [N, C, L]; otherwise as `max_pool2d`."""
     return _pool("max_pool1d", "max", x, kernel_size, stride, padding)[0]
 
 
-@renamed_arguments("nn.max_pool2d", size="kernel_size")
 def max_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     """The largest element of each window of x [N, C, H, W], at steps of `stride` (default:
     `kernel_size`).
@@ -85,13 +82,11 @@ def max_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: 
     return _pool("max_pool2d", "max", x, kernel_size, stride, padding)[0]
 
 
-@renamed_arguments("nn.avg_pool1d", size="kernel_size")
 def avg_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     """The mean of each window of x [N, C, L]; otherwise as `avg_pool2d`."""
     return _mean_pool("avg_pool1d", x, kernel_size, stride, padding)
 
 
-@renamed_arguments("nn.avg_pool2d", size="kernel_size")
 def avg_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     """The mean of each window of x [N, C, H, W], at steps of `stride` (default: `kernel_size`).
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from ..core.dtypes import f32
 from ..core.layout import ways
-from ..core.renamed import renamed_attribute
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..lang import functions as F
@@ -61,8 +60,6 @@ class Found:
     text: str
     iterations: tuple[tuple[Node, int], ...]
     holds: Values
-
-    turns = renamed_attribute("Found", "iterations")
 
     @property
     def loc(self) -> str:

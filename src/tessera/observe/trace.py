@@ -9,7 +9,6 @@ from typing import Any
 from ..core.checks import whole
 from ..core.context import replaced, settings
 from ..core.layout import TensorType
-from ..core.renamed import renamed_arguments
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
 from ..lang import trace as lang
@@ -55,7 +54,6 @@ class Trace(Graph):
         show(self.stages)
 
 
-@renamed_arguments("graph.trace", finish="reduce_partial")
 def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwargs: Any) -> Trace:
     """The Graph that `fn(*args, **kwargs)` records. Nothing is computed and no device is needed.
 

@@ -24,7 +24,6 @@ from ..core.errors import DTypeError, UsageError
 from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
 from ..core.peers import no_attribute
-from ..core.renamed import renamed_arguments
 from ..core.turns import TURN
 from ..ir.graph.build import Builder
 from ..lang import functions as F
@@ -123,7 +122,6 @@ class Optimizer(ABC):
         return whole.complete().with_dtype(f32)
 
     # -- the state --------------------------------------------------------------------------------
-    @renamed_arguments("optim.Optimizer.init", plan="strategy")
     def init(self, params: Any, strategy: Strategy | str | None = None) -> State:
         """The state before the first update. It is made on the devices when it is first used.
 

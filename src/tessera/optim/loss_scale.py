@@ -24,7 +24,6 @@ from ..core.context import replaced, settings
 from ..core.dtypes import bool_, f32, int32
 from ..core.errors import UsageError
 from ..core.mesh import Mesh
-from ..core.renamed import renamed_arguments
 from ..lang import functions as F
 from ..lang.checks import annotated_fields
 from ..lang.create import tensor
@@ -39,15 +38,6 @@ from .trees import named, one_line
 State = dict[str, Tensor]
 
 
-@renamed_arguments(
-    "optim.LossScale",
-    initial="init_scale",
-    growth="growth_factor",
-    backoff="backoff_factor",
-    interval="growth_interval",
-    least="min_scale",
-    most="max_scale",
-)
 @dataclass(frozen=True, slots=True)
 class LossScale:
     """Dynamic loss scaling for f16 (Micikevicius et al. 2018): settings; the state is separate.

@@ -1,8 +1,5 @@
-"""What do people get wrong, and what exactly are they told? The rows of the table of errors.
-
-The rows are in the files `errors_*.py` beside this one; each makes one mistake.
-`AT` in a message stands for the user's own line, the line of the mistake.
-"""
+"""The table of mistakes. Its rows are in the files `errors_*.py` beside this one, their messages in
+`tests/golden/errors.txt`."""
 
 from __future__ import annotations
 
@@ -28,19 +25,18 @@ SEQUENCE, MATRIX, MASK = ts.Tensor["B", "S", "D"], ts.Tensor["B", "D"], ts.Tenso
 
 @dataclass(frozen=True)
 class Row:
-    """`call` makes the mistake; `error` and `text` are what comes back."""
+    """`call` makes the mistake, `error` comes back."""
 
     name: str
     error: type[ts.TesseraError]
     call: Callable[[], Any]
-    text: str
 
 
 ROWS: list[Row] = []
 
 
-def row(name: str, error: type[ts.TesseraError], call: Callable[[], Any], text: str) -> None:
-    ROWS.append(Row(name, error, call, text.strip("\n")))
+def row(name: str, error: type[ts.TesseraError], call: Callable[[], Any]) -> None:
+    ROWS.append(Row(name, error, call))
 
 
 @contextmanager

@@ -1,7 +1,12 @@
-"""Is every mistake answered with the error of the table, word for word, at the user's line?"""
+"""Every mistake of the table is answered with its error, word for word, at the user's line.
+
+`pytest tests/mesh/test_errors.py --refresh-golden` writes `tests/golden/errors.txt` anew; `git diff
+tests/golden` shows which messages have changed. `AT` stands for the line of the mistake.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import re
 from pathlib import Path
 
@@ -27,7 +32,29 @@ MODULES = (
     errors_names, errors_programs, errors_saving, errors_values,
 )  # fmt: skip
 FILES = {Path(m.__file__).name for m in MODULES}
+GOLDEN = Path(__file__).parents[1] / "golden" / "errors.txt"
+HEAD = re.compile(r"^== (.*)\n", re.M)
 LINE = re.compile(r"(\w+\.py):(\d+)")
+
+
+def messages(text: str) -> dict[str, str]:
+    """The messages in the golden file by the names of their rows."""
+    _, *found = HEAD.split(text)
+    return {name: text.strip("\n") for name, text in zip(found[::2], found[1::2], strict=True)}
+
+
+def refresh(name: str, text: str) -> None:
+    """Puts one message into the golden file, and takes out those of rows that are gone."""
+    with GOLDEN.open("r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        every = messages(file.read()) | {name: text}
+        rows = (f"== {r.name}\n{every[r.name]}\n" for r in ROWS if r.name in every)
+        file.seek(0)
+        file.write("\n".join(rows))
+        file.truncate()
+
+
+MESSAGES = messages(GOLDEN.read_text(encoding="utf-8"))
 
 
 def own_line(row: Row, found: re.Match[str]) -> str:
@@ -43,13 +70,17 @@ def own_line(row: Row, found: re.Match[str]) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: r.name)
-def test_the_message(row: Row) -> None:
+def test_the_message(row: Row, request: pytest.FixtureRequest) -> None:
     with pytest.raises(ts.TesseraError) as caught:
         row.call()
     error = caught.value
     kind = type(error)
     assert issubclass(kind, row.error) and kind.__name__ == row.error.__name__
-    assert LINE.sub(lambda found: own_line(row, found), str(error)) == row.text
+    text = LINE.sub(lambda found: own_line(row, found), str(error))
+    if request.config.getoption("--refresh-golden"):
+        refresh(row.name, text)
+    else:
+        assert text == MESSAGES[row.name]
     # What the user sees above the message is our own code and nobody else's error.
     assert error.__cause__ is None
     foreign = not isinstance(error.__context__, ts.TesseraError | None)
@@ -64,6 +95,7 @@ def test_the_table_is_whole() -> None:
         ts.LayoutError, ts.MeshError, ts.ShapeError, ts.StrategyError, ts.UnknownNameError,
         ts.UsageError,
     }  # fmt: skip
-    for r in ROWS:
-        rows = [line.split(" : ")[0].strip() for line in r.text.splitlines()[1:]]
-        assert rows[-2:] == ["at", "fix"], r.name
+    assert [r.name for r in ROWS] == [*MESSAGES]
+    for name, text in MESSAGES.items():
+        rows = [line.split(" : ")[0].strip() for line in text.splitlines()[1:]]
+        assert rows[-2:] == ["at", "fix"], name

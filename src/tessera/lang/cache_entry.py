@@ -11,6 +11,7 @@ from ..core.layout import TensorType
 from .engine import Program
 from .guards import Guards
 from .parameter import FREEZING, Parameter
+from .places import GONE
 from .record import Check
 from .segments import Segment
 from .static_arguments import Same, kept
@@ -27,10 +28,11 @@ class Entry:
         leaves: Sequence[Any],
         setting: Settings,
         donated: Sequence[bool],
-        owners: Container[type] = (),
+        owners: Container[type],
+        own: int,
     ) -> None:
         self.owners = owners
-        self.cover(leaves)
+        self.cover(leaves, own)
         self.setting = setting
         self.donated = {k for k, i in enumerate(self.dynamic) if i < len(donated) and donated[i]}
         self.root = Segment()
@@ -45,9 +47,8 @@ class Entry:
     def leads_to(self, other: Entry) -> bool:
         """Whether `other`, of a call now, is its own on other devices, or comes of what its first
         call has put outside, where nothing was."""
-        if self.types == other.types and self.setting == other.setting:
-            calm = all(g.hold(begun=True) for g in self.guards)
-            return self.values == other.values and calm and bool(self.guards)
+        if self.setting == other.setting and self.types[: self.own] == other.types[: self.own]:
+            return any(v is GONE for v in self.values) and all(g.hold() for g in self.guards)
         return self._logical() == other._logical()
 
     def _logical(self) -> tuple[Any, ...]:
@@ -56,10 +57,12 @@ class Entry:
         types = [t if t.mesh is None else t.on(t.mesh.unfolded) for t in self.types]
         return types, self.values, mesh and mesh.unfolded
 
-    def cover(self, leaves: Sequence[Any]) -> None:
-        """Takes `leaves`, arguments and what is around them, for what it was recorded with."""
+    def cover(self, leaves: Sequence[Any], own: int) -> None:
+        """Takes `leaves`, `own` of the arguments and what is around them, for what it was recorded
+        with."""
         self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
         self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
+        self.own = sum(i < own for i in self.dynamic)
         tensors = self.pick(leaves)
         self.types = [t.type for t in tensors]
         self.frozen = [t.frozen for t in tensors]
@@ -71,8 +74,9 @@ class Entry:
             for v in (leaves[i] for i in self.static)
         ]
         self.kinds = [type(leaves[i]) for i in self.static]
-        # One parameter under several names is one input.
-        self.boxes = [k for k, t in enumerate(tensors) if type(t) is Parameter]
+        # One parameter under several names is one input, and so is one tensor in several variables.
+        by_id = enumerate(zip(self.dynamic, tensors, strict=True))
+        self.boxes = [k for k, (i, t) in by_id if type(t) is Parameter or i >= own]
         self.distinct = len(set(map(id, tensors)))
         self.alias = self._alias(tensors)
 
@@ -127,7 +131,7 @@ class Entry:
 
 def _equal(x: object, before: object) -> bool:
     if type(before) is Same:
-        return x is before.x
+        return (x.x if type(x) is Same else x) is before.x
     try:
         return bool(kept(x) == before)
     except Exception:  # an object whose == fails is another one

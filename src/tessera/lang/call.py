@@ -6,6 +6,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from types import FunctionType
 from typing import Any
 
@@ -15,8 +17,8 @@ from ..core.reshard import completed
 from ..ir.graph.node import Node
 from ..ops.elementwise import stop_gradient
 from .checks import bound
-from .guards import Guards, Watch
-from .mutations import Snapshot
+from .guards import Guards, guards, variables
+from .mutations import Edit, Snapshot, Variables
 from .once import drawn, states
 from .parameter import Parameter
 from .places import Place
@@ -42,11 +44,12 @@ class Recorded:
     """A call that was recorded: what was in its arguments, and what came of it."""
 
     recorder: Recorder
-    before: Snapshot  # what was in the arguments' containers
     out: Any
+    edits: list[Edit]  # of the containers of its arguments, and of variables
+    put: list[Any]  # the leaves of what they put there
     guards: Guards
-    places: dict[int, Place]  # of the tensors from outside, by their ids
-    left: list[Tensor]  # what was put into places outside
+    places: list[Place]  # the variables
+    held: list[Place]  # those that are read as arguments are
     once: list[str]  # what it did that a later call will not do
     buffers: dict[Node, Path]  # the inputs that are buffers of modules among its arguments
 
@@ -60,7 +63,7 @@ class Recorded:
         them. `place` has the number of each of the call's tensors by its id."""
         recorder = self.recorder
         leaves, spec = flatten(self.out)
-        edits, put = self.before.changes()
+        put = list(self.put)
         slots, written_slots = self._mine(leaves), self._mine(put)
         # A parameter that is given back is the caller's own, with what it was given or set to.
         same = [(i, place[id(x)]) for i, x in enumerate(leaves) if id(x) in recorder.changes.boxes]
@@ -72,18 +75,16 @@ class Recorded:
             *(put[i] for i in written_slots),
             *(symbolic(o.last, recorder) for o in opened if o.last is not None),
             *(a.last for a in assigned),
-            *self.left,
             *recorder.host_tensors,
         ]
         for i in slots:
             leaves[i] = None
         for i in written_slots:
             put[i] = None
-        self._check_left()
         nodes = [recorder.node(t) for t in results]
         by, flows = Past([], False, recorder.builder.name), self._flows()
         written = Written(
-            spec, leaves, slots, edits, put, written_slots, self.guards.writes,
+            spec, leaves, slots, self.edits, put, written_slots, self.places,
             recorder.host_outputs, [place[id(o.box)] for o in opened], same,
             [a.place for a in assigned], [by if n in flows else None for n in nodes],
         )  # fmt: skip
@@ -93,7 +94,7 @@ class Recorded:
     def kept(self) -> set[Node]:
         """The inputs that are frozen weights or buffers which the call does not set: the modules
         hold them afterwards, so their memory is not given up."""
-        new = {path for edit in self.before.changes()[0] for path in edit.paths()}
+        new = {path for edit in self.edits for path in edit.paths()}
         boxes = self.recorder.changes.boxes.values()
         frozen = {o.given for o in boxes if o.given and o.box.frozen and not o.is_set}
         return frozen | {n for n, path in self.buffers.items() if path not in new}
@@ -110,17 +111,6 @@ class Recorded:
                 on.add(n)
         return on
 
-    def _check_left(self) -> None:
-        """Raises ShapeError if a value of each device is put into a place outside."""
-        places = [x.place for x in self.guards.writes for _ in range(x.count)]
-        for t, place in zip(self.left, places, strict=True):
-            if own := t.type.varying:
-                raise ShapeError(
-                    f"{place.label} is set in a local body to what differs between devices",
-                    value=t.type,
-                    fix=f"combine it first: dist.all_reduce(x, {own[0]!r}); or return it",
-                )
-
     def _completed(self, n: Node) -> Node:
         b = self.recorder.builder
         b.loc = n.loc
@@ -131,6 +121,22 @@ class Recorded:
 
 def _is_buffer(t: Tensor) -> bool:
     return type(t) is not Parameter and t.home is not None
+
+
+def _check(variables: Variables, edits: Sequence[Edit], put: Sequence[Any]) -> None:
+    """Raises ShapeError if a value of each device is put into a variable."""
+    left = iter(put)
+    for edit in edits:
+        first = edit.path[1] if len(edit.path) > 1 else edit.set[0][0]
+        for t in islice(left, len(list(edit.paths()))):
+            own = t.type.varying if isinstance(t, Tensor) else ()
+            if own:
+                label = variables.places[first].label
+                raise ShapeError(
+                    f"{label} is set in a local body to what differs between devices",
+                    value=t.type,
+                    fix=f"combine it first: dist.all_reduce(x, {own[0]!r}); or return it",
+                )
 
 
 @dataclass(eq=False)
@@ -174,8 +180,13 @@ class Call:
         at, own = spec_paths(self.spec), self.leaves
         buffers = {recorder.node(t): at[i] for i, t in inputs.items() if _is_buffer(own[i])}
         functions = [self.fn, *(x for x in self.leaves if isinstance(x, FunctionType))]
-        watch = Watch(functions, [x for x in self.leaves if type(x) in self.owners])
-        before_draws = states(watch.before)
+        named = partial(variables, functions, [x for x in self.leaves if type(x) in self.owners])
+        outside = Variables(named())
+        before_draws = states(outside)
+
+        def mine(x: Any) -> bool:
+            return any(isinstance(t, Tensor) and t._trace is recorder for t in flatten(x)[0])
+
         try:
             with recording(recorder), owned_by(store_of(self.fn, self.name)):
                 for box, node in bindings:
@@ -190,11 +201,20 @@ class Call:
                     need_one_mesh(recorder)
                     raise
                 need_one_mesh(recorder)
-            guards, places, left = watch.end(recorder)
+            outside.look_again(named())
+            edits, put = before.changes()
+            more, new = outside.changes(mine)
+            _check(outside, more, new)
         finally:
-            watch.restore(recorder)
-        said = drawn(before_draws, watch.before)
-        return Recorded(recorder, before, out, guards, places, left, said, buffers)
+            outside.restore(mine)
+        written = {e.path[1] if len(e.path) > 1 else e.set[0][0] for e in more}
+        conditions, held = guards(recorder, outside, written)
+        # A tensor from outside that is put there is an input from here on.
+        new = [symbolic(recorder.node(t), recorder) if type(t) is Tensor else t for t in new]
+        said = drawn(before_draws, outside)
+        return Recorded(
+            recorder, out, edits + more, put + new, conditions, outside.places, held, said, buffers
+        )
 
     def _inputs(
         self, recorder: Recorder, reads: Reads

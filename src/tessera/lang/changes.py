@@ -103,12 +103,12 @@ class Changes:
         numbers = [c for c in self.changed.values() if c.last is None]
         after = [c.place.now() for c in numbers]
         for c in numbers:
-            c.place.put(c.before, silently=True)
+            c.place.put(c.before)
         try:
             yield
         finally:
             for c, now in zip(numbers, after, strict=True):
-                c.place.put(now, silently=True)
+                c.place.put(now)
 
     def made_of_before(self, end: Node) -> set[int]:
         """The ids of the parameters that were set since `end` was computed of what they had."""
@@ -148,7 +148,7 @@ class Changes:
             w.box.type = w.type
         for c in self.assigned:
             if c.place.now() is c.last:
-                c.place.put(c.before, silently=True)
+                c.place.put(c.before)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -162,7 +162,7 @@ class Changes:
                 assert w.last is not None
                 w.type, w.box.type = w.box.type, w.last.type
             for c in put:
-                c.place.put(c.last, silently=True)
+                c.place.put(c.last)
 
     def clear(self) -> None:
         """Lets go of all of it."""

@@ -56,7 +56,7 @@ class Expected:
         within = f"{self.low} to {self.size - 1}" if self.size else "a dim of size 0"
         raise ShapeError(
             f"{self.name}: {self.what} {given[bad][0]}{at} is outside {within}{rest}",
-            rows=[(f"{self.what}s", ids.type), *([("used at", self.loc)] if self.loc else [])],
+            rows=[(f"{self.what}s", ids.type), *([("used_at", self.loc)] if self.loc else [])],
             fix=f"keep each {self.what} within {within}{spared}" if self.size else NOTHING,
         )
 

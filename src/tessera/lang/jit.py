@@ -44,12 +44,13 @@ from .checks import bound, signature_of
 from .chosen import Chosen, warn_if_unused
 from .eager import EAGER, here
 from .engine import Program, engine
+from .guards import contents
 from .host_data import is_array
 from .modules_read import around
 from .once import warn
 from .operands import as_tensor
 from .parameter import Parameter
-from .record import Recorder
+from .places import Place
 from .retraces import changing, restructured
 from .segments import Reads, Recording, Run, define, held, source_of
 from .tensor import Tensor
@@ -90,7 +91,8 @@ class Jit(Generic[P, R]):
         self._recordings = 0
         self._said: set[str] = set()  # what it was warned of
         self._owners: set[type] = set()  # classes that it is a method of
-        self._around: list[Any] = []  # modules and parameters from outside: modules_read.py
+        self._held: list[Place] = []  # variables that hold tensors: guards.py
+        self._around: list[Any] = []  # modules and boxes from outside: modules_read.py
 
     def under(self, options: ScheduleOptions) -> Jit[P, R]:
         """The same function, compiled under these choices too: `@schedule(...)`."""
@@ -259,14 +261,16 @@ class Jit(Generic[P, R]):
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:
         """What is recorded for these arguments, now if it was not before; and their leaves."""
         leaves, spec = flatten((args, kwargs))
-        more, shape = flatten(self._around) if self._around else _NOTHING
+        more, shape = self._outside()
         key, setting = (spec, shape), settings()
         entry = self._known(leaves, more, key, setting)
         if entry is None and not _KNOWN.issuperset(map(type, leaves)):
             leaves = [_dynamic(x) for x in leaves]
             entry = self._known(leaves, more, key, setting)
         if entry is None:
-            entry = Entry(leaves + more, setting, self._marks(args, kwargs), self._owners)
+            entry = Entry(
+                leaves + more, setting, self._marks(args, kwargs), self._owners, len(leaves)
+            )
             entry.key = key
             more = self._record(entry, leaves, more, spec, [])
             entry.settle()
@@ -274,6 +278,16 @@ class Jit(Generic[P, R]):
             same.insert(0, entry)
             del same[MOST_ENTRIES:]
         return entry, leaves + more if more else leaves, spec
+
+    def _outside(self) -> tuple[list[Any], Any]:
+        """(the leaves, the structure) of the variables that hold tensors, and of what is around."""
+        if not (self._held or self._around):
+            return _NOTHING
+        rows, (leaves, shape) = self._in_variables(), flatten(self._around)
+        return [*(x for found, _ in rows for x in found), *leaves], (shape, *(s for _, s in rows))
+
+    def _in_variables(self) -> list[tuple[list[Any], object]]:
+        return [contents(place.now()) for place in self._held]
 
     def _known(
         self, leaves: list[Any], more: list[Any], key: Any, setting: Settings
@@ -284,16 +298,18 @@ class Jit(Generic[P, R]):
         return None
 
     def _covered(
-        self, entry: Entry, leaves: list[Any], more: list[Any], recorder: Recorder
+        self, entry: Entry, leaves: list[Any], more: list[Any], done: Recorded
     ) -> list[Any]:
         """What is around `leaves` now that the function was recorded; the entry knows of it."""
-        new = around(recorder, self._around)
-        if not new:
+        recorder, held = done.recorder, done.held
+        known, new = {p.name for p in self._held}, around(recorder, self._around)
+        variables = [p for p in held if p.name not in known]
+        if not new and not variables:
             return more
-        self._around = [*self._around, *new]
+        self._around, self._held = [*self._around, *new], [*self._held, *variables]
         with recorder.changes.numbers_before():
-            more, shape = flatten(self._around)
-            entry.cover(leaves + more)
+            more, shape = self._outside()
+            entry.cover(leaves + more, len(leaves))
         mine = self._entries.get(entry.key, [])
         entry.key = (entry.key[0], shape)
         if entry in mine:  # it goes on after a read
@@ -383,9 +399,9 @@ class Jit(Generic[P, R]):
         call = Call(self.fn, self.name, self._signature, self._owners, leaves, spec, own)
         reads = Reads(list(values), lambda: entry.pick(leaves + more))
         done = call.record(reads)
-        if done.guards.any:
+        if done.guards.others or done.guards.read:
             entry.guards.append(done.guards)
-        now = self._covered(entry, leaves, more, done.recorder)
+        now = self._covered(entry, leaves, more, done)
         self._settle(entry, entry.pick(leaves + now), done, reads)
         schedule, chosen = self._latest()[2], [] if self.chosen is None else [self.chosen]
         cut = entry.root.written is None
@@ -401,7 +417,7 @@ class Jit(Generic[P, R]):
             place.setdefault(id(t), k)
         results, written = done.results(place, self.reduce_partial)
         for t, node in recorder.captured:
-            sources[node] = place.get(id(t), done.places.get(id(t), t))
+            sources[node] = place.get(id(t), t)
         if recorder.key is not None:
             sources[recorder.key] = None
         gone = entry.donated and entry.donated - {sources.get(n) for n in done.kept}
@@ -454,9 +470,13 @@ class Jit(Generic[P, R]):
             )
 
     def _names_around(self) -> list[str]:
-        """The names of the leaves of what is around its arguments."""
+        """The names of the leaves of the variables, and of what is around its arguments."""
+        rows = zip(self._held, self._in_variables(), strict=True)
+        names = [p.label for p, (leaves, _) in rows for _ in leaves]
         kinds = [type(x).__name__ for x in self._around]
-        return [path_name((kinds[i], *rest)) for i, *rest in spec_paths(flatten(self._around)[1])]
+        return names + [
+            path_name((kinds[i], *rest)) for i, *rest in spec_paths(flatten(self._around)[1])
+        ]
 
 
 # -- parts of a call ------------------------------------------------------------------------------

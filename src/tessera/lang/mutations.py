@@ -14,11 +14,13 @@ caller's hands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .items import TensorDict, TensorList
 from .parameter import Parameter
+from .places import GONE, Place
 from .tensor import Tensor
 from .tree import (
     BOX,
@@ -33,6 +35,11 @@ from .tree import (
     spec_paths,
     unflatten,
 )  # fmt: skip
+
+OUTSIDE = 2
+"""The first key of paths in variables, beside those of the arguments by order and by name."""
+MOST_ITEMS = 2000
+"""Of a list or dict in a variable: a larger one is a constant, compared by its identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +78,14 @@ class Snapshot:
             return
         if not isinstance(x, Tensor) or type(x) is Parameter:
             self._own[id(x)] = path
-        inside = _inside(x)
+        inside = self._inside(x)
         if inside is not None:
             self._rows.append((path, x, inside))
             for key, value in inside.items():
                 self._look(value, (*path, key))
+
+    def _inside(self, x: Any) -> dict[Any, Any] | None:
+        return _inside(x)
 
     def changes(self) -> tuple[list[Edit], list[Any]]:
         """(the edits that were made since, the leaves of all that they put there)."""
@@ -105,6 +115,65 @@ class Snapshot:
         kind, keys, values = found
         module = module or is_registered(kind)
         return kind, keys, tuple([self._take(v, leaves, module) for v in values])
+
+
+class Variables(Snapshot):
+    """What is in the variables at `places`, and in lists and dicts there, before a function changes
+    them."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = list(places)
+        self.values = [p.now() for p in places]
+        self._rows, self._own = [], {}
+        self._look(self.values[:], (OUTSIDE,))
+
+    def _inside(self, x: Any) -> dict[Any, Any] | None:
+        """The items of a list or dict; those of a module see to themselves."""
+        open_ = isinstance(x, (dict, list)) and not isinstance(x, (TensorDict, TensorList))
+        return _inside(x) if open_ and len(x) <= MOST_ITEMS else None
+
+    def look_again(self, places: Sequence[Place]) -> None:
+        """Takes on those of `places` that were not there before."""
+        known = {p.name for p in self.places}
+        self.places += [p for p in places if p.name not in known]
+        self.values += [GONE] * (len(self.places) - len(self.values))
+
+    def set_to(self, mine: Callable[[Any], bool]) -> list[tuple[Path, Any, Any, Any, Any]]:
+        """(path, container, key, before, now) of each variable or item that was set to what is
+        `mine`, the container of a variable being its place. What was added to a list is none."""
+        rows = [((OUTSIDE,), p, k, self.values[k], p.now()) for k, p in enumerate(self.places)]
+        for path, x, before in self._rows[1:]:
+            for k, now in (self._inside(x) or {}).items():
+                if k in before or isinstance(x, dict):
+                    rows.append((path, x, k, before.get(k, GONE), now))
+        return [row for row in rows if row[3] is not row[4] and mine(row[4])]
+
+    def changes(self, mine: Callable[[Any], bool] = bool) -> tuple[list[Edit], list[Any]]:
+        """(the edits that put what is `mine` there, the leaves of it)."""
+        leaves: list[Any] = []
+        rows = self.set_to(mine)
+        return [Edit(path, (), ((k, self._take(x, leaves)),)) for path, _, k, _, x in rows], leaves
+
+    def restore(self, mine: Callable[[Any], bool]) -> None:
+        """Puts back what was there in place of what is `mine`."""
+        for _, x, k, before, _ in self.set_to(mine):
+            if isinstance(x, Place):
+                x.put(before)
+            elif before is GONE:
+                del x[k]
+            else:
+                x[k] = before
+
+
+class Assigned(list[Any]):
+    """What is in the variables at `places`; items that are set go there."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        super().__init__(p.now() for p in places)
+        self.places = places
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.places[key].put(value)
 
 
 class Pending:

@@ -14,21 +14,21 @@ import numpy as np
 
 from ..core.errors import TraceWarning, caller, lines_up
 from .engine import engine
-from .guards import Looked
+from .guards import contents
+from .mutations import Variables
 from .static_arguments import kept
 
 
-def states(looked: Looked) -> dict[str, object]:
-    """The states of all that can be drawn from, by name; `looked` is what a function finds
-    outside."""
+def states(found: Variables) -> dict[str, object]:
+    """The states of all that can be drawn from, by name."""
     with suppress(ImportError):  # a plan goes without it
         engine()  # now: as it is loaded, NumPy's numbers are drawn from
-    return {label: ask() for label, ask in _sources(looked)}
+    return {label: ask() for label, ask in _sources(found)}
 
 
-def drawn(before: Mapping[str, object], looked: Looked) -> list[str]:
+def drawn(before: Mapping[str, object], found: Variables) -> list[str]:
     """What to say of each that was drawn from since its state was as `before`."""
-    now = states(looked)
+    now = states(found)
     return [
         f"draws from {label} while it is recorded; later calls use the same numbers: use ts.random,"
         " or give what is drawn as an argument"
@@ -46,7 +46,7 @@ def warn(who: str, rows: Iterable[str], known: set[str]) -> None:
             warnings.warn(text, TraceWarning, stacklevel=lines_up())
 
 
-def _sources(looked: Looked) -> Iterable[tuple[str, Callable[[], object]]]:
+def _sources(found: Variables) -> Iterable[tuple[str, Callable[[], object]]]:
     """(name, what tells its state) of all that can be drawn from."""
     out: dict[int, tuple[str, Callable[[], object]]] = {
         id(random): ("random", random.getstate),
@@ -55,10 +55,10 @@ def _sources(looked: Looked) -> Iterable[tuple[str, Callable[[], object]]]:
     torch = sys.modules.get("torch")
     if (own := getattr(torch, "default_generator", None)) is not None:
         out[id(torch)] = "torch", lambda: bytes(own.get_state().numpy())
-    for place, x in looked.values():
-        ask = _asked(x)
-        if ask is not None:
-            out.setdefault(id(x), (place.label, ask))
+    for place, value in zip(found.places, found.values, strict=True):
+        for x in contents(value)[0]:
+            if (ask := _asked(x)) is not None:
+                out.setdefault(id(x), (place.label, ask))
     return out.values()
 
 

@@ -367,7 +367,7 @@ def symbolic(node: Node, recorder: Recorder) -> Tensor:
 
 def _shown(t: Tensor) -> list[tuple[str, object]]:
     loc = t._node.loc if t._node is not None else ""
-    return [("tensor", t.type), *([("made at", loc)] if loc else [])]
+    return [("tensor", t.type), *([("made_at", loc)] if loc else [])]
 
 
 def _ended(t: Tensor) -> UsageError:

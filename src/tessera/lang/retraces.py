@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from ..core.layout import TensorType
 from .cache_entry import Entry
-from .places import GONE, Place
+from .guards import Leaf
+from .places import GONE, Place, mark_of
 from .static_arguments import Same
 
 _FEW = 3
@@ -43,13 +44,13 @@ def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
 
 def _outside(entries: Sequence[Entry]) -> list[tuple[str, list[object]]]:
     """What `entries` found outside of their function, by name; and what is there now."""
-    seen: dict[object, tuple[Place, list[object]]] = {}
+    seen: dict[object, tuple[Place | Leaf, list[object]]] = {}
     for place, mark in (row for e in entries for g in e.guards for row in g.others):
         known = seen.setdefault(place.name, (place, []))[1]
         if not any(_equal(mark, v) for v in known):
             known.append(mark)
     for place, known in seen.values():
-        now = place.mark()
+        now = mark_of(place.now())
         if not any(_equal(now, v) for v in known):
             known.append(now)
     return [(place.label, vs) for place, vs in seen.values()]
@@ -96,7 +97,7 @@ def _texts(values: Sequence[object]) -> list[str]:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, Same) and value.x is GONE:
+    if value is GONE:
         return "not there"
     if isinstance(value, tuple) and _is_number(value):
         return f"{value[0].__name__}({value[1]})"

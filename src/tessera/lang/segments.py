@@ -21,13 +21,11 @@ from ..ops.index_string import common_mesh
 from . import random
 from .eager import program_of, run_graph
 from .engine import Program, engine
-from .places import Place
 from .record import KEY_TYPE, Recorder, outside
 from .tensor import Tensor
 
-# Where an input's value comes from: an argument's number, a tensor from outside or the place where
-# one is found, or the key.
-Source = int | Tensor | Place | None
+# Where an input's value comes from: an argument's number, a tensor from outside, or the key.
+Source = int | Tensor | None
 MOST_CHILDREN = 64
 
 
@@ -208,9 +206,7 @@ def define(
 # -- values ---------------------------------------------------------------------------------------
 def held(where: Source, tensors: Sequence[Any]) -> Any:
     """The tensor that `where` means among these arguments; None is the key."""
-    if isinstance(where, int):
-        return tensors[where]
-    return where.now() if isinstance(where, Place) else where
+    return tensors[where] if isinstance(where, int) else where
 
 
 def source_of(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorType]]:

@@ -65,7 +65,7 @@ def kept(x: object, warn: bool = False) -> object:
     With `warn` it says so where `x` is too large for that.
     """
     kind = type(x)
-    if kind is str or kind is int or kind is bool:
+    if kind is str or kind is int or kind is bool or kind is Same:
         return x
     if kind is float:
         return x if x and x == x else str(x)  # -0.0 is another number than 0.0, NaN is NaN

@@ -27,7 +27,7 @@ from . import store
 from .box import Box
 from .checks import asked_function, signature_of
 from .grad import grad, met, weight_names
-from .guards import places_of, variables_of
+from .guards import variables_of
 from .host_data import is_array
 from .idle_axes import idle_axes
 from .jit import Jit
@@ -260,7 +260,8 @@ class TrainingStep(Generic[P, R]):
                     tensor=box.type,
                     fix="make both parts of one module, or give them names of their own",
                 )
-        self._held += [(p, x) for p, x in places_of(self._fn, new) if isinstance(x, Box)]
+        found = ((p, p.now()) for p in _variables(self._fn))
+        self._held += [(p, x) for p, x in found if isinstance(x, Box) and x in new]
 
 
 class Stage(Generic[P, R]):

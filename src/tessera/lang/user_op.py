@@ -15,6 +15,7 @@ from ..ops.user import Groups, add_function, parse_groups
 from .checks import bound, signature_of
 from .guards import variables
 from .operands import as_tensor, emit, emit_many
+from .places import mark_of
 from .record import current
 
 __all__ = ["UserOp", "user_op"]
@@ -78,7 +79,7 @@ class UserOp:
         """How often the variables of the functions have changed between calls at once, whose
         programs have what was there. (`ts.jit` looks for itself.)"""
         functions = [f for f in (self._function.fn, self._function.grad) if f is not None]
-        found = {p.name: p.mark() for p in variables(functions).named}
+        found = {p.name: mark_of(p.now()) for p in variables(functions)}
         if found != self._seen:
             self._turn += self._seen is not None
             self._seen = found

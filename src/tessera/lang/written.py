@@ -12,9 +12,8 @@ from typing import Any
 from ..core.context import settings
 from ..core.layout import TensorType
 from ..core.turns import TURN
-from .guards import Write
 from .host_outputs import HostOutput, HostValue
-from .mutations import Edit, Pending
+from .mutations import Assigned, Edit, Pending
 from .places import Place
 from .tensor import Past, Tensor, wrapped
 from .to_host import is_here, value_here
@@ -31,7 +30,7 @@ class Written:
     edits: list[Edit]  # how the function changed its arguments' containers
     put: list[Any]  # the leaves of what it put there
     written_slots: list[int]  # which of `put` take the program's further results
-    outside: list[Write]  # where further results go
+    places: Sequence[Place]  # the variables in which edits are made
     host_outputs: list[HostOutput]  # what sees the program's last results
     fills: list[int]  # the parameters among the call's tensors that take results before those
     same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
@@ -39,7 +38,7 @@ class Written:
     pasts: list[Past | None]  # of the results; None where no gradient would flow to one
 
     def __post_init__(self) -> None:
-        into = self.edits, self.outside, self.fills, self.assigned
+        into = self.edits, self.fills, self.assigned
         calm = not any(into) and not self.host_outputs
         self.plain = calm and len(self.slots) == len(self.leaves)
 
@@ -61,7 +60,7 @@ class Written:
             leaves[i] = t
         rest = made[len(self.slots) :]
         taken = len(rest) - sum(len(output.tensors) for output in self.host_outputs)
-        pending = Pending(self.edits, self.put, (args, kwargs))
+        pending = Pending(self.edits, self.put, (args, kwargs, Assigned(self.places)))
         with TURN:
             try:
                 self._put_all(rest[:taken], pending, tensors)
@@ -89,6 +88,4 @@ class Written:
             new = next(rest)
             tensors[k].fill(new._data, new.type)
         for place in self.assigned:
-            place.put(next(rest))
-        for left in self.outside:
-            left.put(rest)
+            place.assign(next(rest))

@@ -335,7 +335,7 @@ def test_modules_and_tensors_are_trees_too() -> None:
 
 def test_trees_are_matched_by_path() -> None:
     assert tree_map(lambda x, y: x - y, {"a": 5, "b": 7}, {"b": 1, "a": 2}) == {"a": 3, "b": 6}
-    with pytest.raises(ts.UsageError, match="missing  : b\n  too many : c"):
+    with pytest.raises(ts.UsageError, match="missing : b\n  extra   : c"):
         tree_map(lambda x, y: x, {"a": 1, "b": 2}, {"a": 1, "c": 2})
 
 

@@ -218,7 +218,7 @@ MORE: list[tuple[Callable[..., Any], str, str]] = [
     (unsent, "recv: rank 0 sends nothing (more) to rank 1 under 'm'", "send and recv in pairs"),
     (circle, "ranks wait for each other and none goes on", "must not need what it waits for"),
     (used_early, "ranks wait for each other and none goes on", "waits for 'a' of rank 2"),
-    (no_such_name, "recv_from: rank 0 returns nothing under 'b'", "it returns : "),
+    (no_such_name, "recv_from: rank 0 returns nothing under 'b'", "returned : "),
     (of_itself, "recv_from: rank 0 asks itself for 'a'", "ask for it on the other ranks"),
     (other_structure, "ranks return different structures", "out.a, out.b"),
     (other_result, "ranks return different shapes", "f32[1] varying dp"),

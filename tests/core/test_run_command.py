@@ -234,8 +234,8 @@ def test_a_launcher_for_each_host_is_an_error(
     words = [*options.split(), "--dry-run", "train.py"]
     assert said(*words, code=2) == (
         "tessera run: each of several processes would start a run of its own\n"
-        "  this one : rank 1 of 2, started by srun\n"
-        "  fix      : call it once: --backend mpi or slurm starts ranks on all hosts; or let that"
+        "  this : rank 1 of 2, started by srun\n"
+        "  fix  : call it once: --backend mpi or slurm starts ranks on all hosts; or let that"
         " launcher start the program itself; TESSERA_JOIN=0 if each is to be a run of its own\n"
     )
     monkeypatch.setenv("TESSERA_JOIN", "0")

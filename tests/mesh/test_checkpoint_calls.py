@@ -153,7 +153,7 @@ from tessera.checkpoint import writing
 atexit.register(print, "at exit")
 
 def full(job, id):
-    raise ts.CheckpointError("the disk is full")
+    raise ts.CheckpointError("the disk is full", at="")
 
 writing._data = full
 checkpoint.save("a", {{"w": ts.ones(4)}}, root={str(tmp_path)!r})

@@ -654,7 +654,7 @@ def of_integers(found: dict[str, Any]) -> None:
         (weights_with(two_missing_one_extra), ts.UsageError,
          ["2 names are missing, 1 are too many",
           "transformer.wpe.weight", "transformer.h.1.ln_1.bias",
-          "  too many : transformer.h.2.ln_1.bias"]),
+          "  extra   : transformer.h.2.ln_1.bias"]),
         (weights_with(two_of_another_shape), ts.ShapeError,
          ["2 tensors do not have the shape",
           "transformer.wpe.weight             : (16, 64) in the file, (32, 64) by config.json",

@@ -77,10 +77,10 @@ UsageError: Adam.init: 2 leaves are not float tensors
   fix : give a dict of float tensors, such as model.parameters()"""),
     ("other names", lambda: ADAM.update(W, {"w": W["w"], "c": W["b"]}, STATE), """
 UsageError: Adam.update: params and grads: 1 names are missing, 1 are too many
-  missing  : b
-  too many : c
-  at       : FILE
-  fix      : take the gradients of the same tree: ts.grad(loss, params)"""),
+  missing : b
+  extra   : c
+  at      : FILE
+  fix     : take the gradients of the same tree: ts.grad(loss, params)"""),
     ("other shapes", lambda: ADAM.update(W, {"w": weight(3, 2), "b": weight(1)}, STATE), """
 ShapeError: Adam.update: params and grads: 2 shapes are different
   w   : (3, 2), not (2, 3)
@@ -89,22 +89,22 @@ ShapeError: Adam.update: params and grads: 2 shapes are different
   fix : take the gradients of the same tree: ts.grad(loss, params)"""),
     ("state of another optimizer", lambda: optim.Lion().update(W, W, STATE), """
 UsageError: Lion.update: params and state: 0 names are missing, 2 are too many
-  missing  : none
-  too many : v.w, v.b
-  at       : FILE
-  fix      : start from Lion(...).init(params); after unfreezing see docs/training.md"""),
+  missing : none
+  extra   : v.w, v.b
+  at      : FILE
+  fix     : start from Lion(...).init(params); after unfreezing see docs/training.md"""),
     ("no state", lambda: ADAM.update({"w": W["w"]}, {"w": W["w"]}, {}), """
 UsageError: Adam.update: params and state: 3 names are missing, 0 are too many
-  missing  : step, m.w, v.w
-  too many : none
-  at       : FILE
-  fix      : start from Adam(...).init(params); after unfreezing see docs/training.md"""),
+  missing : step, m.w, v.w
+  extra   : none
+  at      : FILE
+  fix     : start from Adam(...).init(params); after unfreezing see docs/training.md"""),
     ("load other names", lambda: ADAM.load_state_dict(STATE, {"step": np.array(3)}), """
 UsageError: Adam.load_state_dict: 4 names are missing, 0 are too many
-  missing  : m.w, m.b, v.w, v.b
-  too many : none
-  at       : FILE
-  fix      : give what state_dict named, of the same weights and optimizer"""),
+  missing : m.w, m.b, v.w, v.b
+  extra   : none
+  at      : FILE
+  fix     : give what state_dict named, of the same weights and optimizer"""),
     ("load other shapes", lambda: loaded("m.w", np.zeros((3, 2), np.float32)), """
 ShapeError: Adam.load_state_dict: 1 shapes are different
   m.w : (3, 2), not (2, 3)
@@ -145,10 +145,10 @@ UsageError: apply_if_finite: `finite` is not one bool
     ("apply_if_finite of two trees", lambda: optim.apply_if_finite(weight() == 0.0, W, {"w":
     W["w"]}), """
 UsageError: trees: the second does not have the leaves of the first
-  missing  : b
-  too many : none
-  at       : FILE
-  fix      : give trees of one structure"""),
+  missing : b
+  extra   : none
+  at      : FILE
+  fix     : give trees of one structure"""),
     ("negative rate", lambda: optim.linear(0.1, -0.1, 5), """
 UsageError: linear: a setting is out of range
   end : -0.1: rates and steps are finite numbers >= 0

@@ -236,7 +236,7 @@ def test_checkpoints_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ts.CheckpointError, match="has no checkpoint"):
         load_checkpoint(tmp_path)
     save_checkpoint(weights, state, 1, tmp_path)
-    with pytest.raises(ts.CheckpointError, match=r"is not in .*\n.*there are : step-00000001"):
+    with pytest.raises(ts.CheckpointError, match=r"is not in .*\n.*known : step-00000001"):
         load_checkpoint(tmp_path, 5)
     _, more, other = begun(hidden_size=32)
     with pytest.raises(ts.CheckpointError, match="has shape"):

@@ -260,8 +260,8 @@ class TrainingStep(Generic[P, R]):
                     tensor=box.type,
                     fix="make both parts of one module, or give them names of their own",
                 )
-        found = ((p, p.now()) for p in _variables(self._fn))
-        self._held += [(p, x) for p, x in found if isinstance(x, Box) and x in new]
+        for spot in _variables(self._fn):
+            self._held += [(spot, box) for box in new if spot.now() is box]
 
 
 class Stage(Generic[P, R]):

@@ -39,7 +39,7 @@ from .core.errors import (
     UsageError,
 )
 from .core.flags import prepare
-from .core.peers import public
+from .core.public import public
 from .core.ranks import rank_of
 from .core.version import VERSION
 from .lang import functions as _functions

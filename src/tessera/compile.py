@@ -30,7 +30,7 @@ from .core.errors import (
 from .core.layout import TensorType
 from .core.mesh import Mesh
 from .core.options import ProgramOptions
-from .core.peers import not_callable
+from .core.public import not_callable
 from .core.ways import Way
 from .ir.graph.node import Graph
 from .ir.schedule.comm_trace import trace_lines

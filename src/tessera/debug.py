@@ -1,6 +1,6 @@
 """Finding what is wrong: `ts.debug.nan_origin(step, model, batch)`, `ts.debug.compare(a, b)`."""
 
-from .core.peers import public
+from .core.public import public
 from .lang.debug import breakpoint, check_finite, print
 from .observe.compare import compare
 from .observe.nan_origin import nan_origin

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from .core.devices import process_count, process_index
 from .core.mesh import Mesh
-from .core.peers import public
+from .core.public import public
 from .lang.builtin_strategies import strategy
 from .lang.collectives import (
     all_gather,

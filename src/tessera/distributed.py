@@ -2,7 +2,7 @@
 `ts.distributed.all_gather(...)`."""
 
 from .core.devices import process_count, process_index
-from .core.peers import public
+from .core.public import public
 from .core.transports import Transports
 from .lang.collectives import (
     all_gather,

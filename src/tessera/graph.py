@@ -1,6 +1,6 @@
 """Recorded functions as values: `from tessera import graph`."""
 
-from .core.peers import public
+from .core.public import public
 from .ir.graph.node import Graph
 from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .core.machine.meshes import from_descriptor, preset, presets
 from .core.mesh import Mesh, auto
-from .core.peers import public
+from .core.public import public
 from .lang.local.view import current_mesh as current
 
 

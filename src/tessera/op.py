@@ -1,7 +1,7 @@
 """Ops as functions: `from tessera import op`; `ts.op(index=...)` makes one of a JAX function."""
 
 from .core.callable_module import make_callable
-from .core.peers import public
+from .core.public import public
 from .lang.collectives import (
     all_gather,
     all_reduce,

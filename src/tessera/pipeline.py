@@ -1,6 +1,6 @@
 """Pipelines: `from tessera import pipeline`."""
 
-from .core.peers import public
+from .core.public import public
 from .ir.schedule.pipelines.check import verify_table
 from .ir.schedule.pipelines.orders import SCHEDULES, pipeline_table
 from .ir.schedule.pipelines.simulate import PipelineWarning, Timeline, simulate

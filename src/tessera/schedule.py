@@ -13,7 +13,7 @@ overlap=True bucket_bytes=1048576
 
 from .core.callable_module import make_callable
 from .core.options import ScheduleOptions
-from .core.peers import public
+from .core.public import public
 from .ir.schedule.schedule import Schedule, Step
 from .ir.schedule.text import parse
 from .ir.schedule.verify import verify_schedule as verify

@@ -33,7 +33,7 @@ def test_a_circle_would_be_found() -> None:
 
 LATE = (
     *("jax", "jaxlib", "optax", "pydantic", "matplotlib", "networkx", "typer", "safetensors"),
-    *("importlib.metadata", "tessera.checkpoint", "tessera.data", "tessera.debug"),
+    *("importlib.metadata", "tomllib", "tessera.checkpoint", "tessera.data", "tessera.debug"),
     *("tessera.elastic", "tessera.interop", "tessera.observe.profile"),
 )
 PROGRAMS = {

@@ -10,12 +10,12 @@ import pytest
 
 import tessera as ts
 from tessera.core.mesh import Mesh
+from tessera.core.peers import words
 from tessera.data import (
     create_dataloader,
     create_distributed_dataloader,
 )
 from tessera.data.config import KEYS, LEGAL
-from tessera.data.peer_keys import PEER_KEYS
 from tessera.train.config import ALIASES
 from tessera.train.config import KEYS as TRAINING_KEYS
 from tests.core.loaders import S, loader, samples, text_of
@@ -54,9 +54,10 @@ def test_bad_configurations_name_all_that_is_wrong() -> None:
     )
 
 
-@pytest.mark.parametrize(("key", "way_out"), PEER_KEYS.items())
+@pytest.mark.parametrize(("key", "way_out"), words()["loader"].items())
 def test_a_key_of_another_loader_says_what_to_write(key: str, way_out: str) -> None:
     """It would be without effect. Keys of a model's sizes may stand beside ours."""
+    key = key.removeprefix(".")
     config = {"data": samples(20), "batch_size": 4, "sequence_length": S, key: 3}
     if way_out == "sequence_length":
         assert len(create_dataloader(config)) == 5

@@ -7,6 +7,8 @@ import inspect
 import math
 import pickle
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,7 @@ import torch
 
 import tessera as ts
 from tessera import dist, nn, op, optim
-from tessera.core.peer_arguments import ARGUMENT_ADVICE, ARGUMENTS
-from tessera.core.peer_names import ADVICE, INSTEAD
+from tessera.core import peers
 from tessera.train.generate import generate, sample
 from tests.core.numpy_engine import Oracle
 
@@ -25,18 +26,34 @@ KINDS = {
     "x": ts.Tensor, "model": nn.Module, "optimizer": optim.Optimizer, "mesh": dist.Mesh,
     "self": None,
 }  # fmt: skip
-TEXTS = {**INSTEAD, **ADVICE, **ARGUMENT_ADVICE}
+WORDS = peers.words()
+NAMES, FIXES = WORDS["names"], WORDS["argument_fixes"]
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_what_is_offered_exists(name: str) -> None:
-    for root, path in re.findall(r"\b(ts|nn|optim|dist|np)\.([\w.]*\w)", TEXTS[name]):
-        found: Any = HERE[root]
-        for part in path.split("."):
-            found = getattr(found, part)
-    for root, attribute in re.findall(r"\b(x|model|optimizer|mesh)\.(\w+)\b(?! = )", TEXTS[name]):
-        kind = nn.GPT if name.startswith("GPT.") and root == "model" else KINDS[root]
-        assert attribute in ("dtype", "weight", "name") or hasattr(kind, attribute), attribute
+@pytest.mark.parametrize("table", [t for t in WORDS if t != "arguments"])
+def test_what_is_offered_exists(table: str) -> None:
+    for name, text in WORDS[table].items():
+        for root, path in re.findall(r"\b(ts|nn|optim|dist|np)\.([\w.]*\w)", text):
+            found: Any = HERE[root]
+            for part in path.split("."):
+                found = getattr(found, part)
+        for root, attribute in re.findall(r"\b(x|model|optimizer|mesh)\.(\w+)\b(?! = )", text):
+            kind = nn.GPT if name.startswith("GPT.") and root == "model" else KINDS[root]
+            assert attribute in ("dtype", "weight", "name") or hasattr(kind, attribute), text
+
+
+def test_no_word_has_two_ways_out() -> None:
+    """A later row would hide an earlier one."""
+    rows = tomllib.loads(Path(peers.__file__).with_suffix(".toml").read_text("utf-8"))
+    for table in rows:
+        given = [len(o.split() or [""]) * len(w.split())
+                 for o, _, w in (key.rpartition(":") for key in rows[table])]  # fmt: skip
+        assert sum(given) == len(WORDS[table])
+
+
+def offered(name: str) -> str:
+    """The expression that is offered for `name`."""
+    return str(peers.way_out("names", name)).removeprefix("write ")
 
 
 X = np.array([[1.0, -2.0, 0.0, 3.0], [0.5, 2.0, -1.0, 0.0], [4.0, 0.0, 1.5, -3.0]], np.float32)
@@ -51,30 +68,30 @@ IDS, BAG = np.array([[3, 0, 1], [2, 2, 0]]), np.array([[1, 0], [3, 2]])
 F, L = torch.nn.functional, torch.tensor
 FOLLOWED: list[tuple[str, str, dict[str, Any], Any]] = [
     *(
-        (f"logical_{name}", INSTEAD[f"logical_{name}"], {"x": a, "y": b},
+        (f"logical_{name}", offered(f"logical_{name}"), {"x": a, "y": b},
          getattr(np, f"logical_{name}")(*(a, b)[: 1 if name == "not" else 2]))
         for name in ("and", "or", "xor", "not")
         for a, b in ((np.array([0, 1, 2, 4]), np.array([0, 2, 0, 3])), (X, Y), (X > 0, Y > 0))
     ),
     *(
-        (name, INSTEAD[name], {"x": X, "y": Y + 0.5}, getattr(np, name)(X, Y + np.float32(0.5)))
+        (name, offered(name), {"x": X, "y": Y + 0.5}, getattr(np, name)(X, Y + np.float32(0.5)))
         for name in ("fmod", "copysign", "heaviside")
     ),
-    *((name, INSTEAD[name], {"x": X}, getattr(np, name)(X))
+    *((name, offered(name), {"x": X}, getattr(np, name)(X))
       for name in ("signbit", "cbrt", "rint", "degrees", "radians")),
-    ("frac", INSTEAD["frac"], {"x": X}, torch.frac(L(X))),
-    ("segment_sum", INSTEAD["segment_sum"], {"x": X, "ids": np.array([1, 0, 1]), "n": 2, "d": 4},
+    ("frac", offered("frac"), {"x": X}, torch.frac(L(X))),
+    ("segment_sum", offered("segment_sum"), {"x": X, "ids": np.array([1, 0, 1]), "n": 2, "d": 4},
      np.stack([X[1], X[0] + X[2]])),
-    ("dynamic_slice", INSTEAD["dynamic_slice"], {"x": X, "start": np.array(1), "size": 2}, X[1:3]),
-    ("logspace", INSTEAD["logspace"], {"start": 0.0, "end": 2.0, "n": 5}, np.logspace(0, 2, 5)),
+    ("dynamic_slice", offered("dynamic_slice"), {"x": X, "start": np.array(1), "size": 2}, X[1:3]),
+    ("logspace", offered("logspace"), {"start": 0.0, "end": 2.0, "n": 5}, np.logspace(0, 2, 5)),
     ("vdot", "ts.sum(x * y)", {"x": X, "y": Y}, np.vdot(X, Y)),
-    ("fmax", INSTEAD["fmax"], {"x": ODD, "y": OTHER}, np.fmax(ODD, OTHER)),
-    ("fmin", INSTEAD["fmin"], {"x": ODD, "y": OTHER}, np.fmin(ODD, OTHER)),
-    ("isclose", INSTEAD["isclose"], {"x": ODD, "y": OTHER, "rtol": 1e-5, "atol": 1e-8},
+    ("fmax", offered("fmax"), {"x": ODD, "y": OTHER}, np.fmax(ODD, OTHER)),
+    ("fmin", offered("fmin"), {"x": ODD, "y": OTHER}, np.fmin(ODD, OTHER)),
+    ("isclose", offered("isclose"), {"x": ODD, "y": OTHER, "rtol": 1e-5, "atol": 1e-8},
      np.isclose(ODD, OTHER)),
-    ("isclose", INSTEAD["isclose"], {"x": OTHER, "y": ODD, "rtol": 1e-5, "atol": 1e-8},
+    ("isclose", offered("isclose"), {"x": OTHER, "y": ODD, "rtol": 1e-5, "atol": 1e-8},
      np.isclose(OTHER, ODD)),
-    ("xlogy", INSTEAD["xlogy"], {"x": X, "y": abs(Y)}, torch.xlogy(L(X), L(abs(Y)))),
+    ("xlogy", offered("xlogy"), {"x": X, "y": abs(Y)}, torch.xlogy(L(X), L(abs(Y)))),
     ("fliplr", "ts.flip(x, 1)", {"x": X}, np.fliplr(X)),
     ("flipud", "ts.flip(x, 0)", {"x": X}, np.flipud(X)),
     ("rot90", "ts.flip(x.T, 0)", {"x": X}, np.rot90(X)),
@@ -89,28 +106,28 @@ FOLLOWED: list[tuple[str, str, dict[str, Any], Any]] = [
     ("hsplit", "ts.split(x, n, 1)", {"x": X, "n": 2}, np.hsplit(X, 2)),
     ("vsplit", "ts.split(x, n, 0)", {"x": X, "n": 3}, np.vsplit(X, 3)),
     *(
-        (name, INSTEAD[name], {"x": X, "edges": np.array([0.0, 1.0, 2.0])}, want)
+        (name, offered(name), {"x": X, "edges": np.array([0.0, 1.0, 2.0])}, want)
         for name, want in (
             ("digitize", np.digitize(X, [0, 1, 2])),
             ("searchsorted", np.searchsorted([0, 1, 2], X)),
             ("bucketize", torch.bucketize(L(X), L([0.0, 1.0, 2.0]))),
         )
     ),
-    ("kthvalue", INSTEAD["kthvalue"], {"x": X, "k": 2}, torch.kthvalue(L(X), 2)[0]),
+    ("kthvalue", offered("kthvalue"), {"x": X, "k": 2}, torch.kthvalue(L(X), 2)[0]),
     ("msort", "ts.sort(x, 0)[0]", {"x": X}, torch.msort(L(X))),
     ("nonzero", "np.argwhere(x.numpy())", {"x": X}, torch.nonzero(L(X))),
-    ("unique_consecutive", INSTEAD["unique_consecutive"], {"x": np.array([2.0, 2, 1, 1, 2])},
+    ("unique_consecutive", offered("unique_consecutive"), {"x": np.array([2.0, 2, 1, 1, 2])},
      torch.unique_consecutive(L([2.0, 2, 1, 1, 2]))),
-    ("histc", INSTEAD["histc"], {"x": X}, torch.histc(L(X))),
+    ("histc", offered("histc"), {"x": X}, torch.histc(L(X))),
     ("masked_select", "x[mask]", {"x": X, "mask": X > 0}, torch.masked_select(L(X), L(X > 0))),
-    ("celu", INSTEAD["celu"], {"x": X, "alpha": 0.5}, F.celu(L(X), 0.5)),
-    ("prelu", INSTEAD["prelu"], {"x": X, "weight": L([0.25]).numpy()}, F.prelu(L(X), L([0.25]))),
-    ("pairwise_distance", INSTEAD["pairwise_distance"], {"x": X, "y": Y},
+    ("celu", offered("celu"), {"x": X, "alpha": 0.5}, F.celu(L(X), 0.5)),
+    ("prelu", offered("prelu"), {"x": X, "weight": L([0.25]).numpy()}, F.prelu(L(X), L([0.25]))),
+    ("pairwise_distance", offered("pairwise_distance"), {"x": X, "y": Y},
      F.pairwise_distance(L(X), L(Y))),
-    ("cdist", INSTEAD["cdist"], {"x": X, "y": Y[:2]}, torch.cdist(L(X), L(Y[:2]))),
-    ("cdist", INSTEAD["cdist"], {"x": PICTURE, "y": -PICTURE},
+    ("cdist", offered("cdist"), {"x": X, "y": Y[:2]}, torch.cdist(L(X), L(Y[:2]))),
+    ("cdist", offered("cdist"), {"x": PICTURE, "y": -PICTURE},
      torch.cdist(L(PICTURE), -L(PICTURE))),
-    ("hinge_embedding_loss", INSTEAD["hinge_embedding_loss"], {"x": X, "y": SIGN, "margin": 1.0},
+    ("hinge_embedding_loss", offered("hinge_embedding_loss"), {"x": X, "y": SIGN, "margin": 1.0},
      F.hinge_embedding_loss(L(X), L(SIGN))),
     ("embedding_bag", "nn.embedding(ids, table).mean(1)", {"ids": IDS, "table": PICTURE[0, 0]},
      F.embedding_bag(L(IDS), L(PICTURE[0, 0]))),
@@ -124,7 +141,7 @@ FOLLOWED: list[tuple[str, str, dict[str, Any], Any]] = [
      {"x": X[:2], "z": 0 * X[:2], "ids": BAG, "src": Y[:2, :2], "dim": 1},
      L(X[:2]).scatter(1, L(BAG), L(Y[:2, :2]))),
     *(
-        (name, INSTEAD[name], {"x": X[0], "fn": lambda x: x[:2] * x[2:], "n": n},
+        (name, offered(name), {"x": X[0], "fn": lambda x: x[:2] * x[2:], "n": n},
          [[0, 0, 1, 0], [0, 3, 0, -2]])
         for name, n in (("jacrev", 2), ("jacobian", 2), ("jacfwd", 4))
     ),
@@ -140,7 +157,8 @@ FOLLOWED: list[tuple[str, str, dict[str, Any], Any]] = [
 def test_what_is_offered_gives_what_was_asked(
     name: str, text: str, given: dict[str, Any], want: Any, oracle: Oracle
 ) -> None:
-    assert text in TEXTS[name]
+    key = name if "." in name else f".{name}"
+    assert text in (NAMES.get(key) or FIXES[key])
     values = {k: ts.tensor(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
     got = eval(text, {**HERE, "math": math, **values})
     if isinstance(got, list):
@@ -154,10 +172,26 @@ def test_what_is_offered_gives_what_was_asked(
 
 def test_what_writes_in_place_leads_to_what_does_not() -> None:
     x = ts.ones(3)
-    for name, text in (("exp_", "x = ts.exp(...)"), ("reshape_", "x = x.reshape(...)"),
+    for name, text in (("exp_", "x = ts.exp(...)"), ("reshape_", "x = ts.reshape(...)"),
                        ("lerp_", "x = x + w * (y - x)")):  # fmt: skip
         with pytest.raises(ts.UnknownNameError, match=re.escape(f"do not change: {text}")):
             getattr(x, name)
+
+
+def test_a_name_in_another_spelling_needs_no_row() -> None:
+    for name, text in (("ReLU", "write nn.relu"), ("MaxPool2d", "write nn.max_pool2d"),
+                       ("soft_max", "write nn.softmax"), ("adamw", "write optim.AdamW"),
+                       ("relu6_", "tensors do not change: x = nn.relu6(...)")):  # fmt: skip
+        with pytest.raises(ts.UnknownNameError, match=f"fix : {re.escape(text)}$"):
+            getattr(ts, name)
+
+
+def test_numpy_checks_axes(oracle: Oracle) -> None:
+    x = ts.ones((2, 3))
+    for call in (lambda: np.expand_dims(x, 7), lambda: np.moveaxis(x, 0, 5),
+                 lambda: np.squeeze(x, 0), lambda: np.transpose(x, (0, 0))):  # fmt: skip
+        with pytest.raises(ts.UsageError, match="without a gradient, is x"):
+            call()
 
 
 def test_what_looks_inside_elsewhere_leads_to_what_does_here() -> None:
@@ -192,7 +226,7 @@ def test_other_ways_of_a_ufunc_lead_to_what_is_the_same(oracle: Oracle) -> None:
     ):
         with pytest.raises(ts.UsageError) as caught:
             call()
-        assert f"fix : use {text}" in str(caught.value)
+        assert f"fix : write {text}" in str(caught.value)
         found = eval(text, {"np": np, "x": x, "y": y})
         np.testing.assert_allclose((found(x) if callable(found) else found).numpy(), want)
 
@@ -201,7 +235,7 @@ def test_other_edges_of_pools(oracle: Oracle) -> None:
     """What `ceil_mode` and `divisor_override` say in words."""
     x, theirs = ts.tensor(PICTURE), L(PICTURE)
     edge = (0, 1, 0, 1)
-    assert "ts.pad(x, (0, 1, 0, 1), value=-math.inf)" in ARGUMENT_ADVICE["ceil_mode"]
+    assert "ts.pad(x, (0, 1, 0, 1), value=-math.inf)" in FIXES[".ceil_mode"]
     most = nn.max_pool2d(ts.pad(x, edge, value=-math.inf), 2)
     np.testing.assert_array_equal(most.numpy(), F.max_pool2d(theirs, 2, ceil_mode=True))
     mean = nn.avg_pool2d(ts.pad(x, edge), 2) / nn.avg_pool2d(ts.pad(ts.ones_like(x), edge), 2)
@@ -214,13 +248,13 @@ def test_other_edges_of_pools(oracle: Oracle) -> None:
 
 def test_whole_channels_are_dropped(oracle: Oracle) -> None:
     x = ts.ones((8, 8, 3, 4))
-    for text in (INSTEAD["dropout2d"], INSTEAD["Dropout2d"].partition(", with")[0]):
+    for text in (offered("dropout2d"), offered("Dropout2d").partition(", with")[0]):
         y = eval(text, {**HERE, "x": x, "p": 0.5, "drop": nn.Dropout(0.5)}).numpy()
         assert set(np.unique(y)) == {0.0, 2.0} and (y == y[:, :, :1, :1]).all()
 
 
 def test_a_truncated_normal(oracle: Oracle) -> None:
-    text = ADVICE["truncated_normal"].partition(": ")[2]
+    text = offered("truncated_normal").partition(": ")[2]
     end = math.erf(2 / 2**0.5)
     y = eval(text, {**HERE, "end": end, "shape": (20000,)}).numpy()
     assert abs(y).max() <= 2.0 and (abs(y) == 2.0).mean() < 1e-3
@@ -234,7 +268,7 @@ def test_an_encoder_sees_both_ways_but_no_padding(oracle: Oracle) -> None:
     calls = {"TransformerEncoderLayer": ("block", nn.TransformerBlock(config), ts.tensor(x))}
     calls["TransformerEncoder"] = ("model", nn.GPT(config), ts.tensor([[1, 2, 3, 4, 5]] * 2))
     for name, (called, module, given) in calls.items():
-        text = ADVICE[name].partition("called as ")[2].partition(", with there")[0]
+        text = offered(name).partition("called as ")[2].partition(", with there")[0]
         found = []
         for last in (given[:, 4:], given[:, :1]):
             changed = ts.concat([given[:, :4], last], 1)
@@ -243,12 +277,12 @@ def test_an_encoder_sees_both_ways_but_no_padding(oracle: Oracle) -> None:
         assert (found[0][0] == found[1][0]).all() and abs(found[0][1] - found[1][1]).max() > 1e-6
 
 
-@pytest.mark.parametrize("name", INSTEAD | ADVICE)
-def test_a_name_of_the_table_is_not_one_of_ours(name: str) -> None:
+def test_a_name_of_the_table_is_not_one_of_ours() -> None:
     """A row for a name that exists would hide it."""
-    same = [m for m in (ts, nn, optim, dist, op) if name in m.__all__]
-    assert not same or f".{name}" in TEXTS[name] or name in ("grad", "init")
-    assert name not in vars(ts.Tensor) or name in ("T", "astype", "requires_grad")
+    for name in [n[1:] for n in NAMES if n.startswith(".")]:
+        same = [m for m in (ts, nn, optim, dist, op) if name in m.__all__]
+        assert not same or f".{name}" in offered(name) or name in ("grad", "init"), name
+        assert name not in vars(ts.Tensor) or name in ("T", "astype", "requires_grad"), name
 
 
 def test_an_argument_that_is_offered_is_one_of_a_function() -> None:
@@ -262,7 +296,7 @@ def test_an_argument_that_is_offered_is_one_of_a_function() -> None:
         for p in inspect.signature(call).parameters
     }
     here |= {p for f in (generate, sample) for p in inspect.signature(f).parameters}
-    assert {n for names in ARGUMENTS.values() for n in names} <= here
+    assert {n for names in WORDS["arguments"].values() for n in names} <= here
 
 
 CALLED: list[tuple[str, dict[str, Any], str]] = [
@@ -304,9 +338,9 @@ CALLED: list[tuple[str, dict[str, Any], str]] = [
         )
     ),
     ("nn.GPT", {"vocab": 8},
-     "sizes and choices are a config's: nn.GPT(nn.GPTConfig(d=256, heads=8))"),
+     "sizes and choices are a config's, the first argument: nn.GPTConfig(d=256, heads=8)"),
     ("nn.TransformerBlock", {"d_model": 8},
-     "sizes and choices are a config's: nn.TransformerBlock(nn.GPTConfig(d=256, heads=8))"),
+     "sizes and choices are a config's, the first argument: nn.GPTConfig(d=256, heads=8)"),
     *(
         ("model", {"ids": IDS, name: IDS}, fix) for name, fix in (
             ("labels", "write model.loss(ids, labels): each label is the next token, as labels are"

@@ -14,7 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, op, optim
-from tessera.core import peers, renamed, tracebacks, within
+from tessera.core import public, tracebacks, within
 from tessera.elastic.policy import elastic
 from tests.core.numpy_engine import Oracle
 
@@ -82,8 +82,7 @@ def outcome(call: Callable[[], Any]) -> str:
         calling = (
             __file__,
             contextlib.__file__,
-            renamed.__file__,
-            peers.__file__,
+            public.__file__,
             within.__file__,
             tracebacks.__file__,
         )  # on behalf of the user

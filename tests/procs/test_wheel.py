@@ -40,6 +40,8 @@ def test_a_wheel_runs_the_first_example(tmp_path: Path) -> None:
     metadata = email.message_from_string(about.read_text(encoding="utf-8"))
     assert (metadata["Name"], metadata["Version"]) == ("tessera-spmd", ts.__version__)
     assert {"hf", "data", "cloud"} <= {*metadata.get_all("Provides-Extra", [])}
+    said = "import tessera as ts\ntry: ts.cat\nexcept AttributeError as error: print(error)"
+    assert "write ts.concat" in run("-c", said, cwd=tmp_path)  # which a data file says
     first = next(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
     (tmp_path / "example.py").write_text(first.code)
     assert run("example.py", cwd=tmp_path) == first.printed

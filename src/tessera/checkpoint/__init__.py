@@ -1,6 +1,6 @@
 """State on disk: checkpoints that survive, and models of others that come in and go out."""
 
-from ..core.peers import public
+from ..core.public import public
 from ..interop import load_hf, save_hf
 from .export import export
 from .listing import Keep, latest, prune, verify

@@ -1,6 +1,6 @@
 """Text to batches: loaders, token sources, corpora, tokenizers, and the baseline to beat."""
 
-from ..core.peers import public
+from ..core.public import public
 from .create import create_dataloader, create_distributed_dataloader
 from .loader import DataLoader, LoaderWarning
 from .sources import TokenSource

@@ -17,7 +17,7 @@ import numpy as np
 from ..core import kinds
 from ..core.checks import MOST, axes_of, mapping, shown
 from ..core.errors import UsageError
-from .peer_keys import PEER_KEYS
+from ..core.peers import way_out
 from .sources import Reading
 
 
@@ -74,7 +74,9 @@ def read_config(config: Any) -> DataConfig:
     mapping("dataloader", "the config", config, 'give a dict, e.g. {"sequence_length": 2048}')
     meant = {key: _meant(key) for key in config if isinstance(key, str)}
     if "sequence_length" in config:
-        meant = {key: m for key, m in meant.items() if PEER_KEYS.get(key) != "sequence_length"}
+        # They may be sizes of a model. ("rank" may be LoRA's; whose processes have ranks says how
+        # many there are, too.)
+        meant = {k: m for k, m in meant.items() if way_out("loader", k) != "sequence_length"}
     unknown = {key: m for key, m in meant.items() if m}
     if unknown:
         raise UsageError(
@@ -126,8 +128,8 @@ def _meant(key: str) -> str:
     data."""
     if key in KEYS:
         return ""
-    if key in PEER_KEYS:
-        return PEER_KEYS[key]
+    if found := way_out("loader", key):
+        return str(found)
     near = difflib.get_close_matches(key, [k for k in KEYS if abs(len(k) - len(key)) <= 2], 1, 0.85)
     if near:
         return near[0]

@@ -1,6 +1,6 @@
 """Runs that go on with fewer devices, or with more: safe points, and what moves to another mesh."""
 
-from ..core.peers import public
+from ..core.public import public
 from .loop import steps
 from .lost import drop, fit, restore
 from .policy import elastic

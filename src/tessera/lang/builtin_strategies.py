@@ -12,7 +12,7 @@ from ..core.checks import one_of, shown
 from ..core.errors import StrategyError
 from ..core.kinds import is_whole
 from ..core.layout import Factor, TensorType
-from ..core.peers import checked
+from ..core.public import checked
 from ..core.wording import nearest
 from .strategy import (
     NAMED,

@@ -19,7 +19,7 @@ from ..core.checks import function_of, number, shown, unfit
 from ..core.dtypes import DType, largest
 from ..core.errors import DTypeError, MeshError, UsageError
 from ..core.mesh import Mesh
-from ..core.peers import asking, misfit
+from ..core.public import asking, misfit
 from .tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from ..core.checks import flag
 from ..core.dtypes import f32
 from ..core.errors import ShapeError
-from ..core.peers import public
+from ..core.public import public
 from . import functions as F
 from .custom import custom_gradient
 from .matrices import diagonal, eye, trace, tril

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import EngineWarning, TesseraError, UsageError, lines_up
-from ..core.peers import SPACES, no_name
+from ..core.peers import SPACES, no_name, way_out
+from . import tape as tape  # Tensor.data, which cannot be set
 from .engine import engine
 from .tensor import Tensor, method
 
@@ -29,26 +30,22 @@ def _no_attribute(x: Tensor, name: str) -> Any:
 class _NotSet:
     """An attribute that a user of PyTorch sets, and that would change nothing here."""
 
-    def __init__(self, name: str, fix: str) -> None:
-        self.name, self.fix = name, fix
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __get__(self, x: Tensor | None, owner: type) -> Any:
         raise AttributeError(self.name)  # `_no_attribute` says what to write
 
     def __set__(self, x: Tensor, value: object) -> None:
         raise UsageError(
-            f"{type(x).__name__}.{self.name} cannot be set", tensor=x.type, fix=self.fix
+            f"{type(x).__name__}.{self.name} cannot be set",
+            tensor=x.type,
+            fix=way_out("set", self.name),
         )
 
 
-for _name, _fix in (
-    ("data", "make a new tensor; a module's weight is assigned: model.weight = tensor"),
-    ("grad", "leave it out: gradients are values: grads = ts.grad(loss, model)"),
-    ("requires_grad", "leave it out: ts.grad takes any tensor; a weight is nn.Parameter(x)"),
-    ("shape", "make a tensor of another shape: x = x.reshape(shape)"),
-    ("dtype", "make a tensor of another dtype: x = x.to(dtype)"),
-):
-    _not_set, _read = _NotSet(_name, _fix), vars(Tensor).get(_name)
+for _name in ("data", "grad", "requires_grad", "shape", "dtype"):
+    _not_set, _read = _NotSet(_name), vars(Tensor).get(_name)
     setattr(Tensor, _name, _not_set if _read is None else _read.setter(_not_set.__set__))
 
 

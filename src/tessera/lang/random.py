@@ -19,7 +19,7 @@ from ..core.dtypes import beyond, dtype_of, f32, int32, uint32
 from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
 from ..core.layout import TensorType, plain
-from ..core.peers import public
+from ..core.public import public
 from ..ops.local import as_local
 from ..ops.random import GOLDEN
 from . import functions, record

@@ -17,7 +17,7 @@ from ..core.context import settings
 from ..core.errors import StrategyError, StrategyWarning, UsageError, lines_up
 from ..core.layout import TensorType, dim_axes, ways
 from ..core.mesh import Mesh
-from ..core.peers import checked
+from ..core.public import checked
 from . import functions
 from .box import Box
 from .checks import mesh_or_none, needed_mesh

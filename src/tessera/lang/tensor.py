@@ -20,7 +20,7 @@ from ..core.errors import DonatedError, DTypeError, ShapeError, UsageError
 from ..core.interrupts import whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
-from ..core.peers import asking
+from ..core.public import asking
 from ..core.tracebacks import boundary
 from ..core.turns import put_back
 from ..ir.graph.node import Node

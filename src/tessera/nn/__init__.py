@@ -1,6 +1,6 @@
 """Layers and the functions behind them, as composites of ops: sharding, gradients follow."""
 
-from ..core.peers import public
+from ..core.public import public
 from ..lang.parameter import Parameter
 from .activations import (
     elu,

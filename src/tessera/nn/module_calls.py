@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import UsageError
-from ..core.peers import unfit_call
+from ..core.public import unfit_call
 from ..core.tracebacks import boundary
 from ..lang.record import CALLED, current, named_scope
 

@@ -7,7 +7,7 @@
 ['m.w', 'step', 'v.w']
 """
 
-from ..core.peers import public
+from ..core.public import public
 from .base import Optimizer
 from .clipping import clip_by_global_norm, global_norm
 from .loss_scale import LossScale, apply_if_finite
@@ -31,8 +31,4 @@ __all__ = [
     "inverse_sqrt", "join_schedules", "linear", "piecewise_constant", "warmup_cosine",
     "warmup_linear",
 ]  # fmt: skip
-__getattr__ = public(
-    "optim",
-    globals(),
-    {"join": "join_schedules", "piecewise": "piecewise_constant", "select": "apply_if_finite"},
-)
+__getattr__ = public("optim", globals())

@@ -30,7 +30,7 @@ from ..core.checks import mapping, shown
 from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError
 from ..core.kinds import FLAG, Kind, choices, is_list, numbers, or_none, whole_numbers
-from ..core.peer_arguments import ARGUMENTS
+from ..core.peers import way_out
 from ..data import config as data
 from ..nn.gpt_config import GPTConfig
 
@@ -154,21 +154,6 @@ class TrainingConfig:
 
 KEYS = {f.name: f for f in fields(TrainingConfig)}
 ALIASES = {"d_model": "hidden_size", "num_attention_heads": "num_heads"}
-# What keys are called in nn.GPTConfig and in optimizers; and in other trainers.
-NAMES = {
-    "vocab": "vocab_size", "seq": "sequence_length", "d": "hidden_size", "layers": "num_layers",
-    "heads": "num_heads", "kv_heads": "num_kv_heads", "hidden": "intermediate_size",
-    "tied": "tie_embeddings", "remat": "gradient_checkpointing", "lr": "learning_rate",
-    "end_lr": "min_learning_rate", "min_lr": "min_learning_rate", "weight_decay": "weight_decay",
-    "betas": "betas", "total": "total_steps", "warmup": "warmup_steps",
-    "lr_scheduler_type": "schedule", "lr_scheduler": "schedule", "scheduler": "schedule",
-    "activation_checkpointing": "gradient_checkpointing", "max_iters": "total_steps",
-    **dict.fromkeys(
-        ("max_grad_norm", "clip_grad_norm", "grad_clip", "max_norm", "gradient_clip_val"),
-        "gradient_clip_norm",
-    ),
-    **dict.fromkeys(("bf16", "fp16", "amp", "autocast", "dtype"), "mixed_precision"),
-}  # fmt: skip
 # Keys that are not ours: the loaders' (data/config.py), and where `adam_optimizer` keeps its state.
 OTHERS = (*(key for key in data.KEYS if key not in KEYS), "optimizer_state")
 
@@ -214,9 +199,9 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
 def _instead(key: str) -> str:
     """The key that says what `key` says elsewhere: in nn.GPTConfig, an optimizer, a peer; or that
     is most like it; "" where there is none."""
-    for name in (key, *ARGUMENTS.get(key, ())):
-        if name in NAMES:
-            return NAMES[name]
+    for name in (key, *way_out("arguments", key)):
+        if found := way_out("training", name):
+            return str(found)
     near = difflib.get_close_matches(key, [*KEYS, *ALIASES, *OTHERS], 1)
     return near[0] if near else ""
 

@@ -21,7 +21,7 @@ from ..core.checks import MOST, flag, function_of, instance, number, unfit, whol
 from ..core.errors import ShapeError, UsageError, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
-from ..core.peers import checked, not_callable
+from ..core.public import checked, not_callable
 from ..lang import functions as F
 from ..lang.create import tensor
 from ..lang.jit import Jit

@@ -28,7 +28,7 @@ from ..core.checks import instance, number, one_of, unfit, whole
 from ..core.devices import process_count, process_index
 from ..core.errors import CheckpointError, TesseraError, UsageError
 from ..core.mesh import Mesh
-from ..core.peers import checked
+from ..core.public import checked
 from ..lang.checks import mesh_or_none
 from ..lang.engine import engine
 from ..nn.module import Module

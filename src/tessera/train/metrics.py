@@ -26,7 +26,7 @@ import numpy as np
 
 from ..core.checks import file_access, path_of, unfit
 from ..core.errors import UsageError
-from ..core.peers import checked
+from ..core.public import checked
 from ..observe.metrics_file import Row, Value, column, read_metrics
 from .rows import plain
 

@@ -31,7 +31,7 @@ from ..core.checks import unfit
 from ..core.dtypes import dtype_of
 from ..core.errors import UsageError
 from ..core.interrupts import whole
-from ..core.peers import asking
+from ..core.public import asking
 from ..lang import random
 from ..lang.grad import apart
 from ..lang.jit import Jit, jit

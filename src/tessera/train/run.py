@@ -37,7 +37,7 @@ from ..core.checks import instance, library, mapping, number, path_of, whole
 from ..core.devices import process_index
 from ..core.errors import BackendError, TesseraError, UsageError
 from ..core.mesh import Mesh
-from ..core.peers import checked
+from ..core.public import checked
 from ..core.within import within
 from ..lang.first_process import to_first
 from ..lang.tensor import Tensor

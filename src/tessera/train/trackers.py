@@ -27,7 +27,7 @@ import numpy as np
 from ..core.checks import file_access, flag, one_of, path_of, unfit
 from ..core.devices import process_index
 from ..core.errors import UsageError
-from ..core.peers import checked
+from ..core.public import checked
 from .metrics import MetricsWriter, Value
 
 NAMES = ("jsonl", "tensorboard", "wandb")

@@ -82,7 +82,7 @@ def _refuses(name: str, f: Any, says: str) -> None:
 
 _refuses("a NumPy function that is no op here", np.sinc, "np.sinc: it is no op")
 _refuses("NumPy's median of a tensor", np.median, "x.numpy()")
-_refuses("NumPy's inverse of a matrix", np.linalg.inv, "use ts.linalg.inv")
+_refuses("NumPy's inverse of a matrix", np.linalg.inv, "write ts.linalg.inv")
 _refuses("NumPy's sum in another dtype", lambda w: np.sum(w, dtype=np.float64), "'dtype'")
 _refuses("a tensor is added in place to a NumPy array", lambda w: np.add(W, w, out=W.copy()),
          "cannot be put into an array")  # fmt: skip

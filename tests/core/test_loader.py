@@ -385,7 +385,7 @@ def test_global_batches_and_their_layout() -> None:
     assert layout("dp=2 tp=2", global_batch_size=8, batch_size_per_gpu=2) == "i32[8@dp, 4]"
     assert text_of(lambda: layout("dp=2", global_batch_size=8, batch_size_per_gpu=3)) == (
         "dataloader: global_batch_size=8 is not batch_size_per_gpu=3 times 2 devices\n"
-        "mesh : dp=2\nsplit over : dp\nfix : leave one of them out"
+        "mesh : dp=2\nsplit_over : dp\nfix : leave one of them out"
     )
     assert text_of(lambda: layout("x=2 y=2")) == (
         "dataloader: it is not known which axes of the mesh split the batch\nmesh : x=2 y=2\n"
@@ -420,6 +420,6 @@ def test_importing_the_loaders_needs_no_engine_and_no_table_library() -> None:
 def test_a_batch_has_no_number() -> None:
     with (
         create_dataloader({"sequence_length": 4, "batch_size": 2}) as loader,
-        pytest.raises(ts.UsageError, match=r"asked for : 0\n.*\n.*\n  fix       : take the next"),
+        pytest.raises(ts.UsageError, match=r"wanted : 0\n.*\n.*\n  fix    : take the next"),
     ):
         loader[0]

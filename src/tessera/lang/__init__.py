@@ -1,6 +1,6 @@
-"""What a user writes: tensors, functions, gradients, loops, strategies."""
+"""The user-facing language: tensors, functions, gradients, loops, strategies."""
 
-# All that installs methods of Tensor is loaded with it.
+# These modules install methods on Tensor when they are imported.
 from . import numpy_names as numpy_names
 from . import operators as operators
 from . import other_libraries as other_libraries

@@ -1,4 +1,4 @@
-"""Ambient choices as context managers: `ts.autocast`, `ts.strict`, `ts.no_grad`."""
+"""Context managers for ambient settings: `ts.autocast`, `ts.strict`, `ts.no_grad`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def autocast(
       are rounded to `dtype` before they are looked up and sent, as by PyTorch's `param_dtype`.
 
     A gradient has the dtype of its tensor, so an f32 weight has an f32 gradient. `enabled=False` or
-    `dtype=ts.f32` turns it off inside. Raises DTypeError if `dtype` is not bf16, f16 or f32.
+    `dtype=ts.f32` turns autocast off inside. Raises DTypeError if `dtype` is not bf16, f16 or f32.
 
     >>> import tessera as ts
     >>> x, w = ts.ones((2, 4)), ts.ones((4, 8))
@@ -57,12 +57,12 @@ def strict(enabled: bool = True) -> AbstractContextManager[Settings]:
 
 
 class no_grad(ContextDecorator):
-    """A context in which every result is a constant to gradients, as `torch.no_grad`.
+    """A context in which every result is a constant for gradients, as in `torch.no_grad`.
 
-    It is also a decorator. It stores no history, so memory is not kept for a backward pass. In a
+    It is also a decorator. No history is stored, so no memory is kept for a backward pass. In a
     recorded function each float result passes through `ts.stop_gradient`. If a loss reaches a
-    weight only through such constants, its gradient is zero inside a recorded function and raises
-    GraphError outside of one.
+    weight only through such constants, its gradient is zero inside a recorded function; outside of
+    one `ts.grad` raises GraphError.
 
     >>> import tessera as ts
     >>> w = ts.tensor([2.0])

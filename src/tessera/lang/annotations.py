@@ -1,7 +1,7 @@
-"""What does an annotation say? `ts.Tensor["B", "S", ts.int32]`: dims to bind, then a dtype.
+"""Shape annotations such as `ts.Tensor["B", "S", ts.int32]`: dim names to bind, then a dtype.
 
-A dim may be a product of names and numbers. All annotations of a call are equations in the sizes
-that the names stand for; they hold if whole numbers exist that solve all of them.
+A dim may be a product of names and numbers. All annotations of a call are equations in the sizes of
+the names; the call is valid if whole numbers solve all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..core.errors import UsageError
 class TensorSpec:
     """An annotation: `dims` are names, products of names and numbers, or ints; None: any rank.
 
-    `optional` is that of `ts.Tensor["B"] | None`.
+    `optional` is True for `ts.Tensor["B"] | None`.
     """
 
     dims: tuple[str | int, ...] | None
@@ -40,7 +40,7 @@ class TensorSpec:
 
 @dataclass(slots=True)
 class Product:
-    """An equation: the dim `dim` of `where`, written `text`, is `size`."""
+    """An equation: dim `dim` of the tensor `where`, written `text`, has the size `size`."""
 
     where: str
     dim: int
@@ -48,7 +48,8 @@ class Product:
     size: int
 
     def rest(self, bound: Mapping[str, int]) -> tuple[int, Counter[str]]:
-        """(the product of what is known, the names that are not, with their powers)."""
+        """Returns (the product of the numbers and bound names, the unbound names with their
+        powers)."""
         known, unknown = 1, Counter[str]()
         for word in map(str.strip, str(self.text).split("*")):
             if word.isdecimal():
@@ -65,7 +66,7 @@ class Product:
 
 @dataclass(slots=True)
 class Sizes:
-    """One call: what the names stand for (`bound`), and what does not fit (`wrong`).
+    """The dim names of one call: their sizes (`bound`), and a row for each mismatch (`wrong`).
 
     >>> from tessera.core.dtypes import f32
     >>> sizes = Sizes()
@@ -79,8 +80,8 @@ class Sizes:
     _open: list[Product] = field(default_factory=list)
 
     def see(self, where: str, spec: TensorSpec, shape: tuple[int, ...], dtype: DType) -> None:
-        """Holds the tensor called `where` against `spec`. Names alone bind at once, products wait
-        for `settle`."""
+        """Checks the tensor called `where` against `spec`. A single name is bound at once; a
+        product waits for `settle`."""
         if spec.dtype is not None and dtype is not spec.dtype:
             self.wrong.append((where, f"dtype is {dtype}, not {spec.dtype}"))
         if spec.dims is None:
@@ -97,8 +98,8 @@ class Sizes:
                 self.wrong.append(Product(where, i, dim, n).row(f"not {have}"))
 
     def settle(self) -> None:
-        """Checks the products seen so far and binds names that they leave one size for. A product
-        of several unbound names stays open: what is seen later is held against it too."""
+        """Checks the products seen so far, and binds each name that they determine. A product of
+        several unbound names stays open, to be checked with the tensors seen later."""
         left, wrong = _settled(self._open, self.bound)
         self.wrong += wrong
         self._open = left
@@ -110,8 +111,8 @@ class Sizes:
 def _settled(
     products: list[Product], bound: dict[str, int]
 ) -> tuple[list[Product], list[tuple[str, str]]]:
-    """(the products of several unbound names, what is wrong with the others). Binds the names that
-    one product alone determines."""
+    """Returns (the products of several unbound names, a row for each of the others that fails).
+    Binds the names that one product alone determines."""
     wrong = []
     while True:
         left = []
@@ -138,7 +139,8 @@ def _settled(
 
 
 def _solvable(products: list[Product], bound: Mapping[str, int]) -> bool:
-    """Whether sizes exist for the unbound names of `products`, each of several."""
+    """Returns whether sizes exist for the unbound names of `products`, each of which has
+    several."""
     if not products:
         return True
     first = min(products, key=lambda p: p.size)
@@ -165,7 +167,8 @@ def _is_name(dim: str | int) -> bool:
 
 
 def spec_of(items: Any) -> TensorSpec:
-    """The annotation `Tensor[items]`. Raises UsageError if an item is neither a dim nor a dtype."""
+    """Returns the annotation `Tensor[items]`. Raises UsageError if an item is neither a dim nor a
+    dtype."""
     parts = items if isinstance(items, tuple) else (items,)
     dtype = None
     if parts and isinstance(parts[-1], DType):

@@ -1,4 +1,4 @@
-"""Functions on the bits of numbers. (`x & y`, `x | y`, `x ^ y` and `~x` are operators.)"""
+"""Bitwise functions and `bitcast`. (`x & y`, `x | y`, `x ^ y` and `~x` are operators.)"""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from .tensor import Like, Tensor, method
 
 
 def bitwise_and(x: Like, y: Like) -> Tensor:
-    """`x & y`: of whole numbers the and of each bit, of bools the and."""
+    """`x & y`: the bitwise and of integers, the logical and of bools."""
     return as_tensor(x) & y
 
 
 def bitwise_or(x: Like, y: Like) -> Tensor:
-    """`x | y`: of whole numbers the or of each bit, of bools the or."""
+    """`x | y`: the bitwise or of integers, the logical or of bools."""
     return as_tensor(x) | y
 
 
 def bitwise_xor(x: Like, y: Like) -> Tensor:
-    """`x ^ y`: of whole numbers the exclusive or of each bit, of bools the exclusive or."""
+    """`x ^ y`: the bitwise exclusive or of integers, the logical exclusive or of bools."""
     return as_tensor(x) ^ y
 
 
 def bitwise_not(x: Like) -> Tensor:
-    """`~x`: of whole numbers every bit turned, of bools the other."""
+    """`~x`: the bitwise complement of integers, the logical not of bools."""
     return ~as_tensor(x)
 
 
 @method("__lshift__")
 def bitwise_left_shift(x: Like, y: Like) -> Tensor:
-    """`x << y`: the bits of whole numbers moved up by `y` places, with zeros below.
+    """`x << y`: the bits of integers shifted left by `y` places, filled with zeros.
 
-    What leaves the dtype is lost. A count in `y` is from 0 to the bits of the dtype. Raises
-    DTypeError if `x` or `y` is not of whole numbers, UsageError if `y` is a negative number.
+    Bits beyond the width of the dtype are lost. A count in `y` is from 0 to that width. Raises
+    DTypeError if `x` or `y` is not an integer, UsageError if `y` is a negative number.
     """
     return _shifted("bitwise_left_shift", "shift_left", x, y)
 
 
 @method("__rshift__")
 def bitwise_right_shift(x: Like, y: Like) -> Tensor:
-    """`x >> y`: the bits of whole numbers moved down by `y` places; `x // 2**y`.
+    """`x >> y`: the bits of integers shifted right by `y` places; `x // 2**y`.
 
-    A negative number stays negative. A count in `y` is from 0 to the bits of the dtype. Raises
-    DTypeError if `x` or `y` is not of whole numbers, UsageError if `y` is a negative number.
+    A negative number stays negative. A count in `y` is from 0 to the width of the dtype. Raises
+    DTypeError if `x` or `y` is not an integer, UsageError if `y` is a negative number.
     """
     return _shifted("bitwise_right_shift", "shift_right", x, y)
 
@@ -64,8 +64,7 @@ def bitcast(x: Like, dtype: DType | str) -> Tensor:
     """The bits of `x` [...] read as another dtype of the same width; `x.view(dtype)` of PyTorch and
     NumPy.
 
-    Raises DTypeError if the dtypes are not equally wide, or if one of them is bool. It has no
-    gradient.
+    Raises DTypeError if the dtypes differ in width, or if one of them is bool. It has no gradient.
 
     >>> bitcast(1.0, "i32").item() == 0x3F800000
     True

@@ -1,8 +1,8 @@
-"""A box with a tensor in it, which training replaces: whoever holds the box sees the new value.
+"""`Box`: a mutable tensor, such as a parameter; all holders see a new value.
 
-Tensors never change, so what is computed from a box is computed from the tensor that was in it
-then. A recording knows which nodes stand for the boxes that it reads and writes; the boxes keep
-their content until its program has run.
+Plain tensors never change: a result computed from a box is computed from the value at that time. A
+recording maps each box that it reads or writes to a node; the boxes keep their data until the
+program has run.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .recipe import Recipe
 from .record import Recorder, current, symbolic
 from .tensor import Made, Past, Tensor, behind
 
-First = Callable[[TensorType], Any]  # makes the data, in the layout that is wanted by then
+First = Callable[[TensorType], Any]  # makes the data, in the box's layout at the first use
 
 
 class Box(Tensor):
-    """A tensor whose value is replaced: a parameter of a module, or what `dist.tensor` gives.
+    """A tensor whose value can be replaced: a module's parameter, or a tensor of `dist.tensor`.
 
-    A recorded function reads it anew at each call, wherever it has it from.
+    A recorded function reads it anew at each call, also as a global or in a closure.
     """
 
     _trace: Recorder | None = None
-    _first: First | None = None  # makes the data, where there is none yet
-    _value: Tensor | None = None  # what is in the box, as tapes and copies refer to it
-    label = ""  # the name by which the function that made it knows it
+    _first: First | None = None  # makes the data when it is first used
+    _value: Tensor | None = None  # the immutable value that tapes and copies refer to
+    label = ""  # its name in the function that made it
 
     def __init__(self, data: Any, type: TensorType, name: str = "") -> None:
         super().__init__(data, type)
@@ -45,14 +45,14 @@ class Box(Tensor):
 
     @classmethod
     def holding(cls, value: Tensor) -> Box:
-        """A box with `value` in it, of its name."""
+        """Returns a box with the value and the name of `value`."""
         box = cls(None, value.type, value.name)
         box._take(value)
         return box
 
-    # -- what is in it ----------------------------------------------------------------------------
+    # -- the value --------------------------------------------------------------------------------
     def now(self) -> Tensor:
-        """The current value, as a tensor that does not change when the content of the box does."""
+        """The current value, as a tensor that stays the same when the box is written later."""
         recorder = current()
         if recorder is not None and (held := recorder.holds(self)) is not None:
             return held
@@ -75,7 +75,7 @@ class Box(Tensor):
 
     @property
     def stored(self) -> Any:
-        """For the engine: the array that is in it."""
+        """The engine's array of the value. For the engine only."""
         data = self._data
         if data is None:
             with TURN:
@@ -83,7 +83,8 @@ class Box(Tensor):
         return data
 
     def _first_of(self, first: First, copy: Tensor) -> Any:
-        """The first data of a `copy` of what was in the box: the box's, while it is like it."""
+        """Returns the first data of `copy`, a value of this box: the box's own data while both
+        agree."""
         with TURN:
             alike = self._value is copy and self._data is None and self.type is copy.type
             return self.stored if alike else first(copy.type)
@@ -91,8 +92,8 @@ class Box(Tensor):
     def put(self, value: Tensor) -> None:
         """Replaces the value; in a recorded function, after its program has run.
 
-        Raises ShapeError or DTypeError if `value` does not fit, UsageError in the body of a loop or
-        branch.
+        Raises UsageError in the body of a loop or branch. The shape and dtype are not checked:
+        `fits` does that for the callers that need it.
         """
         recorder = current()
         if recorder is not None:
@@ -104,7 +105,7 @@ class Box(Tensor):
             self._take(value)
 
     def lay(self, to: TensorType) -> None:
-        """Gives the value the layout `to`, outside of what is being recorded."""
+        """Gives the value the layout `to`, outside of the current recording."""
         if self._data is None and self._pending is not None:
             self.type = to
         elif self.type is not to:
@@ -112,15 +113,16 @@ class Box(Tensor):
                 self.fill(moved(self.now(), to).stored, to)
 
     def fill(self, data: Any, type: TensorType) -> None:
-        """For the engine: sets the engine's array `data` as the value after a program has run."""
+        """Sets the engine's array `data` as the value after a program has run. For the engine
+        only."""
         with TURN:
             self._value = None
             self._data, self.type = data, type
             self._pending = self._first = self._recipe = None
 
     def _take(self, value: Tensor) -> None:
-        """Takes on the value of `value`, in the mesh of the box, where it has one; what needs to
-        be moved is moved when it is read."""
+        """Adopts the value and type of `value`; a value on no mesh is put on the mesh of the box.
+        Data that must be moved is moved when it is read."""
         if value is self:
             return
         if value._trace is not None:  # a new parameter of a recorded value
@@ -128,7 +130,7 @@ class Box(Tensor):
             assert value._node is not None and isinstance(value._trace, Recorder)
             if recorder is None or recorder is value._trace:
                 self.bind(value._node, value._trace)
-            else:  # of a recording around this one: what is put into it later is this one's
+            else:  # the value is of an outer recording; a later `put` here is of this one
                 self.bind(recorder.node(value), recorder)
             return
         self._value = None
@@ -153,11 +155,11 @@ class Box(Tensor):
             self._come_of(source, alike)
 
     def _come_of(self, source: Tensor, alike: bool) -> None:
-        """Notes, outside of recorded functions, that the value is that of `source`: a gradient by
-        what that was made of flows through here. Not where it is made of the box's own value
-        before, as each would hold all others, nor where it was moved, as its data would be there
-        twice: then a gradient by a tensor that leads here is an error. What another box holds
-        comes as a constant, as in PyTorch."""
+        """Links the value to the history of `source`, so that a gradient flows through the box
+        outside of recorded functions. There is no link if `source` was computed from the box's
+        previous value (each value would keep all earlier ones alive), nor if the value was moved
+        (its data would exist twice); a gradient through the box is then an error. The value of
+        another box is a constant, as in PyTorch."""
         near, value = nearby(source, behind), self.now()
         if alike and not any(t.box is self for t in near):
             shape, derived = {"shape": source.shape}, source._made and source._made.of_gradient
@@ -167,7 +169,8 @@ class Box(Tensor):
             value._past = Past([ref(t) for t in near if t.box is None], False)
 
     def wait(self, first: First) -> None:
-        """For those who make boxes: its data come of `first`, in the layout that it has then."""
+        """Defers the data to `first`, which is called with the layout at the first use. For
+        creators of boxes."""
         self._data, self._first, self._pending = None, first, self._begin
         self._recipe = first if isinstance(first, Recipe) else None
 
@@ -193,8 +196,8 @@ class Box(Tensor):
             if self._trace is not None:
                 return other
             if self._recipe is None:
-                self.stored  # noqa: B018  # here now, to be copied
-            if self._data is not None:  # what is donated of one is still there of the other
+                self.stored  # noqa: B018  # makes the data now, so that it can be copied
+            if self._data is not None:  # a copy, as either box may be donated
                 other._first, other._data = None, self.copied()
             else:
                 other.wait(self._first)  # type: ignore[arg-type]
@@ -202,11 +205,12 @@ class Box(Tensor):
 
     # -- in a recording ---------------------------------------------------------------------------
     def bind(self, node: Any, recorder: Any) -> None:
-        """For the recorder: makes a box of the recorded function's own stand for `node`."""
+        """Makes a box created inside the recorded function stand for `node`. For the recorder
+        only."""
         self._data = self._pending = None
         self._node, self._trace, self.type = node, recorder, node.types[0]
 
 
 def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:
-    """Raises ShapeError or DTypeError unless `value` can take the place of what is in `box`."""
+    """Raises ShapeError or DTypeError unless `value` has the shape and dtype of `box`."""
     alike(what, box.type, value.type, fix, exactly=True)

@@ -1,4 +1,4 @@
-"""Which strategies come with Tessera? Data, tensor and expert parallelism, and ZeRO."""
+"""The built-in strategies of `dist.strategy`: data, tensor and expert parallelism, and ZeRO."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .strategy import (
     zero_dim,
 )
 
-# A transformer's weights by name: which dim tensor parallelism splits. Column: the outputs (heads,
+# The dim of each transformer weight that tensor parallelism splits. Column: the outputs (heads,
 # hidden, vocabulary) of [in, out]; row: the inputs. The names of Tessera's own modules come first,
 # then the customary ones of checkpoints stored as [in, out].
-# A third number says of how many equal parts the dim is made (q, k and v side by side): each is
+# A third number is the count of equal parts in the dim (q, k and v side by side); each part is
 # split. A weight or a bias by itself, as in a linear layer, is column parallel.
 Rule = tuple[str, int] | tuple[str, int, int]
 TRANSFORMER: tuple[Rule, ...] = (
@@ -44,14 +44,14 @@ TRANSFORMER: tuple[Rule, ...] = (
     (r"(^|\.)(head|lm_head)(\.weight)?$", -1),
     (r"^(weight|bias)$", -1),
 )
-# The weights of stacked experts [experts, in, out]: the experts.
+# The weights of stacked experts [experts, in, out] are split by expert.
 EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
 
 
 @checked
 @dataclass(frozen=True)
 class Known(AxisStrategy):
-    """One of those that `strategy` makes."""
+    """The base of the strategies that `dist.strategy` makes."""
 
     axis: str
 
@@ -66,7 +66,7 @@ class Known(AxisStrategy):
 @checked
 @dataclass(frozen=True)
 class DataParallel(Known):
-    """The batch is split."""
+    """Data parallelism: the batch is split."""
 
     kind: ClassVar[str] = "data_parallel"
 
@@ -74,8 +74,8 @@ class DataParallel(Known):
 @checked
 @dataclass(frozen=True)
 class ZeroRedundancy(Known):
-    """The batch is split; optimizer state, gradients (2) and weights (3) rest split from `stage`
-    on (Rajbhandari et al. 2020)."""
+    """ZeRO: the batch is split; between steps optimizer state (stage 1), gradients (2) and weights
+    (3) are split too (Rajbhandari et al. 2020)."""
 
     stage: int = 2
     kind: ClassVar[str] = "zero_redundancy_optimizer"
@@ -89,7 +89,8 @@ class ZeroRedundancy(Known):
 @checked
 @dataclass(frozen=True)
 class ByRules(Known):
-    """Weights are split as the first of the `rules` that fits their names says."""
+    """A strategy that splits each weight by the first of the `rules` whose pattern fits its
+    name."""
 
     rules: tuple[Rule, ...]
     known: ClassVar[tuple[Rule, ...]] = ()
@@ -114,13 +115,13 @@ class ByRules(Known):
         return t
 
     def too_much(self, whole: int, every: int) -> bool:
-        """Whether it is worth a word that `whole` of `every` bytes of weights are not split."""
+        """Returns whether to warn that `whole` of `every` bytes of weights are not split."""
         return whole == every
 
     def check_reach(self, types: Mapping[str, TensorType]) -> None:
-        """Raises StrategyError if none of a user's own rules fits a name. One StrategyWarning
-        tells which of them fit none or never act, which two fit one weight and split it otherwise,
-        or which of the largest weights are left whole."""
+        """Raises StrategyError if none of the user's own rules fits a weight's name. Gives one
+        StrategyWarning with the rules that fit no name or never act, the pairs of rules that split
+        one weight differently, and the largest weights that are not split."""
         lost = [r for r in self.rules if not any(_fits(r, n, t) for n, t in types.items())]
         own = self.rules != self.known
         if own and len(lost) == len(self.rules):
@@ -143,8 +144,8 @@ class ByRules(Known):
             warn_whole(self, types, rows + clashes, fix)
 
     def _second_rules(self, types: Mapping[str, TensorType]) -> list[str]:
-        """A line for each two rules that fit one of the weights and split it otherwise, and for
-        each rule that fits only weights of rules before it."""
+        """Returns a line for each pair of rules that split one weight differently, and for each
+        rule that never acts because earlier rules fit all of its weights."""
         clashes: dict[tuple[int, int], str] = {}
         rest: dict[int, list[str]] = {}
         acts = set()
@@ -169,7 +170,7 @@ class ByRules(Known):
 @checked
 @dataclass(frozen=True)
 class TensorParallel(ByRules):
-    """Weights are split, the batch is not."""
+    """Tensor parallelism: the weights are split, the batch is not."""
 
     rules: tuple[Rule, ...] = TRANSFORMER
     kind: ClassVar[str] = "tensor_parallel"
@@ -183,7 +184,7 @@ class TensorParallel(ByRules):
 @checked
 @dataclass(frozen=True)
 class ExpertParallel(ByRules):
-    """The weights of stacked experts are split, and the batch."""
+    """Expert parallelism: the weights of stacked experts and the batch are split."""
 
     rules: tuple[Rule, ...] = EXPERTS
     kind: ClassVar[str] = "expert_parallel"
@@ -195,7 +196,7 @@ def _fits(rule: Rule, name: str, t: TensorType) -> bool:
 
 
 def _split_by(rule: Rule, t: TensorType) -> str:
-    """How `rule` splits a weight of type `t`, in words."""
+    """Returns the dim of a weight of type `t` that `rule` splits, as text for a warning."""
     _, dim, *parts = rule
     return f"dim {dim + t.rank if dim < 0 else dim}" + (
         f" in {parts[0]} parts" if parts and parts[0] > 1 else ""
@@ -224,9 +225,9 @@ def strategy(
     `axis` is by default "dp", for tensor_parallel "tp", for expert_parallel "ep" (which also splits
     the batch). `stage` is that of ZeRO (Rajbhandari et al. 2020): 1 splits optimizer state, 2
     gradients too (default), 3 weights too. `rules` are for tensor or expert parallelism: pairs
-    (regular expression for a weight's name, dim to split); a third number says of how many equal
-    parts the dim consists, each of which is split. Strategies are combined by `+`. Raises
-    StrategyError if `kind`, `stage` or a rule is unknown or not allowed for `kind`.
+    (regular expression for a weight's name, dim to split); a third number is the count of equal
+    parts in the dim, each of which is split. Strategies are combined by `+`. Raises StrategyError
+    if `kind`, `stage` or a rule is unknown or not allowed for `kind`.
     """
     one_of("strategy", "the kind", kind, KINDS, StrategyError)
     if stage is not None and (kind != "zero_redundancy_optimizer" or stage not in (1, 2, 3)):
@@ -249,7 +250,8 @@ NAMED.update({kind: partial(strategy, kind) for kind in KINDS})
 
 
 def _checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules as a tuple. Raises StrategyError if one is not a regular expression with a dim."""
+    """Returns the rules as a tuple. Raises StrategyError if one is not a regular expression with a
+    dim."""
     for rule in rules if isinstance(rules, (list, tuple)) else [rules]:
         pattern, *numbers = (
             rule if isinstance(rule, tuple) and len(rule) in (2, 3) else (None, None)

@@ -1,4 +1,4 @@
-"""For which arguments does a recording of a function stand, and which programs has it?"""
+"""`Entry`: one cached recording of a compiled function, with its argument types and programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _type_of = attrgetter("type")
 
 
 class Entry:
-    """One recorded variant of a function: what its arguments must be, and its programs."""
+    """One cached recording of a function: the types of its arguments, its guards and its
+    programs."""
 
     def __init__(
         self,
@@ -36,39 +37,39 @@ class Entry:
         self.setting = setting
         self.donated = {k for k, i in enumerate(self.dynamic) if i < len(donated) and donated[i]}
         self.root = Segment()
-        self.key: Any = None  # the structures of its arguments and of what is around them
-        self.guards: list[Guards] = []  # of each of its recordings
-        # Where the whole function is one program of arguments only: how to pick them.
+        self.key: Any = None  # the structures of its arguments and of the outer variables
+        self.guards: list[Guards] = []  # one for each recording of this entry
+        # The fast path if the function is one program of arguments only: picks the arguments.
         self.straight: Callable[[list[Any]], Sequence[Any]] | None = None
         self.have: tuple[TensorType, ...] | None = None
-        self.program: Program | None = None  # that one
-        self.checks: list[tuple[int, Check]] = []  # at each call, of which of its tensors
+        self.program: Program | None = None  # the program of the fast path
+        self.checks: list[tuple[int, Check]] = []  # (index of a tensor, check at each call)
 
     def leads_to(self, other: Entry) -> bool:
-        """Whether `other`, of a call now, is its own on other devices, or comes of what its first
-        call has put outside, where nothing was."""
+        """Returns whether `other`, the entry of a new call, differs from this entry only by its
+        devices, or only because a global that was missing exists since the first call."""
         if self.setting == other.setting and self.types[: self.own] == other.types[: self.own]:
             return any(v is GONE for v in self.values) and all(g.hold() for g in self.guards)
         return self._logical() == other._logical()
 
     def _logical(self) -> tuple[Any, ...]:
-        """What it was recorded for, whichever devices the places of a mesh are on."""
+        """The types and values that the entry is for, without the devices of the mesh."""
         mesh = self.setting.mesh
         types = [t if t.mesh is None else t.on(t.mesh.unfolded) for t in self.types]
         return types, self.values, mesh and mesh.unfolded
 
     def cover(self, leaves: Sequence[Any], own: int) -> None:
-        """Takes `leaves`, `own` of the arguments and what is around them, for what it was recorded
-        with."""
+        """Makes the entry stand for `leaves`, of which the first `own` are of the arguments and the
+        others of outer variables."""
         self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
         self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
         self.own = sum(i < own for i in self.dynamic)
         tensors = self.pick(leaves)
         self.types = [t.type for t in tensors]
         self.frozen = [t.frozen for t in tensors]
-        if any(self.frozen):  # of one that was pickled, say
+        if any(self.frozen):  # a parameter that was unpickled did not add to FREEZING
             FREEZING.add(True)
-        # The object that the function is a method of is itself; the rest is what is in it.
+        # The object that the function is a method of is compared by identity, others by value.
         self.values = [
             Same(v) if type(v) in self.owners else kept(v, warn=True)
             for v in (leaves[i] for i in self.static)
@@ -89,9 +90,8 @@ class Entry:
         return leaves if not self.static else [leaves[i] for i in self.dynamic]
 
     def matches(self, leaves: list[Any], setting: Settings) -> bool:
-        """Whether this recording stands for a call with these arguments: their types, settings,
-        frozen parameters, the function's variables and static values are the same. Called at each
-        call, so cheap questions come first."""
+        """Returns whether this entry fits a call: the same types, settings, frozen parameters,
+        variables and static values. The cheap comparisons come first, as this runs at each call."""
         tensors = self.pick(leaves)
         try:
             types = list(map(_type_of, tensors))
@@ -109,13 +109,13 @@ class Entry:
         return list(map(type, values)) == self.kinds and all(map(_equal, values, self.values))
 
     def _same_boxes(self, tensors: Sequence[Any]) -> bool:
-        """Whether names that were of one parameter are so here, and no others."""
+        """Returns whether the same arguments share a parameter as in the recording."""
         if self.distinct == len(tensors) == len(set(map(id, tensors))):
             return True
         return self._alias(tensors) == self.alias
 
     def settle(self) -> None:
-        """Finds the short way, once the first recording is done."""
+        """Sets up the fast path after the first recording."""
         root = self.root
         sources = [root.sources[i] for i in root.imports]
         if root.written is not None and all(isinstance(s, int) for s in sources):

@@ -1,5 +1,8 @@
-"""How is one call of a compiled function recorded? The tensors among its arguments become inputs,
-the function runs once, and what it gives, changes and shows becomes the program's results."""
+"""Recording of one call of a compiled function: inputs, the run of the function, results.
+
+Tensors among the arguments become inputs. The function runs once. Its results, its state changes
+and the values that it shows on the host become results of the program.
+"""
 
 from __future__ import annotations
 
@@ -41,31 +44,32 @@ from .written import Written
 
 @dataclass(eq=False)
 class Recorded:
-    """A call that was recorded: what was in its arguments, and what came of it."""
+    """A recorded call: its recorder, its result, its state changes and its guards."""
 
     recorder: Recorder
     out: Any
-    edits: list[Edit]  # of the containers of its arguments, and of variables
-    put: list[Any]  # the leaves of what they put there
+    edits: list[Edit]  # changes of the containers of its arguments, and of variables
+    put: list[Any]  # the leaves of the new values in `edits`
     guards: Guards
     places: list[Place]  # the variables
-    held: list[Place]  # those that are read as arguments are
-    once: list[str]  # what it did that a later call will not do
+    held: list[Place]  # the variables that are read as arguments are
+    once: list[str]  # side effects that a later call does not repeat
     buffers: dict[Node, Path]  # the inputs that are buffers of modules among its arguments
 
     def _mine(self, values: Sequence[Any]) -> list[int]:
-        """Which of `values` are tensors of the recording."""
+        """The indices of the tensors of this recording in `values`."""
         of = self.recorder
         return [i for i, x in enumerate(values) if isinstance(x, Tensor) and x._trace is of]
 
     def results(self, place: Mapping[int, int], complete: bool) -> tuple[list[Node], Written]:
-        """The program's results, their pending sums completed on `complete`; and what becomes of
-        them. `place` has the number of each of the call's tensors by its id."""
+        """Returns (the result nodes of the program, where they go after a call). With `complete`,
+        pending sums of the results are completed. `place` maps the id of each tensor of the call to
+        its number."""
         recorder = self.recorder
         leaves, spec = flatten(self.out)
         put = list(self.put)
         slots, written_slots = self._mine(leaves), self._mine(put)
-        # A parameter that is given back is the caller's own, with what it was given or set to.
+        # A returned parameter is the caller's own object, with its value at the end.
         same = [(i, place[id(x)]) for i, x in enumerate(leaves) if id(x) in recorder.changes.boxes]
         back = {id(leaves[i]) for i, _ in same}
         opened = [o for i, o in recorder.changes.boxes.items() if o.is_set or i in back]
@@ -92,16 +96,16 @@ class Recorded:
 
     @property
     def kept(self) -> set[Node]:
-        """The inputs that are frozen weights or buffers which the call does not set: the modules
-        hold them afterwards, so their memory is not given up."""
+        """The inputs that are never donated: frozen weights and buffers that the call does not set.
+        Their modules hold them after the call."""
         new = {path for edit in self.edits for path in edit.paths()}
         boxes = self.recorder.changes.boxes.values()
         frozen = {o.given for o in boxes if o.given and o.box.frozen and not o.is_set}
         return frozen | {n for n, path in self.buffers.items() if path not in new}
 
     def _flows(self) -> set[Node]:
-        """The nodes that a gradient would flow through from what the function is given, but for
-        buffers of modules, as a running mean is one."""
+        """The nodes that a gradient reaches from the function's inputs. Buffers of modules, such as
+        a running mean, are constants."""
         recorder, on = self.recorder, set[Node]()
         fixed = {*self.buffers} | {n for t, n in recorder.captured if _is_buffer(t)}
         for n in recorder.builder.nodes:
@@ -124,7 +128,7 @@ def _is_buffer(t: Tensor) -> bool:
 
 
 def _check(variables: Variables, edits: Sequence[Edit], put: Sequence[Any]) -> None:
-    """Raises ShapeError if a value of each device is put into a variable."""
+    """Raises ShapeError if a value that varies between devices is put into a variable."""
     left = iter(put)
     for edit in edits:
         first = edit.path[1] if len(edit.path) > 1 else edit.set[0][0]
@@ -141,8 +145,8 @@ def _check(variables: Variables, edits: Sequence[Edit], put: Sequence[Any]) -> N
 
 @dataclass(eq=False)
 class Call:
-    """A call of the function `fn`, which may be a method of objects of the classes `owners`: the
-    `leaves` of its arguments, of which those at the places `dynamic` are tensors."""
+    """A call of the function `fn`, which may be a method of objects of the classes `owners`.
+    `leaves` are those of its arguments; the ones at the indices `dynamic` are tensors."""
 
     fn: Callable[..., Any]
     name: str
@@ -158,7 +162,7 @@ class Call:
         self.names = list(map(path_name, call_paths(self.signature, self.spec)))
 
     def record(self, reads: Reads) -> Recorded:
-        """The recording, in the frame that the function turns out to need."""
+        """Records the call in the first frame that fits the function."""
         frame: Frame = WHOLE
         while True:
             try:
@@ -172,7 +176,8 @@ class Call:
 
     @opens
     def within(self, frame: Frame, reads: Reads) -> Recorded:
-        """The recording in `frame`; `reads` gets the inputs' sources and answers what is read."""
+        """Records the call in `frame`. `reads` gets the sources of the inputs and answers reads of
+        values."""
         reader = reads if frame.is_read else None
         recorder = Recorder(self.name, reader=reader, options=options_of_run())
         recorder.frame, recorder.compiles, recorder.local = frame, True, self.local
@@ -209,7 +214,7 @@ class Call:
             outside.restore(mine)
         written = {e.path[1] if len(e.path) > 1 else e.set[0][0] for e in more}
         conditions, held = guards(recorder, outside, written)
-        # A tensor from outside that is put there is an input from here on.
+        # A tensor from outside that is put into a variable becomes an input of the program.
         new = [symbolic(recorder.node(t), recorder) if type(t) is Tensor else t for t in new]
         said = drawn(before_draws, outside)
         return Recorded(
@@ -219,8 +224,8 @@ class Call:
     def _inputs(
         self, recorder: Recorder, reads: Reads
     ) -> tuple[dict[int, Tensor], list[tuple[Parameter, Node]]]:
-        """(what the function gets in place of its leaves; the parameters among these, which are
-        themselves, with the inputs that are in them)."""
+        """Returns ({index of a leaf: the function's argument in its place}, the parameters among
+        the leaves with their inputs). A parameter is passed as itself."""
         inputs: dict[int, Tensor] = {}
         bindings: list[tuple[Parameter, Node]] = []
         known: set[int] = set()

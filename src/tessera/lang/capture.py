@@ -1,4 +1,4 @@
-"""How is a call run again without being recorded or compiled? `graph.capture`."""
+"""`graph.capture`: runs of a compiled call again, without recording or compiling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Capture(Generic[R]):
-    """A function compiled for exactly the arguments it was captured with, to be run again."""
+    """A function compiled for exactly the arguments of its capture, for replays."""
 
     def __init__(self, fn: Callable[..., R], args: Any, kwargs: Any) -> None:
         self._jit: Jit[..., R] = Jit(getattr(fn, "fn", fn), (), True)
@@ -29,7 +29,7 @@ class Capture(Generic[R]):
             self._jit.chosen = fn.chosen
         self._signature = signature_of("capture", self._jit.fn)
         args, kwargs = self._given = self._placed(args, kwargs)
-        #: What the function gave when it was captured.
+        #: The function's result of the capture.
         self.result: R = self._jit.at_once(*args, **kwargs)
         if not self._jit.programs:
             raise UsageError(
@@ -39,8 +39,8 @@ class Capture(Generic[R]):
         self._leaves, self._spec = flatten(self._given)
 
     def replay(self, *args: Any, **kwargs: Any) -> R:
-        """Runs the program on arguments of the same types; without any, on those of the capture.
-        An array is as good as a tensor of its type.
+        """Runs the program on arguments of the same types; without any, on those of the capture. An
+        array may stand for a tensor of its type.
 
         Raises UsageError, which lists all arguments that differ.
         """
@@ -70,8 +70,8 @@ class Capture(Generic[R]):
         return self._jit(*args, **kwargs)
 
     def _placed(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments in their places, whether they are given by place or by name; arrays as
-        tensors."""
+        """Returns the arguments by position, whether they are given by position or by name, with
+        tensors in place of arrays."""
         given = bound(self._jit.name, self._signature, args, kwargs)
         return _as_tensors(given.args), _as_tensors(given.kwargs)
 
@@ -79,12 +79,12 @@ class Capture(Generic[R]):
 
     @property
     def compiled(self) -> Jit[..., R]:
-        """The function of `ts.jit` that it replays."""
+        """The compiled function (`ts.jit`) of the replays."""
         return self._jit
 
     @property
     def graph(self) -> Graph:
-        """What the program computes."""
+        """The graph of the program."""
         return self._jit.graph
 
     @property
@@ -94,8 +94,8 @@ class Capture(Generic[R]):
 
 
 def _as_tensors(x: Any) -> Any:
-    """`x` with tensors for the arrays in dicts, lists and tuples, as those of a tensor differ from
-    those of an array in their structure."""
+    """Returns `x` with tensors in place of arrays in dicts, lists and tuples: a replay needs the
+    same structure for both."""
     if is_array(x):
         return as_tensor(x)
     if type(x) is dict:
@@ -116,7 +116,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _kind(x: Any, other: Any = None) -> str:
-    """`x` in a few words; with its mesh, where the type of `other` differs in nothing else."""
+    """Returns `x` in a few words; with its mesh if the type of `other` differs in nothing else."""
     t, that = _type(x), _type(other)
     if t is None:
         return shown(x)
@@ -130,11 +130,11 @@ def _shown(leaves: list[Any]) -> str:
 
 
 def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
-    """Runs `fn(*args, **kwargs)` once and keeps its program, to be replayed (guide 5, traces).
+    """Runs `fn(*args, **kwargs)` once and keeps its program for replays (guide 5, traces).
 
-    A replay takes arguments of exactly the same types, so they compile nothing. What the function
-    reads from outside, such as weights, is read again at each replay. Raises UsageError if `fn`
-    reads a value on the host, or if a function is being recorded here.
+    A replay takes arguments of exactly the same types, so it compiles nothing. Values that the
+    function reads from outside, such as weights, are read again at each replay. Raises UsageError
+    if `fn` reads a value on the host, or inside of a recorded function.
     """
     function_of("capture", "the function", fn)
     if current() is not None:

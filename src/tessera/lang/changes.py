@@ -1,7 +1,7 @@
-"""Changes of a recording outside of itself: written parameters, attributes and items of modules.
+"""State changes during a recording: parameters, attributes and items of modules that it writes.
 
-Parameters keep their content and only show the type of what was written; attributes hold tensors of
-the recording. When it ends, all is as it was before.
+A parameter keeps its data and only shows the type of the new value; an attribute holds a tensor of
+the recording. When the recording ends, all of them are restored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .places import Place
 from .tensor import Past, Tensor
 
 X = TypeVar("X")
-_FAR = 4096  # values: all of a history, but for the longest
-_NEAR = 64  # values, by which an optimizer's update of a weight comes to its old one
+_FAR = 4096  # values: a whole history, except for the longest ones
+_NEAR = 64  # values: enough to find the old weight behind an optimizer's update
 
 
 def nearby(x: X, made_of: Callable[[X], Iterable[X]], most: int = _NEAR) -> list[X]:
-    """`x` and the first of what it was made of: as much as an update of a weight is made of."""
+    """Returns `x` and the values nearest to it in its history, at most about `most`."""
     found = {id(x): x}
     todo = deque([x])
     while todo and len(found) < most:
@@ -35,7 +35,7 @@ def nearby(x: X, made_of: Callable[[X], Iterable[X]], most: int = _NEAR) -> list
 
 
 def apart_from(out: Tensor, source: Tensor) -> Tensor:
-    """`out`, a copy of `source` elsewhere: a gradient through it is an error."""
+    """Returns `out`, a copy of `source` elsewhere; a gradient through it is an error."""
     there = nearby(source, lambda t: () if t._made is None else t._made.args, _FAR)
     out._past = Past([ref(t) for t in there], False)
     return out
@@ -43,12 +43,12 @@ def apart_from(out: Tensor, source: Tensor) -> Tensor:
 
 @dataclass
 class Written:
-    """A parameter from outside of a recording that is given to it, or that it writes."""
+    """A parameter from outside that is an argument of the recording, or that it writes."""
 
     box: Any
     type: TensorType  # before the recording
-    given: Node | None = None  # the input that stands for it, of an argument
-    last: Node | None = None  # what is written last, or else the input
+    given: Node | None = None  # its input, if it is an argument
+    last: Node | None = None  # the value written last, or else the input
 
     @property
     def is_set(self) -> bool:
@@ -57,33 +57,34 @@ class Written:
 
 @dataclass
 class Change:
-    """An attribute of a module from outside, or an item of a list or dict of one, that a recorded
+    """An attribute of a module from outside, or an item of a module's list or dict, that a recorded
     function has set."""
 
     place: Place
     before: Any
-    last: Tensor | None = None  # None of a number
+    last: Tensor | None = None  # None for a number
 
 
 class Changes:
-    """Those of the recording of one whole function."""
+    """The state changes of one recording."""
 
     def __init__(self) -> None:
         self.boxes: dict[int, Written] = {}
         self.changed: dict[object, Change] = {}  # by the names of their places
         self.born: dict[int, Any] = {}  # modules and parameters made in the function itself
-        # (a parameter that was set, what was in it before, what is in it since)
+        # (a parameter that was set, its node before, its new node)
         self.puts: list[tuple[Any, Node | None, Node]] = []
         self.slopes: set[Node] = set()  # results of ts.grad
-        self.updates: set[Node] = set()  # what updates made of weights
+        self.updates: set[Node] = set()  # updated weights
 
     def write(self, box: Any, before: Node | None, new: Node) -> None:
-        """Notes that `new` is in `box` in place of `before`."""
+        """Notes that `new` replaces `before` in `box`, a box from outside."""
         self.boxes.setdefault(id(box), Written(box, box.type)).last = new
         self.put(box, before, new)
 
     def put(self, box: Any, before: Node | None, new: Node) -> None:
-        """The same of a box that the recording has made: nothing of it outlives the recording."""
+        """Notes that `new` replaces `before` in `box`, which the recording has made and which ends
+        with it."""
         self.puts.append((box, before, new))
         self.update(before, new)
 
@@ -94,12 +95,12 @@ class Changes:
 
     @property
     def assigned(self) -> list[Change]:
-        """The places that are set to tensors."""
+        """The changes that set a place to a tensor."""
         return [c for c in self.changed.values() if c.last is not None]
 
     @contextmanager
     def numbers_before(self) -> Iterator[None]:
-        """Inside, modules have the numbers that they had before the recording."""
+        """A context in which modules have the numbers from before the recording."""
         numbers = [c for c in self.changed.values() if c.last is None]
         after = [c.place.now() for c in numbers]
         for c in numbers:
@@ -111,7 +112,8 @@ class Changes:
                 c.place.put(now)
 
     def made_of_before(self, end: Node) -> set[int]:
-        """The ids of the parameters that were set since `end` was computed of what they had."""
+        """The ids of the parameters whose old value `end` was computed from, and that were set
+        since."""
         was = {n: box for box, n, _ in self.puts if n is not None}
         new = {n for *_, n in self.puts}
         found, todo, seen = set[int](), [end] if was else [], set[Node]()
@@ -119,20 +121,22 @@ class Changes:
             n = todo.pop()
             if n in was:
                 found.add(id(was[n]))
-            if n not in seen and n not in new:  # how a new value was computed is another matter
+            if n not in seen and n not in new:  # the history of a new value does not count
                 seen.add(n)
                 todo += n.args
         return found
 
     def update(self, old: Node | None, new: Node) -> None:
-        """Notes that `new` is in a parameter in place of `old`: an update, if it is made of it."""
+        """Notes that `new` replaces `old` in a parameter; it is an update if it is computed from
+        `old`."""
         if old in nearby(new, lambda n: () if n in self.slopes else n.args):
             self.updates.add(new)
 
     def constants(self, wanted: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
-        """The updated weights among `nodes`, in their order, that are constants to a gradient by
-        those `wanted`, as in PyTorch: all, but where one was computed from these in another way
-        than through an earlier gradient, as from its first value or a learning rate."""
+        """The updated weights among `nodes`, in their order, that are constants for a gradient by
+        `wanted`. As in PyTorch these are all of them, unless one was computed from `wanted` other
+        than through an earlier gradient, as from an initial value or a learning rate: then there
+        are none."""
         if not self.updates:
             return set()
         made = set(wanted)
@@ -143,7 +147,8 @@ class Changes:
         return others if made.isdisjoint(others) else set()
 
     def undo(self) -> None:
-        """Makes all as it was before; what attributes are now is kept."""
+        """Restores the state from before the recording; the values of attributes stay in
+        `assigned`."""
         for w in self.boxes.values():
             w.box.type = w.type
         for c in self.assigned:
@@ -152,7 +157,8 @@ class Changes:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, all is as it was before, and may be used and changed."""
+        """A context with the state from before the recording, which may be used and changed in
+        it."""
         put = [c for c in self.assigned if c.place.now() is c.last]
         self.undo()
         try:
@@ -165,7 +171,7 @@ class Changes:
                 c.place.put(c.last)
 
     def clear(self) -> None:
-        """Lets go of all of it."""
+        """Forgets all changes."""
         self.boxes.clear()
         self.changed.clear()
         self.born.clear()

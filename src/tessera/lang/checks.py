@@ -1,6 +1,6 @@
-"""Are the arguments of a call what the function's signature says?
+"""Checks of a call's arguments against annotations, dtypes, meshes and signatures.
 
-Checks of one value are in `core/checks.py`; here are those that know tensors, meshes, signatures.
+Checks of one plain value are in `core/checks.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .tensor import Tensor
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# -- by what an annotation says -------------------------------------------------------------------
+# -- by annotation --------------------------------------------------------------------------------
 def _tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-# What an annotation takes.
+# The values that each annotation accepts: words for the error, and a predicate.
 _KINDS: dict[str, kinds.Kind] = {
     "int": kinds.whole_numbers(),
     "float": kinds.numbers(),
@@ -55,9 +55,9 @@ _KINDS: dict[str, kinds.Kind] = {
 def annotated(
     name: str, annotations: Mapping[str, object], values: Mapping[str, object]
 ) -> dict[str, Any]:
-    """`values`, with Python's numbers in place of NumPy's, and tuples where they are said. Raises
-    UsageError if one is not what is written beside its name. Annotations that say more than
-    `_KINDS` are not looked at."""
+    """Returns `values`, with Python numbers in place of NumPy's, and tuples where the annotation is
+    one. Raises UsageError if a value does not fit its annotation. Annotations that are not made of
+    `_KINDS` are not checked."""
     found = dict(values)
     for what, value in values.items():
         legal = str(annotations.get(what)).split(" | ")
@@ -71,7 +71,7 @@ def annotated(
 
 
 def annotated_fields(settings: Any) -> None:
-    """`annotated` of a dataclass that was just made."""
+    """Applies `annotated` to the fields of a dataclass that was just made."""
     types = {f.name: f.type for f in dataclasses.fields(settings)}
     values = {n: getattr(settings, n) for n in types}
     for what, value in annotated(type(settings).__name__, types, values).items():
@@ -80,7 +80,8 @@ def annotated_fields(settings: Any) -> None:
 
 
 def typed(fn: F) -> F:
-    """`fn`, or the `__init__` of a class, with `annotated` of its arguments at each call."""
+    """Returns `fn`, or the `__init__` of a class, with `annotated` of its arguments at each
+    call."""
     name, signature = fn.__qualname__.removesuffix(".__init__"), inspect.signature(fn)
     types = {p.name: p.annotation for p in signature.parameters.values()}
 
@@ -94,7 +95,8 @@ def typed(fn: F) -> F:
 
 
 def fitting(name: str, value: object, dtype: DType) -> float:
-    """A number that `dtype` can hold. Raises UsageError, DTypeError."""
+    """Returns `value` as a number that `dtype` can hold. Raises UsageError if it is not a number,
+    DTypeError if it does not fit."""
     x = number(name, "the value", value)
     if dtype.is_int:
         info = np.iinfo(dtype.numpy.name)
@@ -116,7 +118,7 @@ def fitting(name: str, value: object, dtype: DType) -> float:
 
 
 def mesh_or_none(name: str, mesh: object) -> Mesh | None:
-    """A mesh, or None. Raises MeshError."""
+    """Returns `mesh`. Raises MeshError unless it is a Mesh or None."""
     if mesh is None or isinstance(mesh, Mesh):
         return mesh
     fix = 'give a dist.Mesh, e.g. dist.Mesh(("dp",), devices=8)'
@@ -124,14 +126,14 @@ def mesh_or_none(name: str, mesh: object) -> Mesh | None:
 
 
 def needed_mesh(name: str, mesh: Mesh | None) -> Mesh:
-    """`mesh`, which is one. Raises MeshError."""
+    """Returns `mesh`. Raises MeshError if it is None."""
     if mesh is None:
         raise MeshError(f"{name}: there is no mesh", fix="pass mesh=..., or say: with mesh:")
     return mesh
 
 
 def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
-    """The arguments that `fn` takes. Raises UsageError if it does not say."""
+    """The signature of `fn`. Raises UsageError if it has none that Python can read."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -142,12 +144,12 @@ def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def asked_function(name: str, what: str, value: Any) -> Callable[..., Any]:
-    """A function, with an error of ours where it does not take what it is called with. Raises
-    UsageError if `value` cannot be called."""
+    """Returns `value` as a function that raises UsageError if it is called with arguments that it
+    does not take. Raises UsageError if `value` cannot be called."""
     fn = function_of(name, what, value)
     try:
         inspect.signature(fn)
-    except (TypeError, ValueError):  # it does not say what it takes
+    except (TypeError, ValueError):  # a builtin without a signature
         return fn
     return asking(fn, getattr(fn, "__name__", what))
 
@@ -155,7 +157,7 @@ def asked_function(name: str, what: str, value: Any) -> Callable[..., Any]:
 def bound(
     name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """The arguments of a call, by name. Raises UsageError if they do not fit."""
+    """Binds the arguments of a call to their names. Raises UsageError if they do not fit."""
     try:
         return signature.bind(*args, **kwargs)
     except TypeError:

@@ -1,5 +1,8 @@
-"""What becomes of the choices of `@schedule(...)`? They hold while the function around them is
-recorded; some are settled when that begins, and some are about what a function may not have."""
+"""The options that `@schedule(...)` sets for a function, and the warnings if one has no effect.
+
+They are in force while the function is recorded. Most are fixed when the recording of the outermost
+function begins; the options in `READ_LATE` are read during the recording.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,28 @@ from ..ir.schedule.algorithms.build import nest_size
 from ..ops.redistribute import CHANGES, MOVES, all_to_all
 from .record import Recorder, current
 
-# Choices that are read while a function is recorded; all others are settled when that begins.
+# Options that are read during a recording; all others are fixed when it begins.
 READ_LATE = ("pipeline", "microbatches", "backend", "epoch")
-# Choices of when collectives run.
+# Options for the time at which collectives run.
 WHEN = ("overlap", "bucket_bytes", "prefetch", "reshard_after_forward")
 
 
 def made(options: ScheduleOptions) -> dict[str, Any]:
-    """The choices of `options` by their names, without those that are left to Tessera."""
+    """Returns the options that are set, by name."""
     every = ((f.name, getattr(options, f.name)) for f in fields(options))
     return {name: value for name, value in every if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The choices that a user made for the function `name`."""
+    """The schedule options that a user set for the function `name`."""
 
     name: str
     options: ScheduleOptions
 
     def after(self, outer: Chosen) -> Chosen:
-        """These, and those of `outer`, which stand above them. What is chosen in both gives an
-        OptionWarning where it differs."""
+        """Returns these options together with `outer`, those of the decorator above. Gives an
+        OptionWarning if both set one option to different values; these win."""
         mine, theirs = made(self.options), made(outer.options)
         twice = {k: v for k, v in theirs.items() if mine.get(k, v) != v}
         if twice:
@@ -52,8 +55,8 @@ class Chosen:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """The settings of a call. A function that is being recorded then says at its end which of
-        these choices had no effect."""
+        """A context with the settings of a call. If a function is being recorded, its end warns of
+        each of these options that had no effect."""
         recorder = current()
         if recorder is not None:
             recorder.root.chosen[self] = None
@@ -61,8 +64,9 @@ class Chosen:
             yield
 
     def warn_if_unused(self, recorder: Recorder, table: str, cut: bool) -> None:
-        """Gives an OptionWarning for each choice that had no effect on what was recorded; `table`
-        is that of its pipeline, and a read may have `cut` it."""
+        """Gives an OptionWarning for each option that had no effect on the recording. `table`
+        describes its pipeline ("" without one); `cut` says that a read of a value split the
+        program."""
         o, now = self.options, recorder.options.schedule
         settled = {k: v for k, v in made(o).items() if k not in READ_LATE and v != getattr(now, k)}
         if settled:
@@ -124,8 +128,9 @@ class Chosen:
             )
 
     def _warn_of_collectives(self, recorder: Recorder) -> None:
-        """Gives an OptionWarning for each choice about collectives that were not recorded. On one
-        device there are none, and it says nothing: the program may be meant for more."""
+        """Gives an OptionWarning for each option about collectives that were not recorded. On one
+        device there are no collectives, and there is no warning: the program may be meant for
+        several."""
         graph = recorder.builder.graph(())
         moves = list(graph.collectives())
         kinds = {n.op for n, _ in moves}
@@ -162,8 +167,8 @@ class Chosen:
 
 
 def _becomes(kind: str) -> set[str]:
-    """The recorded collectives that may be of this `kind` in the end: a sum that is split again is
-    scattered, and one that is gathered is summed."""
+    """Returns the recorded ops that may become a collective of this `kind`: for example, a sum that
+    is split again becomes a reduce_scatter."""
     return {kind} if kind in (all_to_all.name, *MOVES) else {*CHANGES} - {all_to_all.name}
 
 
@@ -172,6 +177,6 @@ def _written(choices: dict[str, Any]) -> str:
 
 
 def warn_if_unused(recorder: Recorder, table: str = "", *own: Chosen, cut: bool = False) -> None:
-    """Warns of what was chosen for what was recorded, and for functions that it calls."""
+    """Warns of unused options of the recorded function and of the functions that it calls."""
     for chosen in dict.fromkeys([*own, *recorder.chosen]):
         chosen.warn_if_unused(recorder, table, cut)

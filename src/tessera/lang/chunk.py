@@ -1,7 +1,7 @@
-"""Random draws of a function that `map_chunks` calls block by block: those for all rows at once.
+"""Random draws inside `map_chunks`: each block takes its part of the draws for all rows.
 
-A function that draws is recorded for all rows too, but only to see what it draws then. A draw for a
-block is the block's part of that draw: it has the same key, and its rows keep their places in it.
+A function that draws is first recorded for all rows, only to find its draws. A draw for a block is
+the block's part of that draw: it has the same key, and its rows keep their positions in it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Draw:
-    """A draw of random bits; if it is a part of a larger one, `numbers` and `blocks` are the
-    operands and the attribute of `random_bits` that say which."""
+    """A draw of random bits. For a part of a larger draw, `numbers` and `blocks` are the operands
+    and the attribute of `random_bits` that select the part."""
 
     shape: Shape
     along: tuple[str, ...] = ()  # the local axes along which each device draws its own
@@ -30,15 +30,16 @@ class Draw:
 class Chunk:
     """A recording of the function that `map_chunks` calls."""
 
-    draws_around = False  # whether its keys are those of the function around `map_chunks`
+    draws_around = False  # whether its keys are drawn in the function around `map_chunks`
 
     def draw(self, shape: Shape, around: Callable[[], Draw]) -> Draw:
-        """The draw of `shape` in this recording; without `map_chunks` it would be `around()`."""
+        """Returns the draw of `shape` in this recording. `around()` is the draw without
+        `map_chunks`."""
         raise NotImplementedError
 
 
 class Drew(Exception):
-    """The function draws, so it must be recorded for all rows first."""
+    """Raised if the function draws: it must be recorded for all rows first."""
 
 
 class NoDraws(Chunk):
@@ -50,7 +51,7 @@ class NoDraws(Chunk):
 
 @dataclass
 class AllRows(Chunk):
-    """A recording for all rows, of which only the draws are used."""
+    """A recording for all rows; only its draws are used."""
 
     drawn: list[Draw] = field(default_factory=list)
 
@@ -61,8 +62,8 @@ class AllRows(Chunk):
 
 @dataclass
 class Block(Chunk):
-    """The final recording of a function that draws: for block `number` of `count`, which has `rows`
-    rows, `each` of them on each device. `drawn` is what the function draws for all rows."""
+    """The final recording of a function that draws: for block `number` of `count`, with `rows`
+    rows, `each` of them on each device. `drawn` are the function's draws for all rows."""
 
     drawn: list[Draw]
     number: Tensor

@@ -1,9 +1,9 @@
-"""The collectives as functions. In the global view they change a layout, and complete what is still
-to be completed. In a local body they are literal: each device hands in its own block, and what
-comes out is computed from all of them.
+"""The collectives of `dist`: `all_reduce`, `all_gather`, `all_to_all`, `send`, `recv` and others.
 
-`all_reduce` of 1.0 over four devices is 4.0 in a local body; in the global view 1.0 is one value.
-A collective over an axis that is not local to the body has its global meaning.
+In the global view they change a layout and complete pending sums. In a local body they are literal:
+each device passes its own block, and the result is computed from all blocks. For example,
+`all_reduce` of 1.0 over four devices is 4.0 in a local body; in the global view 1.0 is one value. A
+collective over an axis that is not local to the body has its global meaning.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ def all_reduce(
     """The sum, max, min or mean over the devices along `axis`, as one value on each of them.
 
     `x` is a tensor or a tree of tensors. In a local body the values of the devices are reduced by
-    `op` (None: sum); `axis` None is all local axes. Bools are counted in int32, as `ts.sum` does;
-    their "max" says whether any is True. In the global view pending sums are completed and a
-    complete value stays as it is; `axis` None is every axis with a pending sum, and `op` ("sum",
-    "max", "min") must be what is pending (None accepts any, and "mean" a sum: of a value that is
-    whole the mean over devices is itself).
+    `op` (None: sum); `axis` None is all local axes. Bools are summed in int32, as by `ts.sum`;
+    their "max" is True if any is True. In the global view pending sums are completed and a complete
+    value stays as it is; `axis` None is every axis with a pending sum, and `op` ("sum", "max",
+    "min") must be the pending reduction. None accepts any reduction. "mean" accepts a sum: the mean
+    over devices of a complete value is the value itself.
 
     With `deterministic` this sum is added in a fixed order over the places of `axis`, at the level
     "fast" too (guide 2, 4): in the order that `dist.deterministic` chose, else adjacent pairs
-    first, on any fold of the mesh, and by no other algorithm. How the summands and the gradient are
-    computed is left to the level. Raises UsageError if `op` is unknown, LayoutError if another
-    reduction is pending.
+    first, on any fold of the mesh, and by no other algorithm. The level still decides how the
+    summands and the gradient are computed. Raises UsageError if `op` is unknown, LayoutError if
+    another reduction is pending.
 
     >>> import tessera as ts
     >>> from tessera import dist, op
@@ -100,7 +100,7 @@ def all_reduce(
 
 
 def _completed(t: Tensor, axes: tuple[str, ...], op: str | None) -> Tensor:
-    """The global meaning: what is pending over `axes` is completed."""
+    """Completes the pending reductions of `t` over `axes`: the global meaning of `all_reduce`."""
     may = {None: PARTIAL_KINDS, "mean": ("sum",)}.get(op, (op,))
     other = [f"{k} over {a}" for a, k in t.type.partial if a in axes and k not in may]
     if other:
@@ -140,11 +140,12 @@ def reduce_scatter(
 
 
 def _counted(x: Tensor) -> Tensor:
-    """Truths as numbers to be added up, as `ts.sum` counts them."""
+    """Returns bools as integers, in the dtype in which `ts.sum` sums them; other tensors as they
+    are."""
     return functions.cast(x, summed(bool_)) if x.dtype is bool_ else x
 
 
-# -- putting together and apart -------------------------------------------------------------------
+# -- gathering, scattering, exchanging ------------------------------------------------------------
 def all_gather(x: Any, axis: Axis = None, dim: int | None = None) -> Any:
     """The blocks of all devices along `axis`, joined along `dim`, on each of them.
 
@@ -166,8 +167,8 @@ def all_gather(x: Any, axis: Axis = None, dim: int | None = None) -> Any:
 def gather(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int | None = None) -> Tensor:
     """The blocks of all devices along `axis`, joined along `dim`, for the device at place `root`.
 
-    Every device gets the result, because it runs as an all_gather; an OptionWarning says so for a
-    `root` other than 0. Raises UsageError if `root` is not a place along `axis`.
+    It runs as an all_gather, so every device gets the result; an OptionWarning says so for a `root`
+    other than 0. Raises UsageError if `root` is not a place along `axis`.
     """
     if _place("gather", root, axis):
         warn_no_effect(
@@ -181,10 +182,10 @@ def gather(x: Tensor, axis: str | Sequence[str], root: int = 0, dim: int | None 
 
 
 def broadcast(x: Any, axis: str | Sequence[str], root: int = 0) -> Any:
-    """The block of the device at place `root` along `axis`, on each device. Takes trees too.
+    """The block of the device at place `root` along `axis`, on each device. `x` may be a tree.
 
-    In the global view a value is the same everywhere already and stays. Raises UsageError if `root`
-    is not a place along `axis`.
+    In the global view a value is the same on all devices already and stays as it is. Raises
+    UsageError if `root` is not a place along `axis`.
     """
 
     def send(t: Tensor) -> Tensor:
@@ -219,9 +220,9 @@ def all_to_all(
 ) -> Tensor:
     """Splits each device's block along `split_dim` and sends one part to each device along `axis`.
 
-    Each device joins the parts that it receives along `concat_dim`, in the order of the senders. In
-    the global view the dim that is split over `axis` becomes whole and `split_dim` is split
-    instead. Raises ShapeError if the local `split_dim` does not divide by the number of devices.
+    Each device joins the received parts along `concat_dim`, in the order of the senders. In the
+    global view the dim that is split over `axis` becomes whole and `split_dim` is split instead.
+    Raises ShapeError if the local `split_dim` does not divide by the number of devices.
     """
     x = as_tensor(x)
     i, j = one_dim("all_to_all", x, split_dim), one_dim("all_to_all", x, concat_dim)
@@ -262,8 +263,8 @@ def shift(x: Tensor, axis: str | Sequence[str], by: int = 1) -> Tensor:
 
 
 def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
-    """The (from, to) pairs as integers. Raises UsageError if a place does not exist, or gives or
-    takes twice."""
+    """Returns the (from, to) pairs as integers. Raises UsageError if a place does not exist, or
+    sends or receives twice."""
     try:
         given = tuple((a, b) for a, b in pairs)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -281,9 +282,9 @@ def _pairs(pairs: object, n: int) -> tuple[tuple[int, int], ...]:
     return given
 
 
-# -- by name, and in step -------------------------------------------------------------------------
+# -- point to point, and barriers -----------------------------------------------------------------
 def send(x: Tensor, to: int, name: str = "") -> None:
-    """Sends `x` to the device of rank `to` in a local body, which receives it by `recv`.
+    """Sends `x` to the device of rank `to` in a local body, where `recv` receives it.
 
     Raises UsageError if there is no such rank, or in the global view.
     """
@@ -291,7 +292,7 @@ def send(x: Tensor, to: int, name: str = "") -> None:
 
 
 def recv(source: int, name: str = "") -> Tensor:
-    """The value that the device of rank `source` in a local body sends here under `name`.
+    """The value that the device of rank `source` in a local body sends to this device under `name`.
 
     Values of one sender and name arrive in the order in which they were sent. Raises UsageError if
     there is no such rank, or in the global view.
@@ -302,20 +303,20 @@ def recv(source: int, name: str = "") -> Tensor:
 def recv_from(owner: int, name: str) -> Tensor:
     """The value that the device of rank `owner` returns from a local body under `name`.
 
-    This is the collective of ZeRO in guide 4. `name` is the last key of its place in the returned
-    tree. Raises UsageError if there is no such rank.
+    This is the collective of ZeRO in guide 4. `name` is the last key of the value's path in the
+    returned tree. Raises UsageError if there is no such rank.
     """
     return ranks.recv_from(_peer("recv_from", owner), name)
 
 
 def barrier() -> None:
-    """Returns when all have come to this line: the devices of a local body, or, outside of
+    """Returns when all have reached this line: the devices of a local body, or, outside of
     functions, the processes of the run.
 
     A program runs its collectives in the same order on all of its devices, so in a function the
     check is made when it is recorded and costs nothing when it runs. Processes wait for each other,
-    not for what their devices still compute. Raises BackendError, which names who has not come,
-    after the limit of collectives.
+    not for pending work of their devices. Raises BackendError after the timeout of collectives; the
+    error names the processes that did not arrive.
     """
     seen = view()
     if seen is not None and seen.rank is not None:
@@ -328,8 +329,8 @@ def barrier() -> None:
 def shard(x: Tensor, axis: str | Sequence[str], dim: int = 0) -> Tensor:
     """`x` with `dim` split over `axis` too; if `axis` split another dim, an all_to_all moves it.
 
-    In a local body: this device's part of a value that all devices hold. Raises ShapeError if `dim`
-    does not divide there.
+    In a local body: this device's part of a value that all devices hold. Raises ShapeError if the
+    size of `dim` does not divide by the number of devices there.
     """
     x = as_tensor(x)
     d = one_dim("shard", x, dim)
@@ -343,8 +344,9 @@ def shard(x: Tensor, axis: str | Sequence[str], dim: int = 0) -> Tensor:
 
 
 def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
-    """`t` with `dim` split over `axes` below whatever splits it already. Where `axes` do not divide
-    the local size, they split that alone, so that they can be gathered without the others."""
+    """Returns `t` with `dim` split over `axes`, below the axes that split it already. If `axes` do
+    not divide the local size evenly, they get a factor of their own, so that they can be gathered
+    without the others."""
     old: Dim = t.dims[dim]
     last = old[-1] if old[-1].axes or len(old) == 1 else old[0]
     above, uneven = ways(last.axes, t.sizes), last.size % ways((*last.axes, *axes), t.sizes)
@@ -357,9 +359,9 @@ def split_over(t: TensorType, dim: int, axes: Sequence[str]) -> TensorType:
 
 
 def over_blocks(name: str, x: Tensor) -> Tensor:
-    """`x`, a sum over what a device has of a weight, with those of the weight's other blocks still
-    to be added. In a body without a strategy it stays a device's own, and one StrategyWarning says
-    so."""
+    """Returns `x`, a sum over the device's block of a weight, with the sums of the weight's other
+    blocks pending. In a body without a strategy the sum stays each device's own, and one
+    StrategyWarning says so."""
     seen, recorder = view(), current()
     own = [a for a in x.type.varying if seen is not None and a in seen.axes]
     if seen is None or recorder is None or not own:
@@ -378,7 +380,7 @@ def over_blocks(name: str, x: Tensor) -> Tensor:
     return pending(recorder, x, blocks) if blocks else x
 
 
-# -- parts ----------------------------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------
 def _check_sum(name: str, x: Tensor, axes: Sequence[str], mean: bool) -> None:
     seen = view_now()
     if x._node is not None:
@@ -394,7 +396,8 @@ def _local_only(name: str) -> UsageError:
 
 
 def _peer(name: str, rank: object) -> int:
-    """A rank of the local body. Raises UsageError; the body's own rank must be a number then."""
+    """Returns a rank of the local body as a number. Raises UsageError if it does not exist, and
+    NeedsRank if the body must be recorded for each rank first."""
     seen = view()
     if seen is None:
         raise _local_only(name)
@@ -407,7 +410,7 @@ def _peer(name: str, rank: object) -> int:
 
 
 def _place(name: str, root: object, axis: object) -> int:
-    """A place along `axis`, as a number. Raises UsageError."""
+    """Returns a place along `axis` as a number. Raises UsageError if it does not exist."""
     if isinstance(root, Tensor):
         root = int(root)
     seen = view()
@@ -424,7 +427,7 @@ def _place(name: str, root: object, axis: object) -> int:
 def _axes(
     name: str, axis: object, x: Tensor, default: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(axes with a literal meaning here, axes with their global meaning)."""
+    """Returns (axes with a literal meaning here, axes with their global meaning)."""
     seen = view()
     if axis is None:
         return (seen.axes, ()) if seen is not None else ((), tuple(default))

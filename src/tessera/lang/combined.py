@@ -1,4 +1,4 @@
-"""Functions that a few others make up, under the names that users of NumPy and PyTorch look for."""
+"""Functions composed of a few ops, as in NumPy and PyTorch: `diff`, `outer`, `meshgrid`, `tan`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def outer(x: Like, y: Like) -> Tensor:
 
 
 def diff(x: Like, n: int = 1, dim: int = -1) -> Tensor:
-    """Each element less the one before it along `dim`, `n` times over.
+    """The difference of each element and the one before it along `dim`, taken `n` times.
 
     Raises ShapeError if `x` has no such dim, UsageError if `n` is below 0.
     """
@@ -96,7 +96,7 @@ def _between(t: Tensor, dim: int, start: int, stop: int) -> Tensor:
 
 
 def count_nonzero(x: Like, dim: Dims = None) -> Tensor:
-    """How many elements along `dim` (None: all dims) are not zero, as int32.
+    """The number of nonzero elements along `dim` (None: all dims), as int32.
 
     Raises ShapeError if `x` has no such dim.
     """
@@ -109,8 +109,8 @@ def count_nonzero(x: Like, dim: Dims = None) -> Tensor:
 def meshgrid(*xs: Like, indexing: str = "xy") -> tuple[Tensor, ...]:
     """The coordinates of all points of a grid whose axes are the vectors `xs`.
 
-    `indexing` "ij" gives tensors [n0, n1, …]. "xy", as in NumPy, has the first two dims the other
-    way round; PyTorch's default is "ij". Raises ShapeError if one is not a vector, UsageError for
+    `indexing` "ij" gives tensors [n0, n1, …]. "xy", as in NumPy, swaps the first two dims;
+    PyTorch's default is "ij". Raises ShapeError if one of `xs` is not a vector, UsageError for
     another `indexing`.
     """
     if indexing not in ("xy", "ij"):

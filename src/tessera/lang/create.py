@@ -1,4 +1,4 @@
-"""How does a tensor get its first values and its layout? `tensor`, `dist.tensor`, and more."""
+"""Creation of tensors with values and a layout: `tensor`, `dist.tensor`, `redistribute`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ ROLES |= {"heads": -2}
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Says which dims of a tensor are split over which mesh axes (guide 1, 7.3).
+    """A layout by dim: which dims of a tensor are split over which mesh axes (guide 1, 7.3).
 
     `partition` names dims by role ("row" is dim -2, "col" is dim -1, ...) or by number. The entry
-    of `mesh_axes` at the same place is the axis that splits this dim, or a tuple of axes, major
+    of `mesh_axes` at the same position is the axis that splits this dim, or a tuple of axes, major
     first.
     """
 
@@ -77,8 +77,8 @@ class ShardSpec:
         return TensorType(dtype_of(dtype), dims, (), mesh)
 
     def _dim(self, part: str | int, rank: int) -> int:
-        """The dim that `part` names in a tensor of `rank` dims: a number, or a role such as
-        "row"."""
+        """Returns the dim that `part` names in a tensor of `rank` dims: a number, or a role such as
+        "row". Raises LayoutError if there is no such dim."""
         if not is_whole(part) and not (isinstance(part, str) and part in ROLES):
             raise LayoutError(
                 f"ShardSpec: {part!r} names no dim",
@@ -113,9 +113,9 @@ Layout = ShardSpec | TensorType | str | None
 
 
 def layout_type(layout: Layout, shape: Sequence[int], dtype: Any, mesh: Mesh | None) -> TensorType:
-    """The type that `layout` gives a tensor of `shape`: a ShardSpec, a text like `[8@dp, 4]` or
-    `f32[8@dp, 4]`, a type, or None for replicated. Raises LayoutError, ShapeError, or DTypeError if
-    a text names another dtype."""
+    """The type of a tensor of `shape` in `layout`: a ShardSpec, a text like `[8@dp, 4]` or
+    `f32[8@dp, 4]`, a type, or None for replicated. Raises LayoutError if it cannot be read,
+    ShapeError if it is for another shape, DTypeError if a text names another dtype."""
     want = dtype_of(dtype)
     if layout is None:
         return plain(want, shape, mesh)
@@ -163,17 +163,17 @@ def tensor(
     `layout` says which dims are split, e.g. "[8@dp, 4]"; without it every device holds all of it.
     Without `mesh` the mesh of the enclosing `with mesh:` is used; outside of one the tensor has no
     mesh and can be used with any. A tensor of another mesh is moved to `mesh`; its gradient ends
-    there. Of a parameter it is the value of now. Floats with a `name` are a weight, as
-    `dist.tensor` gives. If `dtype` is None, 64-bit data becomes 32-bit. Raises DTypeError if
-    `dtype` does not exist or a value does not fit 32 bits; ShapeError if `layout` is for another
-    shape; LayoutError if it cannot be read or does not fit the mesh;
-    MeshError if `mesh` is not a Mesh, or a recorded function has a tensor of another one.
+    there. For a parameter the result is its current value. Floats with a `name` become a weight,
+    like a tensor of `dist.tensor`. If `dtype` is None, 64-bit data becomes 32-bit. Raises
+    DTypeError if `dtype` does not exist or a value does not fit 32 bits; ShapeError if `layout` is
+    for another shape; LayoutError if it cannot be read or does not fit the mesh; MeshError if
+    `mesh` is not a Mesh, or a recorded function has a tensor of another one.
     """
     asked = mesh_or_none("tensor", mesh)
     mesh = asked or settings().mesh
     lies = engine().adopt(data, mesh) if engine_array(data) and layout is None else None
     if lies is not None and lies.mesh is None and mesh is not None:
-        lies = None  # on one device: it is placed, as other values of the host are
+        lies = None  # an array on one device is placed on the mesh, like host data
     if isinstance(data, Tensor) or lies is not None:
         t = data.now() if lies is None else Tensor(data, lies)
         if dtype is not None:
@@ -211,15 +211,16 @@ def dist_tensor(
     init: Init = "normal",
     name: str = "",
 ) -> Box:
-    """A tensor of `shape` that is made on the devices, each its own block, when it is first used.
+    """A tensor of `shape` made on the devices, each its own block, when it is first used.
 
     `init` is "normal" (standard deviation 1/sqrt(fan-in)), "zeros", "ones", "uniform", a number, or
     a function from the shape to a Tensor. Random values depend on `ts.seed` and `name` (without a
     name, on the order of creation), never on the layout. The value may be replaced, by
     `step.parameters = ...` or `t.put(tensor)`: functions read it again at each call. Without
     `name`, the tensor gets the name of its variable in the first `graph.training_step` that uses
-    it; what a step makes by name is made once, and met again later. Raises UsageError if `init` is
-    unknown, ShapeError if the function returns another shape, LayoutError if `layout` does not fit.
+    it. A step that makes a tensor under a name makes it once, and reuses it later. Raises
+    UsageError if `init` is unknown, ShapeError if the function returns another shape, LayoutError
+    if `layout` does not fit.
     """
     if hasattr(shape, "__array__"):
         fix = "a tensor of values is ts.tensor(x, mesh, layout); dist.tensor draws new ones"
@@ -236,7 +237,7 @@ def dist_tensor(
 
 
 def first_values(what: str, init: Init, name: str) -> Recipe:
-    """The recipe of a tensor by `init`."""
+    """Returns a recipe that makes the first values of a tensor by `init`."""
     string(what, "name", name)
     _known_init(init)
     key = random.key_for(name)
@@ -244,14 +245,14 @@ def first_values(what: str, init: Init, name: str) -> Recipe:
 
 
 def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
-    engine().start(t.mesh)  # or the first draw would start the devices, and too few
+    engine().start(t.mesh)  # else the first draw would start too few devices
     small = _small(t, init, key)
     if small is not None:
         return engine().place(small, t)
     seed = Tensor(None, KEY_TYPE)
     seed._pending = lambda: engine().place(key, KEY_TYPE)
     options = settings().program
-    if callable(init) and not isinstance(init, Normal):  # who knows what it gives the next time
+    if callable(init) and not isinstance(init, Normal):  # it may give other values next time
         graph, captured = _init_graph(t, init, options)
         return run_graph(graph, [seed, *captured])[0].stored
     program = _init_program(engine(), options, t, init)
@@ -259,12 +260,12 @@ def _initial(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> Any:
 
 
 SMALL = (1 << 12, 1 << 16)
-"""Tensors of at most so many elements are cut from draws of that size: a program for each shape
+"""The element counts of the shared draws that small tensors are cut from. A program for each shape
 took 0.2 s to compile, and a small model has dozens of shapes."""
 
 
 def _small(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """The first values of a tensor that is small, the same as `_init_program` gives; None for
+    """Returns the first values of a small tensor, equal to those of `_init_program`; None for
     others."""
     room = next((n for n in SMALL if t.size <= n), None)
     if room is None or t.dtype is not f32 or t.partial:
@@ -292,7 +293,7 @@ def _small(t: TensorType, init: Init, key: np.ndarray[Any, Any]) -> np.ndarray[A
 
 @lru_cache(maxsize=16)
 def _draws(by: Engine, options: ProgramOptions, t: TensorType) -> Program:
-    """Normal draws: of a key and a standard deviation."""
+    """The program of normal draws: its inputs are a key and a standard deviation."""
     recorder = Recorder("init", options=options)
     recorder.key = recorder.node(recorder.input(KEY_TYPE, "random_key"))
     std = recorder.input(plain(f32, ()), "std")
@@ -303,12 +304,13 @@ def _draws(by: Engine, options: ProgramOptions, t: TensorType) -> Program:
 
 @lru_cache(maxsize=256)
 def _init_program(by: Engine, options: ProgramOptions, t: TensorType, init: Init) -> Program:
-    """What makes the tensors of one type: the key is an argument, so all of them share it."""
+    """The program that makes tensors of one type. The key is an argument, so tensors share it."""
     return by.compile(_init_graph(t, init, options)[0])
 
 
 def _init_graph(t: TensorType, init: Init, options: ProgramOptions) -> tuple[Graph, list[Tensor]]:
-    """From the random key to the values, and which tensors `init` uses besides."""
+    """Returns (the graph from the random key to the values, the outside tensors that `init`
+    uses)."""
     recorder = Recorder("init", options=options)
     k = recorder.input(KEY_TYPE, "random_key")
     recorder.key = recorder.node(k)
@@ -320,7 +322,8 @@ def _init_graph(t: TensorType, init: Init, options: ProgramOptions) -> tuple[Gra
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Draws around 0 with a standard deviation of `std`: two of the same `std` are one value."""
+    """An `init` of normal draws around 0. Two with the same `std` are equal, so they share a
+    program."""
 
     std: float
 
@@ -342,7 +345,8 @@ def _known_init(init: object) -> None:
 
 
 def initial_value(t: TensorType, init: Init) -> Tensor:
-    """The recorded initial value of a tensor of type `t`. Raises UsageError for unknown `init`."""
+    """Records the initial value of a tensor of type `t`. Raises UsageError for an unknown `init`,
+    ShapeError if its function returns another shape."""
     _known_init(init)
     if callable(init):
         made = as_tensor(init(t.shape)).to(t.dtype)

@@ -1,4 +1,4 @@
-"""What has come so far along a dim? Running sums, products, and the largest or least elements."""
+"""Cumulative functions along a dim: `cumsum`, `cumprod`, `cummax`, `cummin`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def cumprod(x: Like, dim: int = -1) -> Tensor:
 def cummax(x: Like, dim: int = -1) -> tuple[Tensor, Tensor]:
     """(The largest element so far along `dim`, its int32 index): both in the shape of `x`.
 
-    Of equal elements the index is that of the last one, as in PyTorch. From a NaN on, all are NaN.
-    Raises ShapeError if `x` has no such dim.
+    Of equal elements the index is that of the last one, as in PyTorch. After a NaN all elements are
+    NaN. Raises ShapeError if `x` has no such dim.
     """
     return _extreme("cummax", "ge", x, dim)
 
@@ -47,8 +47,8 @@ def cummax(x: Like, dim: int = -1) -> tuple[Tensor, Tensor]:
 def cummin(x: Like, dim: int = -1) -> tuple[Tensor, Tensor]:
     """(The smallest element so far along `dim`, its int32 index): both in the shape of `x`.
 
-    Of equal elements the index is that of the last one, as in PyTorch. From a NaN on, all are NaN.
-    Raises ShapeError if `x` has no such dim.
+    Of equal elements the index is that of the last one, as in PyTorch. After a NaN all elements are
+    NaN. Raises ShapeError if `x` has no such dim.
     """
     return _extreme("cummin", "le", x, dim)
 
@@ -73,8 +73,8 @@ def _extreme(name: str, beats: str, x: Like, dim: int) -> tuple[Tensor, Tensor]:
 def _running(
     join: Callable[[list[Tensor], list[Tensor]], list[Tensor]], xs: list[Tensor], dim: int
 ) -> list[Tensor]:
-    """What `join`, which is associative, makes of all elements up to each along `dim`: by doubling
-    (Hillis & Steele 1986), so in about log2 of the size steps."""
+    """The associative scan of `xs` along `dim` by `join`, each element included: by doubling
+    (Hillis & Steele 1986), in about log2 of the size steps."""
     xs = [_whole(x, dim) for x in xs]
     size, by = xs[0].shape[dim], 1
     while by < size:
@@ -88,6 +88,6 @@ def _running(
 
 
 def _whole(x: Tensor, dim: int) -> Tensor:
-    """`x` complete, with `dim` not split, so that no step has anything to send."""
+    """Returns `x` complete, with `dim` not split, so that no step of the scan communicates."""
     to = gathered(x.type.complete(), dim_axes(x.type.dims[dim]))
     return x if to is x.type else emit("redistribute", x, to=to)

@@ -1,8 +1,8 @@
-"""Gradients of the user's own, and functions around `ts.grad`.
+"""User-defined gradients (`custom_gradient`), and `value_and_grad` and `vjp`.
 
 `custom_gradient` records the user's backward function as a graph of its own when the value is
-computed; its node (ops/custom.py) holds it, so gradients work wherever nodes do: inside a compiled
-function and outside, on a mesh, in loops, and a second time.
+computed. The `custom` node (ops/custom.py) holds that graph, so gradients work wherever nodes do:
+inside a compiled function and outside, on a mesh, in loops, and a second time.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
     `backward(g)` gets the gradient of the value, in the structure of the value. It returns one
     gradient for each argument that holds tensors, in their order, however the call gives them: a
     tuple, or the gradient itself if there is one. None, also in place of a leaf, means no gradient.
-    What can only be given by name, and anything else that `fn` reads, such as a weight in its
-    closure, is a constant to gradients. Raises UsageError if
-    `fn` does not return a float value and a function, or if `backward` returns another number of
-    gradients or draws random numbers; ShapeError or DTypeError if a gradient does not fit its
-    argument.
+    Keyword-only arguments, and all else that `fn` reads, such as a weight in its closure, are
+    constants for gradients. Raises UsageError if `fn` does not return a float value and a function,
+    or if `backward` returns another number of gradients or draws random numbers; ShapeError or
+    DTypeError if a gradient does not fit its argument.
 
     >>> import tessera as ts
     >>> @ts.custom_gradient
@@ -69,7 +68,7 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
     @boundary
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = bound(name, signature, args, kwargs)  # what is given by name has its place too
+        given = bound(name, signature, args, kwargs)  # arguments by name get their positions
         made: Any = fn(*given.args, **given.kwargs)
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[1])):
             raise UsageError(
@@ -100,15 +99,15 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
 
 
 def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
-    """The values as results of `custom`. Outside a recording they need no program: they are the
-    same arrays, made in another way."""
+    """Returns the values as results of `custom`. Outside a recording they need no program: they are
+    the same arrays, with another history."""
     values = attrs["values"]
     if current() is not None:
         if values == 1:
             return [emit("custom", *inputs, **attrs)]
         return emit_many("custom", *inputs, **attrs)
     outs, loc = [], caller()
-    # How the values were made is nothing to gradients.
+    # The values lose their own history: the gradient is that of the user's backward.
     given = [Tensor(t.stored, t.type) for t in inputs[:values]] + [t.now() for t in inputs[values:]]
     for i, t in enumerate(given[:values]):
         out = Tensor(t.stored, t.type)
@@ -119,13 +118,13 @@ def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
 
 
 def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, Tensor]]:
-    """(argument, its gradient) of each tensor that gets one."""
+    """Returns (argument, its gradient) for each tensor that gets one."""
     leaves_of = [(a, flatten(a)[0]) for a in args]
     holders = [a for a, xs in leaves_of if any(isinstance(x, Tensor) for x in xs)]
     if isinstance(found, list) and not (len(holders) == 1 and isinstance(holders[0], list)):
         found = tuple(found)
     parts = found if isinstance(found, tuple) else (found,)
-    # The one argument may be a tuple itself; its gradient is one then, wrapped in another or not.
+    # A single argument may itself be a tuple; its gradient is a tuple then, wrapped or not.
     alone = len(holders) == 1 and isinstance(holders[0], tuple)
     if alone and not (len(parts) == 1 and isinstance(parts[0], tuple)):
         parts = (found,)
@@ -169,8 +168,8 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
 
 
 def under_no_grad(run: Callable[P, R]) -> Callable[P, R]:
-    """`run`, which takes gradients of its own also inside `ts.no_grad`: there what it returns is a
-    constant to gradients around it, as with `torch.func.grad`."""
+    """Returns `run`, which takes gradients also inside `ts.no_grad`. There its result is a constant
+    for outer gradients, as with `torch.func.grad`."""
 
     @functools.wraps(run)
     def outside(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -190,12 +189,12 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """A function that returns (the scalar of `fn`, its gradient by the first argument).
 
-    That argument is a tensor or a tree of tensors; the gradient has its structure. Of a module it
-    is a dict by name, of its trainable parameters, and `fn` gets the module itself. `argnums` are
-    the places of other arguments; for several there is a tuple of gradients. With `has_aux` `fn`
-    returns (the scalar, anything), which comes in place of the scalar. Raises UsageError if `fn`
-    has no such arguments or does not return such a pair, or if a module is given at another place
-    too; and what `ts.grad` raises, at the call.
+    That argument is a tensor or a tree of tensors; the gradient has its structure. For a module the
+    gradient is a dict by name, of its trainable parameters, and `fn` gets the module itself.
+    `argnums` are the positions of other arguments; for several there is a tuple of gradients. With
+    `has_aux` `fn` returns the pair (scalar, anything), which is returned in place of the scalar.
+    Raises UsageError if `fn` has no such arguments or does not return such a pair, or if a module
+    is given at another position too; and the errors of `ts.grad`, at the call.
 
     >>> import tessera as ts
     >>> value, g = ts.value_and_grad(lambda x: ts.sum(x * x))(ts.tensor([1.0, 3.0]))
@@ -235,8 +234,8 @@ def value_and_grad(
 
 
 def _see_twice(who: str, given: Sequence[Any], by_place: set[int]) -> None:
-    """Raises UsageError if a module that a gradient is by is given at another place too: it is one
-    object, and the gradient would be by both."""
+    """Raises UsageError if a module with a gradient is given at another position too: it is one
+    object, so the gradient would count both uses."""
     places: dict[int, int] = {}
     for i in sorted(range(len(given)), key=lambda i: i not in by_place):
         for x in flatten(given[i])[0]:
@@ -252,7 +251,7 @@ def _see_twice(who: str, given: Sequence[Any], by_place: set[int]) -> None:
 
 
 def _floats(who: str, values: Iterable[Any], fix: str) -> None:
-    """Raises UsageError unless all `values` that a function gave are float tensors."""
+    """Raises UsageError unless all `values`, results of a function, are float tensors."""
     for t in values:
         if not isinstance(t, Tensor) or not t.dtype.is_float:
             value = t.type if isinstance(t, Tensor) else shown(t)
@@ -264,10 +263,10 @@ def _floats(who: str, values: Iterable[Any], fix: str) -> None:
 def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns (`fn(*xs)`, pull); `pull(g)` returns a tuple with the gradient of each of `xs`.
 
-    `g` is the gradient of the value, in the structure of the value, as in `jax.vjp`; those of a
-    tuple may be given one by one. Raises
-    UsageError if the value holds anything but float tensors or a module is given at two places,
-    and ShapeError in `pull` if `g` does not have the structure and shapes of the value.
+    `g` is the gradient of the value, in the structure of the value, as in `jax.vjp`; the gradients
+    of a tuple may be given one by one. Raises UsageError if the value holds anything but float
+    tensors or a module is given at two places, and ShapeError in `pull` if `g` does not have the
+    structure and shapes of the value.
 
     >>> import tessera as ts
     >>> y, pull = ts.vjp(ts.sin, ts.tensor([0.0, 0.0]))
@@ -280,7 +279,7 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
 def pulled_back(
     who: str, fn: Callable[..., Any], xs: tuple[Any, ...]
 ) -> tuple[Any, Callable[[Any], Any]]:
-    """`vjp(fn, *xs)`, for a user who has called `who`."""
+    """`vjp(fn, *xs)`, whose errors name the caller `who`."""
     fn = asked_function(who, "the function", fn)
     xs = own(xs)
     _see_twice(who, xs, {*range(len(xs))})
@@ -305,19 +304,20 @@ def pulled_back(
 
 
 def along(terms: Sequence[Tensor], by: Any, held: Sequence[Tensor] = ()) -> Any:
-    """The gradients of the sum of all elements of `terms`, to which `held` are constants."""
+    """The gradients by `by` of the sum of all elements of `terms`; the tensors `held` are
+    constants."""
     return grad_holding(F.sum(F.stack([F.sum(t).to("f32") for t in terms])), by, held)
 
 
 def tensors(tree: Any) -> Any:
-    """`tree` with tensors for leaves."""
+    """Returns `tree` with its leaves as tensors."""
     leaves, spec = flatten(tree)
     return unflatten(spec, [as_tensor(x) for x in leaves])
 
 
 def own(tree: Any) -> Any:
-    """`tree` with floats as tensors that nothing else refers to. A module is itself: what it sets
-    in itself stays, and what it holds besides weights is not asked for."""
+    """Returns `tree` with its float leaves as separate tensors that nothing else refers to. A
+    module stays itself: state that it sets in itself is kept, and its tensors are not checked."""
     named: list[tuple[str, Tensor]] = []
     made = _own(tree, (), named)
     need_trained("grad", named)

@@ -1,4 +1,5 @@
-"""Print, check and stop inside a recorded function: `ts.debug`. Each acts when its call has run."""
+"""`ts.debug`: print, check and stop inside a recorded function. Each acts after its call has
+run."""
 
 from __future__ import annotations
 
@@ -56,11 +57,11 @@ def print(*values: Any, **named: Any) -> None:
 
 
 class _Slot(int):
-    """Stands for a tensor until its value is known."""
+    """A placeholder for a tensor until its value is known."""
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """A dict, list or tuple with each of its values changed; any other value as it is."""
+    """Applies `change` to each value of a dict, list or tuple; returns any other value as it is."""
     if type(value) is dict:
         return {k: change(v) for k, v in value.items()}
     return type(value)(map(change, value)) if type(value) in (list, tuple) else value
@@ -74,7 +75,8 @@ def _text(part: Any, values: Sequence[np.ndarray[Any, Any]]) -> str:
 
 
 def _places(seen: Sequence[HostValue]) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
-    """(which device, its values) for each device that has values of its own; ("", values) else."""
+    """Returns (name of a device, its values) for each device if the values differ by device; else
+    one pair."""
     varying = [v.type for v in seen if v.type.varying]
     axes = tuple(dict.fromkeys(a for t in varying for a in t.varying))
     if not axes:
@@ -91,8 +93,8 @@ def check_finite(x: Any, name: str = "") -> Any:
     """Returns `x`; after the call it raises GraphError if an element is infinite or NaN.
 
     `x` is a tensor, an array, a number, or a tree of them. The error has the user's line, the
-    number of such elements and the first of them. `ts.debug.nan_origin` finds the node where they
-    began.
+    number of such elements and the first of them. `ts.debug.nan_origin` finds the first node that
+    has them.
     """
     string("check_finite", "the name", name)
     where = caller()
@@ -109,7 +111,7 @@ def check_finite(x: Any, name: str = "") -> Any:
                 continue
             bad = np.argwhere(~flag.array)
             first = bad[0].tolist()
-            axes = flag.type.varying  # whose devices have values of their own, in leading dims
+            axes = flag.type.varying  # one leading dim for each axis along which devices differ
             device = " ".join(f"{a}={i}" for a, i in zip(axes, first, strict=False))
             what = ".".join(filter(None, (name, path))) or "a value"
             raise GraphError(
@@ -127,7 +129,7 @@ def check_finite(x: Any, name: str = "") -> Any:
 
 
 def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values: Any) -> None:
-    """Stops after the call with the values that these tensors had here, as NumPy arrays.
+    """Stops after the call, with the values that these tensors had at this line, as NumPy arrays.
 
     They are shown in a debugger, or passed as a dict to `hook`. A value that differs by device has
     a leading dim for each mesh axis over which it differs.

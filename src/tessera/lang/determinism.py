@@ -1,4 +1,4 @@
-"""Which bits are the same again? `dist.deterministic(...)`."""
+"""Bitwise reproducible programs: `dist.deterministic(...)` and `dist.set_deterministic(...)`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
 def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -> Iterator[None]:
     """A context whose programs give the same bits again (guide 1, 7.8; guide 2, 4).
 
-    `level` says where: "fast" nowhere for certain; "run_to_run" for the same program on the same
-    devices; "mesh_invariant" on every fold of the logical mesh too, which a CPU keeps and a GPU
-    refuses. None is the strongest that the devices keep: "mesh_invariant" on a CPU, and on a GPU
+    `level` is the guarantee: "fast" none; "run_to_run" for the same program on the same devices;
+    "mesh_invariant" on every fold of the logical mesh too, which a CPU keeps and a GPU refuses.
+    None is the strongest level that the devices keep: "mesh_invariant" on a CPU, and on a GPU
     "run_to_run", with one `ts.EngineWarning`. Sums over devices are added in the order
     `reduce_tree` at both levels: "binary" (or "fixed", or None) adds adjacent pairs of places,
     "ring" one place after the other. Raises UsageError if either is unknown, or an order is named
@@ -39,7 +39,7 @@ def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -
 def set_deterministic(
     on: bool = True, reduce_tree: str | None = None, *, level: str | None = None
 ) -> None:
-    """`dist.deterministic` from this call on; `on=False` ends it.
+    """Sets `dist.deterministic` from this call on; `on=False` ends it.
 
     Raises UsageError as `dist.deterministic` does.
     """
@@ -49,13 +49,14 @@ def set_deterministic(
 
 
 def sums_in_order(who: str, on: object) -> AbstractContextManager[object]:
-    """A context whose sums over devices have the order of the options at every level, if `who` is
-    asked for that (`on`) or what calls it was. Raises UsageError if `on` is not a bool."""
+    """A context whose sums over devices have the fixed order at every level, if the argument `on`
+    of `who` or an enclosing context asks for it. Raises UsageError if `on` is not a bool."""
     return replaced(ordered=flag(who, "deterministic", on) or settings().ordered)
 
 
 def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = True) -> Changes:
-    """What `who` changes of the settings. Raises UsageError."""
+    """The settings that `who` changes. Raises UsageError if an argument is unknown, or if an order
+    is named for "fast"."""
     one_of("deterministic", "reduce_tree", reduce_tree, (None, *ORDERS))
     one_of("deterministic", "level", level, (None, *LEVELS))
     if level == "fast" and reduce_tree is not None:

@@ -1,8 +1,7 @@
-"""What happens to an op outside of recorded functions? It runs at once, as a program of one op.
+"""Eager execution: an op outside of recorded functions runs at once, as a cached one-op program.
 
-An op on what is not made yet waits until its result is read (recipe.py). The programs are cached.
-A result remembers how it was made, so that `ts.grad` works there too
-(lang/tape.py).
+An op on a tensor whose data are not made yet waits until its result is read (recipe.py). A result
+remembers how it was made, so that `ts.grad` works there too (lang/tape.py).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .host_outputs import Act, HostOutput
 from .recipe import Recipe, can_wait, wanted
 from .tensor import Made, Tensor, Trace
 
-# How many of them are kept, those that were used last.
+# The most cached programs; the least recently used are dropped.
 MOST_PROGRAMS = 1024
 
 
@@ -46,7 +45,7 @@ def _program(
     types: tuple[TensorType, ...],
     attrs: tuple[Any, ...],
 ) -> Program:
-    """The program of one op: all that it depends on is an argument here."""
+    """The program of one op. The arguments are the whole cache key."""
     b = Builder(op, options, strict, ordered)
     ins = [b.input(t) for t in types]
     if op == "redistribute":
@@ -58,7 +57,7 @@ def _program(
 
 
 class Eager:
-    """The trace of what runs at once."""
+    """The trace of ops that run at once."""
 
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         try:
@@ -86,7 +85,7 @@ class Eager:
         HostOutput(tuple(tensors), act).run(tensors)
 
     def check(self, t: Tensor) -> None:
-        """A value is there for good."""
+        """A no-op: an eager value never expires."""
 
 
 EAGER: Trace = Eager()
@@ -96,7 +95,7 @@ here = HERE.get
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Inside, ops run at once, in the middle of a recording too, of which they are no part."""
+    """A context in which ops run at once, outside of any recording that is in progress."""
     token = HERE.set(EAGER)
     try:
         yield
@@ -104,7 +103,7 @@ def eager() -> Iterator[None]:
         HERE.reset(token)
 
 
-"""The trace in force: what ops on tensors are applied by."""
+"""`HERE`: the current trace, which applies ops on tensors."""
 
 
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
@@ -127,14 +126,14 @@ def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tens
 
 
 def made(op: str, args: Sequence[Tensor], attrs: dict[str, Any], index: int, loc: str) -> Made:
-    """How a tensor was made of `args`."""
+    """Returns the history entry of result `index` of `op` on `args`."""
     derived = any(a._made is not None and a._made.of_gradient for a in args)
     return Made(op, tuple(args), attrs, index, loc, derived)
 
 
 class Number:
-    """A scalar that is on no device yet. One-op programs take it as it is: no program of its own
-    for each number, and no copy."""
+    """A scalar that is on no device yet. One-op programs take it as a host value: it needs neither
+    a program nor a copy of its own."""
 
     def __init__(self, value: float, type: TensorType) -> None:
         self.value, self.type = np.asarray(value, type.dtype.numpy), type
@@ -144,8 +143,8 @@ class Number:
 
 
 def is_number(t: Tensor) -> bool:
-    """Whether `t` is a number with a value, which programs take as an argument: one that changes at
-    each step compiles nothing, also not for gradients."""
+    """Returns whether `t` is a number with a value. Programs take numbers as arguments, also for
+    gradients, so a number that changes at each step compiles nothing."""
     if t._made is None or t._made.op != full.name or (t._data is None and t._pending is None):
         return False
     return t._made.attrs["shape"] == () and t._made.attrs.get("layout") is None
@@ -160,9 +159,10 @@ def _is_held(t: Tensor) -> bool:
 
 
 def full_now(attrs: dict[str, Any]) -> Tensor:
-    """A tensor of one number, at once: the number is an argument of the program that spreads it."""
+    """Returns a tensor filled with one number. The number is an argument of the program that fills
+    it."""
     layout, number = attrs.get("layout"), plain(attrs["dtype"], ())
-    if layout is not None and layout.partial:  # zeros: no other number can lie like this
+    if layout is not None and layout.partial:  # only zeros can have a partial layout
         return run_now("full", (), attrs)[0]
     out = Tensor(None, number)
     out._pending = held = Number(attrs["value"], number)
@@ -175,10 +175,9 @@ def full_now(attrs: dict[str, Any]) -> Tensor:
     return out
 
 
-# -- what is not made yet -------------------------------------------------------------------------
+# -- tensors whose data are not made yet ----------------------------------------------------------
 def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
-    """The result of `op` on `args` that are not made yet, which is not made either; None where the
-    op has to run now."""
+    """Returns the deferred result of `op` on deferred `args`; None if the op has to run now."""
     moves = op == "redistribute"
     if not args or any(a._recipe is None or (a._data is not None and not moves) for a in args):
         return None
@@ -190,7 +189,7 @@ def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | 
     if not alone and any(r.of_host for r in recipes):  # not all processes may have read the value
         return None
     if moves:
-        if args[0]._data is not None:  # of a recipe that is kept: it may have been given up
+        if args[0]._data is not None:  # of a kept recipe: the data may have been donated
             engine().alive(args[0]._data, args[0].type)
         to: TensorType = attrs["to"]
         if not alone and args[0].mesh not in (None, to.mesh):
@@ -203,7 +202,7 @@ def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | 
             return None
         got = infer(kind, ins, attrs)
         if len(got.outs) > 1 or not all(map(same_type, got.wants, ins)):
-            return None  # devices would exchange something: when, is for all of them to see
+            return None  # it communicates, so all processes must run it at the same point
         (to,) = got.outs
     out = _waiting(None if moves else kind, args, attrs, to)
     if not settings().no_grad and to.dtype.is_float:
@@ -218,8 +217,8 @@ def _waiting(
     t: TensorType,
     kept: bool = False,
 ) -> Tensor:
-    """A tensor of type `t` with the recipe to run `op` on `args`, which are not made yet; without
-    one it is the argument in another layout."""
+    """Returns a tensor of type `t` with a recipe that runs `op` on the deferred `args`. Without
+    `op` the recipe makes the argument in another layout."""
     now = settings()
     how = now.program, now.strict, now.ordered
     parts = [(a, a.type, a._recipe) for a in args]
@@ -245,8 +244,8 @@ def _waiting(
 
 
 def _laid(t: Tensor, was: TensorType, recipe: Recipe | None, to: TensorType) -> Any:
-    """The data of `t` in the layout `to`: those that it has in the layout that it had, `was`, or
-    others of its recipe, as where they were given up."""
+    """Returns the data of `t` in the layout `to`: its own if its layout is still `was`; else, or if
+    they were donated, new data of its recipe."""
     if to is was is t.type:
         if isinstance(t._pending, Number):
             return t._pending.value
@@ -260,15 +259,15 @@ def _laid(t: Tensor, was: TensorType, recipe: Recipe | None, to: TensorType) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Same:
-    """A graph, which is the same as another of equal `key`."""
+    """A graph that is equal to another graph of equal `key`."""
 
     key: object
     graph: Graph = field(compare=False)
 
 
 def program_of(graph: Graph, donate: Sequence[int] = ()) -> Program:
-    """The program of `graph`, which is compiled once however often the same is recorded; `donate`
-    are arguments that are given up."""
+    """Returns the program of `graph`, compiled once for all recordings of an equal graph; `donate`
+    are the numbers of the donated arguments."""
     if graph.key is None:
         return engine().compile(graph, donate)
     places = tuple([(n.loc, n.scope) for n in graph.nodes])  # reports of a program show them
@@ -290,7 +289,7 @@ def run_graph(graph: Graph, values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
-    """`x` in the layout `to`, at once."""
+    """Redistributes `x` to the layout `to`, at once."""
     source = x.type if x.type.mesh is not None else x.type.on(to.mesh)
     now = settings()
     how = now.program, now.strict, now.ordered

@@ -1,8 +1,8 @@
-"""What does an einsum ask for beyond a plain sum of products, and how is it written as one?
+"""Translation of an `einsum` index to the plain form of the op `contract`.
 
-The op `contract` takes an index in which each letter stands once in a group and has one size. Here
-the rest is taken apart: a result that is not named, a letter that stands twice in an argument (the
-diagonal of these dims), and dims of size one that stand for any size.
+In an index of `contract` each letter stands once in a group and has one size. Three forms are
+translated here: an index without a result, a letter that stands twice in an argument (a diagonal),
+and dims of size one that broadcast.
 
 >>> plain_form("ii", [(3, 3)])
 Plain(index='i ->', diagonals=(((0, 1),),), squeezed=((),))
@@ -24,8 +24,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """An index for `contract`, and what each argument needs before: diagonals of pairs of dims,
-    taken one after the other with the new dim in the place of the first, then dims dropped."""
+    """An index for `contract`, and the preparation of each argument: diagonals of pairs of dims,
+    taken in order with the new dim in the place of the first, then dims of size one to drop."""
 
     index: str
     diagonals: tuple[tuple[tuple[int, int], ...], ...]
@@ -33,7 +33,8 @@ class Plain:
 
 
 def plain_form(index: str, shapes: Sequence[Shape]) -> Plain:
-    """The plain form of `index` for arguments of these shapes. Raises ShapeError."""
+    """The plain form of `index` for arguments of these shapes. Raises ShapeError if `index` does
+    not fit the shapes."""
     left, arrow, right = index.partition("->")
     groups = [_letters(part) for part in left.split(",")]
     if len(groups) != len(shapes):
@@ -83,7 +84,8 @@ def _letters(part: str) -> list[str]:
 
 
 def _implied(groups: Sequence[Sequence[str]]) -> list[str]:
-    """The result of an index without an arrow: `...`, then the letters that stand once, sorted."""
+    """The letters of the result of an index without an arrow: `...`, then the letters that stand
+    once, sorted."""
     every = [k for group in groups for k in group]
     out = sorted(k for k in set(every) if k != "..." and every.count(k) == 1)
     return ["...", *out] if "..." in every else out
@@ -96,7 +98,7 @@ def _filled(group: Sequence[str], letters: Sequence[str]) -> list[str]:
 def _diagonals(
     index: str, group: Sequence[str], shape: Sequence[int]
 ) -> tuple[tuple[tuple[int, int], ...], list[str], list[int]]:
-    """(pairs of dims, letters and sizes once the diagonals of the pairs are taken)."""
+    """Returns (pairs of dims, then the letters and the sizes after the diagonals are taken)."""
     letters, dims, pairs = list(group), list(shape), []
     i = 0
     while i < len(letters):

@@ -1,4 +1,4 @@
-"""Functions that compute each element from those at the same place."""
+"""Elementwise functions: `exp`, `sqrt`, `maximum`, `where`, `clip` and others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from .tensor import Like, Tensor, method
 
 
 def widened(x: Tensor) -> Tensor:
-    """Inside `ts.autocast`, a narrow float in f32: for sums and what grows without bound."""
+    """Returns a narrow float as f32 inside `ts.autocast`: for sums and for functions such as
+    `exp`."""
     narrow = settings().autocast is not None and x.dtype.is_float and x.dtype is not f32
     return x.to(f32) if narrow else x
 
 
 def as_float(name: str, x: Like) -> Tensor:
-    """`x`, or in f32 what is not of floats."""
+    """Returns `x`, converted to f32 if it is not a float."""
     t = as_tensor(x)
     return t if t.dtype.is_float else t.to(f32)
 
@@ -80,12 +81,12 @@ def sign(x: Like) -> Tensor:
 
 
 def log1p(x: Like) -> Tensor:
-    """`log(1 + x)`, elementwise, exact for small `x` too: NaN below -1, -inf at -1."""
+    """`log(1 + x)`, elementwise, accurate for small `x` too: NaN below -1, -inf at -1."""
     return emit("log1p", widened(as_float("log1p", x)))
 
 
 def expm1(x: Like) -> Tensor:
-    """`exp(x) - 1`, elementwise, exact for small `x` too. Integers are computed as f32."""
+    """`exp(x) - 1`, elementwise, accurate for small `x` too. Integers are computed as f32."""
     return emit("expm1", widened(as_float("expm1", x)))
 
 
@@ -108,6 +109,7 @@ def round(x: Like, decimals: int = 0) -> Tensor:
     t, places = as_tensor(x), whole("round", "decimals", decimals, -38, 38)
     if places:
         wide = as_float("round", t).to(f32)
+        # 10.0**-n is inexact, so the reverse operation is used.
         by = 10.0 ** (places if places > 0 else -places)
         found = round(wide * by) / by if places > 0 else round(wide / by) * by
         return found.to(t.dtype) if t.dtype.is_float else found
@@ -142,7 +144,7 @@ def isinf(x: Like) -> Tensor:
 
 
 def stop_gradient(x: Like) -> Tensor:
-    """The same value, through which no gradient flows."""
+    """Returns the same value as a constant: no gradient flows through it."""
     return emit("stop_gradient", as_tensor(x))
 
 
@@ -193,7 +195,7 @@ def where(pick: Like, x: Like, y: Like) -> Tensor:
 
 
 def clip(x: Like, min: Like | None = None, max: Like | None = None) -> Tensor:
-    """`x` with what is below `min` replaced by `min`, and then what is above `max` by `max`.
+    """`x` with elements below `min` replaced by `min`, and then elements above `max` by `max`.
 
     Both are numbers or tensors that broadcast with `x`; one of them may be None. Where `x` is
     within the bounds, or equals one, the gradient is that of `x`, as in PyTorch. A NaN in `x` or in

@@ -1,7 +1,7 @@
-"""What may the language ask of the machine? A protocol that `compile` fulfils.
+"""The protocol of the engine, which compiles and runs programs for the language.
 
-The language sits below the engine and must not import it, so the package registers one at import
-(`set_engine`) and it is loaded when first needed.
+The language sits below the engine and must not import it. The package registers a loader at import
+(`set_engine`); the engine is loaded at its first use.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Program(Protocol):
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """What was measured of the ways to compile it (`@schedule(measure=True)`)."""
+        """The variants timed to compile it (`@schedule(measure=True)`), with their measurements."""
 
     def start(self) -> None:
-        """Starts the devices that it runs on, where none run yet. Raises BackendError if there are
-        too few."""
+        """Starts the devices of the program unless they run already. Raises BackendError if there
+        are too few."""
 
     def __call__(
         self,
@@ -45,14 +45,13 @@ class Program(Protocol):
         have: Sequence[TensorType] | None,
         done: list[list[Data]] | None = None,
     ) -> list[Data]:
-        """The results' arrays; `have` are the arguments' types, which may lack the mesh (None:
-        they are known to be `wants`). `done` gets them too, even where an exception from elsewhere
-        comes between the run and its end."""
+        """Runs the program and returns the results' arrays. `have` are the arguments' types, which
+        may lack the mesh (None: they are known to be `wants`). The results are added to `done` too,
+        so that they survive an asynchronous exception at the end of the run."""
 
 
 class HostCopy(Protocol):
-    """A copy of an array in host memory; a call, for whatever tensor, brings it back to the
-    devices."""
+    """A copy of an array in host memory; a call brings it back to the devices."""
 
     bytes: int
 
@@ -67,8 +66,8 @@ class Engine(Protocol):
 
     def start(self, mesh: Mesh | None) -> None: ...
     def compile(self, graph: Graph, donate: Sequence[int] = (), measure: bool = False) -> Program:
-        """The program of `graph`. Where its options ask for that, and it is a whole function of a
-        user (`measure`), its ways are timed at its first call."""
+        """Returns the program of `graph`. With `measure`, for a user's whole function, its variants
+        are timed at its first call if its options ask for that."""
 
     def step_by_step(self, schedule: Schedule) -> Program: ...
     def place(self, value: Any, type: TensorType) -> Data: ...
@@ -76,10 +75,10 @@ class Engine(Protocol):
     def rows_here(self, type: TensorType) -> Any: ...
     def blocks(self, data: Data, type: TensorType, turn: int) -> list[tuple[Any, Any]]: ...
     def processes(self, mesh: Mesh) -> tuple[int, ...]:
-        """Those whose devices are in `mesh`."""
+        """The processes whose devices are in `mesh`."""
 
     def alike(self, who: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
-        """Raises UsageError, in all processes (of `mesh`), where they differ in `facts`."""
+        """Raises UsageError, in all processes (of `mesh`), if they differ in `facts`."""
 
     def barrier(self) -> None: ...
     def gather(self, name: str, value: Any, limit_s: float) -> list[Any]: ...
@@ -101,8 +100,8 @@ class Engine(Protocol):
     def is_array(self, value: object) -> bool: ...
     def asks(self, frame: FrameType) -> str: ...
     def no_fused_attention(self, causal: bool, *types: TensorType) -> str:
-        """Why no kernel of a library takes q, k and v of these types for attention; "" where one
-        does."""
+        """The reason why no library kernel computes attention for q, k and v of these types; "" if
+        one does."""
 
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None: ...
     def equations(self, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any: ...
@@ -114,13 +113,13 @@ _loaded: list[Engine] = []
 
 
 def set_engine(loader: Callable[[], Engine]) -> None:
-    """Says how the engine is loaded, at its first use."""
+    """Registers a function that loads the engine at its first use."""
     _loaders[:] = [loader]
     _loaded.clear()
 
 
 def engine() -> Engine:
-    """The engine. Raises BackendError if none is registered."""
+    """Returns the engine. Raises BackendError if none is registered."""
     if not _loaded:
         if not _loaders:
             raise BackendError("no engine is registered", fix="import tessera")

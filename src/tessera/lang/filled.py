@@ -1,4 +1,4 @@
-"""Tensors that are made of nothing but numbers: one value everywhere, or numbers in a row."""
+"""Constant and counting tensors: `full`, `zeros`, `ones`, `arange`, `linspace`."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def ones_like(x: Tensor) -> Tensor:
     return full_like(x, 1)
 
 
-# -- numbers in a row -----------------------------------------------------------------------------
+# -- sequences of numbers -------------------------------------------------------------------------
 def arange(start: float, stop: object = None, step: float = 1, dtype: object = None) -> Tensor:
     """The numbers `start`, `start + step`, ... before `stop`, as a tensor of one dim.
 
-    `arange(n)` counts 0, 1, ..., `n` - 1. The dtype is int32 where all three are whole numbers,
-    else f32. Of fractions the count is `ceil((stop - start) / step)`, as in NumPy. Raises
-    UsageError if `step` is 0, DTypeError if `dtype` does not hold the numbers.
+    `arange(n)` counts 0, 1, ..., `n` - 1. The dtype is int32 if all three are whole numbers, else
+    f32. For fractions the count is `ceil((stop - start) / step)`, as in NumPy. Raises UsageError if
+    `step` is 0, DTypeError if `dtype` does not hold the numbers.
     """
     if isinstance(stop, (DType, str, type)):
         stop, dtype = None, dtype_of(stop)
@@ -74,7 +74,7 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
     if not by:
         raise UsageError("arange: step cannot be 0", fix="give a number above or below 0")
     count = math.ceil((end - first) / by)
-    if stop is not None:  # the other way there is nothing, as in NumPy
+    if stop is not None:  # a step away from `stop` gives no elements, as in NumPy
         count = max(0, count)
     shape = sizes("arange", count)
     if not all(map(is_whole, given.values())):
@@ -99,7 +99,7 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
 def linspace(start: float, end: float, steps: int, dtype: object = f32) -> Tensor:
     """`steps` numbers from `start` to `end`, both included, at equal distances: [steps].
 
-    It is computed in f32. (NumPy and JAX call `end` stop, and `steps` num.) Raises UsageError if
+    They are computed in f32. (NumPy and JAX call `end` stop, and `steps` num.) Raises UsageError if
     `steps` is negative, DTypeError if `dtype` is not a float.
     """
     first, last = _finite("linspace", "start", start), _finite("linspace", "end", end)

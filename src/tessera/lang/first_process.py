@@ -1,4 +1,4 @@
-"""How do several processes write one file? The first one writes it, of values that all gather."""
+"""Work of the first process alone, such as writing a file, in a run of several processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def by_first(name: str, run: Callable[[], T]) -> T | None:
-    """What `run` gives, in the first process; None in the others, once it is through there. Where
-    it raises, it raises in all of them."""
+    """Returns the result of `run` in the first process, and None in the others after `run` has
+    ended there. An error of `run` is raised in all of them."""
     if process_count() == 1:
         return run()
     made: T | None = engine().by_first(name, run)
@@ -25,8 +25,8 @@ def by_first(name: str, run: Callable[[], T]) -> T | None:
 
 
 def to_first(t: Tensor) -> NDArray[Any] | None:
-    """The whole of `t` on the host of the first process; None in the others, which call it too, in
-    the same order."""
+    """Returns the whole of `t` on the host of the first process, and None in the others. All
+    processes call it, in the same order."""
     t = on_each_host(t)
     return None if process_index() else t.numpy()
 

@@ -1,5 +1,6 @@
-"""What does an optimizer's `state_dict` give? A dict of tensors, apart from the state: what is
-loaded into it reaches the state by `load_state_dict` alone.
+"""The flat dict of an optimizer's `state_dict`, separate from the optimizer's state.
+
+Values loaded into the dict reach the state only through `load_state_dict`.
 
 >>> sorted(FlatState({"step": 1, "m.weight": 2}).items())
 [('m.weight', 2), ('step', 1)]
@@ -19,7 +20,8 @@ from .tensor import Tensor
 
 
 class FlatState(dict[str, Any]):
-    """Such a dict. An OptionWarning says if it was filled, and goes without being read."""
+    """A flat optimizer state. Gives an OptionWarning if it was filled, and is deleted without being
+    read."""
 
     unread = False
 
@@ -50,14 +52,14 @@ for _name in ("__getitem__", "__iter__", "copy", "get", "items", "keys", "pop", 
 
 
 def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What such a dict holds, as tensors and arrays; a checkpoint that was loaded by name has the
-    names with "/" between kind and weight."""
+    """Returns the values of a flat state as tensors and arrays, by names with ".". A checkpoint
+    loaded by name has names with "/" between kind and weight."""
     arrays = {k: v if isinstance(v, Tensor) else np.asarray(v) for k, v in values.items()}
     return {k.replace("/", ".") if isinstance(k, str) else k: v for k, v in arrays.items()}
 
 
 def flat_states(tree: Any) -> Iterator[FlatState]:
-    """Those within `tree`."""
+    """Yields each FlatState in `tree`."""
     if isinstance(tree, FlatState):
         yield tree
     elif isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""`@ts.function`: annotations that are checked at each call and bind dim names."""
+"""`@ts.function`: shape annotations that are checked at each call and bind dim names."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
 
     A name is bound to the size of its dim where it first occurs, and holds for all arguments and
     the result of that call. A dim may be a product, such as "3*D"; it is divided by the sizes that
-    are known. Annotations may be in tuples, lists and dicts; that of `*xs` or `**xs` is for each of
-    them. Raises ShapeError, which lists all mismatches, if a shape, a dtype or a name does not fit,
-    or None is given for what is neither `| None` nor None by default.
+    are known. Annotations may be in tuples, lists and dicts; an annotation of `*xs` or `**xs` is
+    for each of them. Raises ShapeError, which lists all mismatches, if a shape, a dtype or a name
+    does not fit, or if None is given and the annotation has no `| None` and the default is not
+    None.
 
     >>> import tessera as ts
     >>> @ts.function
@@ -49,8 +50,8 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
         for name, spec in specs.items():
             at = signature.parameters.get(name)
             if at is None or name not in given or (given[name] is None and at.default is None):
-                continue  # it was left out
-            if at.kind is at.VAR_POSITIONAL:  # what is annotated is one of them
+                continue
+            if at.kind is at.VAR_POSITIONAL:  # the annotation is of each element
                 spec = GenericAlias(tuple, (spec, ...))
             elif at.kind is at.VAR_KEYWORD:
                 spec = GenericAlias(dict, (str, spec))
@@ -70,7 +71,7 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def _see(sizes: Sizes, name: str, hint: Any, value: Any) -> None:
-    """Holds `value` against its annotation: a spec, or a tuple, list or dict of specs."""
+    """Checks `value` against its annotation: a spec, or a tuple, list or dict of specs."""
     if isinstance(hint, TensorSpec):
         if value is None and hint.optional:
             return
@@ -98,16 +99,16 @@ def _see(sizes: Sizes, name: str, hint: Any, value: Any) -> None:
 
 
 def _says(hint: Any) -> bool:
-    """Whether `hint` is a spec of ours, or a tuple, list or dict of such."""
+    """Returns whether `hint` is a spec with dims, or a tuple, list or dict with such a spec."""
     if isinstance(hint, TensorSpec):
         return hint.dims is not None
     return get_origin(hint) in (tuple, list, dict) and any(map(_says, get_args(hint)))
 
 
 def _specs(fn: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of `fn` that are ours. One that cannot be read is nobody's: each is read on
-    its own, so that a name which only a type checker knows does not hide the others."""
-    fn = inspect.unwrap(fn)  # of @ts.distribute, say
+    """The annotations of `fn` that have specs. Each annotation is evaluated on its own, so that one
+    with a name known only to a type checker does not hide the others."""
+    fn = inspect.unwrap(fn)  # decorators such as @ts.distribute hide the globals of `fn`
     around = inspect.getclosurevars(fn)
     names = {**around.builtins, **getattr(fn, "__globals__", {}), **around.nonlocals}
     found = {}
@@ -123,7 +124,7 @@ def _specs(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _mismatch(fn: Callable[..., Any], sizes: Sizes, specs: dict[str, Any]) -> ShapeError:
-    """The error that lists every argument which does not fit its annotation, in the order of the
+    """The error that lists every argument that does not fit its annotation, in the order of the
     arguments."""
     places = list(specs)
     wrong = sorted(sizes.wrong, key=lambda row: places.index(row[0].partition(".")[0]))

@@ -1,4 +1,5 @@
-"""The functions on tensors: those that are one op, or a few, and those of `shaping`."""
+"""The functions of `ts`: reductions are defined here, the others are imported from their
+modules."""
 
 from __future__ import annotations
 
@@ -200,8 +201,8 @@ def var(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float 
 def std(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float = 0) -> Tensor:
     """The standard deviation along `dim` (None: all dims): the root of `var` with `correction`.
 
-    `correction` is 0 as in NumPy (PyTorch's default is 1). The gradient where it is 0 is 0, as in
-    PyTorch. Raises ShapeError if `x` has no such dim.
+    `correction` is 0 as in NumPy (PyTorch's default is 1). Where the deviation is 0 its gradient is
+    0, as in PyTorch. Raises ShapeError if `x` has no such dim.
     """
     dims = dims_of("std", as_tensor(x), dim)
     v = var(x, dims, keepdims=keepdims, correction=correction)
@@ -213,8 +214,8 @@ def std(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float 
 def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """True where at least one element along `dim` (None: all dims) is true, or is not 0.
 
-    `keepdims` keeps these dims with size 1. Of no elements it is False. Raises ShapeError if `x`
-    has no such dim.
+    `keepdims` keeps these dims with size 1. The result for no elements is False. Raises ShapeError
+    if `x` has no such dim.
     """
     dims = dims_of("any", as_tensor(x), dim)
     return reduce("max", _truth(x).to(uint8), dims, keepdims) != 0
@@ -224,8 +225,8 @@ def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 def all(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """True where all elements along `dim` (None: all dims) are true, or are not 0.
 
-    `keepdims` keeps these dims with size 1. Of no elements it is True. Raises ShapeError if `x` has
-    no such dim.
+    `keepdims` keeps these dims with size 1. The result for no elements is True. Raises ShapeError
+    if `x` has no such dim.
     """
     dims = dims_of("all", as_tensor(x), dim)
     return reduce("min", _truth(x).to(uint8), dims, keepdims) != 0
@@ -244,7 +245,7 @@ def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
     top = stop_gradient(reduce("max", t, dim, True))
-    top = where(isfinite(top), top, 0.0)  # where all is -inf, so is the result
+    top = where(isfinite(top), top, 0.0)  # else -inf - -inf would be NaN
     out = log(sum(exp(t - top), dim, True)) + top
     if flag("logsumexp", "keepdims", keepdims):
         return out
@@ -254,12 +255,12 @@ def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
 
 # -- layout ---------------------------------------------------------------------------------------
 def complete(x: Tensor) -> Tensor:
-    """`x` with its partial sums completed."""
+    """Completes the partial sums of `x`."""
     return relayout(x, x.type.complete())
 
 
 def relayout(x: Tensor, to: TensorType) -> Tensor:
-    """`x` in the layout `to`, written by the user (not marked as inserted)."""
+    """Redistributes `x` to the layout `to`. The collectives count as written by the user."""
     if x.type is to:
         return x
     if to.shape != x.shape:
@@ -269,14 +270,14 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
             layout=to,
             fix="write the tensor's own sizes",
         )
-    if to.mesh is None and x.mesh is not None:  # what lies on no mesh yet goes where others are
+    if to.mesh is None and x.mesh is not None:  # a layout without a mesh is one of x's mesh
         to = to.on(x.mesh)
         if to == x.type:
             return x
     return emit("redistribute", x, to=to)
 
 
-# What users call: `tessera` has all of these.
+# The public functions: `tessera` exports all of them.
 __all__ = [
     "abs", "acos", "acosh", "all", "any", "arange", "argmax", "argmin", "argsort", "asin", "asinh",
     "atan", "atan2", "atanh", "bitcast", "bitwise_and", "bitwise_left_shift", "bitwise_not",

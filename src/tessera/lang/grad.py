@@ -1,5 +1,8 @@
-"""Gradients: `ts.grad`, `op.autodiff`, `graph.backward`. Inside a function they add nodes to it;
-outside they differentiate what the tensors remember of how they were made."""
+"""Gradients: `ts.grad`, `op.autodiff`, `graph.backward`.
+
+In a recorded function they add nodes to its graph. Outside they differentiate the history (the
+tape) of eager tensors.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,15 @@ def grad(
     parameters that are not frozen). Without `weights`: a dict of all named weights that the loss
     depends on. A weight that the loss does not depend on has a gradient of zeros.
 
-    Gradients are complete sums over devices in the layout of their weights, or as `layout` says: a
+    Gradients are complete sums over devices in the layout of their weights, or in `layout`: a
     strategy, or a tree like `weights` of tensors or types. A sharded optimizer therefore gets
-    reduce_scatter. With `reduce_partial=False` sums over devices stay pending, for a
-    collective that the user writes.
+    reduce_scatter. With `reduce_partial=False` sums over devices stay pending, for a collective
+    that the user writes.
 
     `reduce_dtype` is the dtype in which these sums are sent, as in PyTorch's MixedPrecisionPolicy:
     each device's term is rounded to it. None sends the gradients of products as they were computed
-    (bf16 inside `ts.autocast`), all others in f32. A gradient has the dtype of its weight anyway.
+    (bf16 inside `ts.autocast`), all others in f32. A gradient has the dtype of its weight in either
+    case.
 
     Raises UsageError if `loss` is not a tensor, no weight is given, one is no float, or `layout` or
     `reduce_dtype` is given where sums stay pending; ShapeError if `loss` is not a scalar;
@@ -75,7 +79,7 @@ def grad_holding(
     reduce_partial: bool = True,
     reduce_dtype: Any = None,
 ) -> Any:
-    """`grad`, to which the tensors `held` are constants, though they are made of the weights."""
+    """`grad` with the tensors `held` as constants, even if they depend on the weights."""
     fix = "pass the scalar tensor that the model gives: ts.grad(loss, weights)"
     if hasattr(loss, "__call__"):  # noqa: B004 (a type checker knows that no tensor is callable)
         fix = "of a function: loss, gradient = ts.value_and_grad(f)(weights, ...)"
@@ -102,7 +106,8 @@ def grad_holding(
 
 
 def held_apart(x: Tensor, weights: Any) -> Tensor:
-    """`x` itself; where it is made of `weights`, its value as a tensor of its own, to be held."""
+    """Returns `x`, or its value as a separate tensor if it depends on `weights`, so that it can be
+    held constant."""
     recorder, leaves = current(), flatten(trained(weights))[0]
     if recorder is not None:
         there = reached(recorder.node(x))
@@ -112,7 +117,8 @@ def held_apart(x: Tensor, weights: Any) -> Tensor:
 
 
 def _reduced_in(dtype: object, reduce_partial: bool) -> DType | None:
-    """The dtype of sums over devices. Raises DTypeError, or UsageError where none is made."""
+    """The dtype in which gradients are summed over devices. Raises DTypeError for another dtype,
+    UsageError if the sums stay pending."""
     if dtype is None:
         return settings().reduce_dtype
     want = dtype_of(dtype)
@@ -135,7 +141,7 @@ def _gradients(
     goals: list[TensorType | None],
     held: Sequence[Tensor],
 ) -> Any:
-    """The gradients of `loss` by `leaves`, brought to `goals`."""
+    """The gradients of `loss` by `leaves`, in the layouts `goals`."""
     recorder = current()
     if recorder is not None:
         wrt = [recorder.node(t) for t in leaves]
@@ -175,7 +181,8 @@ def autodiff(
 
 
 def apart(t: Tensor) -> Tensor:
-    """The value of `t` as a tensor of its own: a gradient by it is not by others that hold `t`."""
+    """Returns the value of `t` as a separate tensor: a gradient by it does not include other uses
+    of `t`."""
     recorder = current()
     if recorder is not None:
         out = symbolic(recorder.builder("reshape", recorder.node(t), shape=t.shape), recorder)
@@ -188,7 +195,7 @@ def apart(t: Tensor) -> Tensor:
 
 
 def met(recorder: Recorder) -> dict[str, Tensor]:
-    """Every weight that the function being recorded has met, by name."""
+    """The weights that the current recording has read, by name."""
     return _weights(_met(recorder))
 
 
@@ -197,10 +204,10 @@ def _met(recorder: Recorder) -> list[Tensor]:
 
 
 def weight_names(tensors: Iterable[Tensor]) -> dict[int, str]:
-    """The names of the weights among `tensors`, by id. A weight of a graph function has its name
-    there; another parameter is called by its path in the outermost module that was called, else by
-    its own name, else by its path in its module. Any other tensor is a weight if it has a name.
-    Raises UsageError for a parameter without a name."""
+    """Returns the names of the weights among `tensors`, by id. A weight of a graph function has its
+    name there; another parameter is called by its path in the outermost module that was called,
+    else by its own name, else by its path in its module. Any other tensor is a weight if it has a
+    name. Raises UsageError for a parameter without a name."""
     recorder = current()
     if recorder is None:
         labels, called = dict[int, str](), [m() for m in CALLED.valuerefs()]
@@ -222,14 +229,14 @@ def weight_names(tensors: Iterable[Tensor]) -> dict[int, str]:
                 fix='name it, nn.Parameter(4, 8, name="w"), or pass the weights: ts.grad(loss, w)',
             )
     counts = Counter(names[i] for i in {id(t) for t in tensors} if i in names)
-    for t in tensors:  # parts of a module that are called by themselves, and that it has named
+    for t in tensors:  # submodules called one by one: the path in the whole module is unique
         if counts[names.get(id(t), "")] > 1 and t.name.endswith(f".{names[id(t)]}"):
             names[id(t)] = t.name
     return names
 
 
 def _paths(modules: Iterable[Any]) -> dict[int, str]:
-    """The longest path to each parameter of `modules`, by its id."""
+    """Returns the longest path to each parameter of `modules`, by its id."""
     names: dict[int, str] = {}
     for module in modules:
         for name, t in module.parameters().items() if hasattr(module, "parameters") else ():
@@ -238,8 +245,8 @@ def _paths(modules: Iterable[Any]) -> dict[int, str]:
 
 
 def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
-    """The weights among `found` by name. Raises UsageError if two have one name: one of them would
-    be left out."""
+    """Returns the weights among `found` by name. Raises UsageError if two have one name, as one of
+    them would be lost."""
     found = list(found)
     names, weights = weight_names(found), dict[str, Tensor]()
     for t in found:
@@ -258,7 +265,7 @@ def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether both are one value of a recording, or hold one array."""
+    """Returns whether both are one node of the recording, or hold one array."""
     recorder = current()
     if recorder is not None:
         return recorder.node(a) is recorder.node(b)
@@ -266,8 +273,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _named(loss: Tensor) -> dict[str, Tensor]:
-    """The named weights that the loss depends on: of the recording, or of the tape. Raises
-    UsageError where there is none."""
+    """The named weights that the loss depends on, in the recording or on the tape. Raises
+    UsageError if there are none."""
     recorder = current()
     if recorder is not None:
         within = reached(recorder.node(loss))
@@ -294,8 +301,9 @@ def _from_tape(
     goals: list[TensorType | None],
     held: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The gradients of what was computed at once: the tape's calls since the weights become a
-    graph, which is differentiated and run. It goes onto the tape itself, for second derivatives."""
+    """The gradients of an eager loss. The ops on the tape from the weights to the loss become a
+    graph, which is differentiated and run. The gradients go onto the tape too, for second
+    derivatives."""
     wanted = {id(t) for t in leaves}
     ends = _ends(loss, wanted)
     order = history(loss, ends)
@@ -342,8 +350,8 @@ def _from_tape(
 
 
 def _ends(loss: Tensor, wanted: set[int]) -> set[int]:
-    """Those of `wanted`, ids of tensors, that `loss` was made from and that were not made from
-    others of them."""
+    """Returns the ids in `wanted` of tensors that depend on no other wanted tensor: the history of
+    `loss` ends there."""
     behind: set[int] = set()
     for t in history(loss):
         if t._made is not None and any(id(a) in wanted or id(a) in behind for a in t._made.args):
@@ -352,7 +360,7 @@ def _ends(loss: Tensor, wanted: set[int]) -> set[int]:
 
 
 def _builder() -> Builder:
-    """What the graph of gradients that are computed at once is built with."""
+    """Returns a builder for the graph of eager gradients."""
     now = settings()
     b = Builder("grad", now.program, now.strict, now.ordered)
     b.reduce_dtype = now.reduce_dtype
@@ -360,8 +368,8 @@ def _builder() -> Builder:
 
 
 def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: Spec) -> bool:
-    """Whether one of `leaves` is behind a `ts.stop_gradient` in `order`, the history of `loss`.
-    Raises GraphError if a finished gradient has let go of what leads to one of them."""
+    """Returns whether one of `leaves` is behind a `ts.stop_gradient` in `order`, the history of
+    `loss`. Raises GraphError if the history between one of them and the loss was freed."""
     wanted, stopped = set(map(id, leaves)), False
     for t in order:
         if t._past is None or id(t) in wanted or not (lost := t._past.has(leaves)):
@@ -383,8 +391,8 @@ def _need_whole(loss: Tensor, order: list[Tensor], leaves: list[Tensor], spec: S
 
 
 def _warn_of_compiled(loss: Tensor, leaves: list[Tensor]) -> None:
-    """One TraceWarning where a gradient of `loss` comes to results of compiled functions, other
-    than those that `leaves` are results of, too."""
+    """Gives one TraceWarning if the loss depends on results of compiled functions, through which no
+    gradient flows. Functions that made one of the `leaves` are left out."""
     ends = {id(x): x for t in leaves for x in (t, t.of) if x is not None}
     mine = {x._past.by for x in ends.values() if x._past is not None}
     every: list[str] = []
@@ -411,8 +419,8 @@ def _warn_of_compiled(loss: Tensor, leaves: list[Tensor]) -> None:
 
 
 def _remembered(graph: Graph, known: dict[Node, Tensor], results: list[Tensor]) -> list[Tensor]:
-    """`results` with how `graph` made them of the tensors that are `known` nodes of it on the tape,
-    so that they are differentiated again. What lies between has a type and no data."""
+    """Records on the tape how `graph` made `results`, so that they can be differentiated again.
+    `known` maps nodes to tensors; intermediate tensors have a type and no data."""
     there = set(known)
     for n in graph.nodes:
         if n in there:
@@ -431,7 +439,7 @@ def _remembered(graph: Graph, known: dict[Node, Tensor], results: list[Tensor]) 
             known[n]._made = made
     for node, t in zip(graph.outputs, results, strict=True):
         how = known[node]._made
-        if how is None or node in there:  # a gradient that is one of the tensors itself
+        if how is None or node in there:  # the gradient is one of the known tensors itself
             how = Made("save_for_backward", (known[node],), {}, 0, "")
         t._made = replace(how, of_gradient=True, is_gradient=True)
     return results

@@ -1,4 +1,4 @@
-"""Can the gradients that are asked for be had? And the type that each is brought to."""
+"""Checks of the arguments of `ts.grad`, and the layout of each gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tree import Spec, aligned, path_name, spec_paths
 
 
 def need_loss(call: str, loss: Tensor, fix: str) -> None:
-    """Raises UsageError, ShapeError or DTypeError unless `loss` is one float."""
+    """Raises UsageError, ShapeError or DTypeError unless `loss` is a float scalar tensor."""
     instance(call, "the loss", loss, Tensor, fix)
     if loss.shape != ():
         raise ShapeError(
@@ -33,8 +33,8 @@ def need_loss(call: str, loss: Tensor, fix: str) -> None:
 
 
 def need_weights(given: Any, leaves: Sequence[Any]) -> None:
-    """Raises UsageError if nothing of what was `given` as weights is trained: all gradients would
-    be none, and a step would change nothing."""
+    """Raises UsageError if none of the `given` weights is trained: there would be no gradient, and
+    a step would change nothing."""
     if leaves:
         return
     what, fix = shown(given), "give the model, or a dict or list of tensors that is not empty"
@@ -46,8 +46,8 @@ def need_weights(given: Any, leaves: Sequence[Any]) -> None:
 
 
 def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
-    """Raises GraphError if one of the weights is not `there`: the loss was made of what it had
-    before it was set."""
+    """Raises GraphError if one of the weights is not `there`: the loss was computed from its old
+    value, before it was set."""
     for path, known in zip(spec_paths(spec), there, strict=True):
         if not known:
             name = path_name(path) or "the weight"
@@ -63,7 +63,7 @@ def need_reached(
     end: Node, wrt: list[Node], loss: Tensor, leaves: list[Tensor], spec: Spec, held: Set[Node]
 ) -> None:
     """Raises GraphError if `end`, the loss, depends on none of the weights `wrt`: all gradients
-    would be zero, which nobody asks for."""
+    would be zero, surely a mistake."""
     within = reached(end, held)
     if not wrt or not within.isdisjoint(wrt):
         return
@@ -94,7 +94,8 @@ def need_reached(
 def goals(
     leaves: list[Tensor], spec: Spec, layout: Any, reduce_partial: bool
 ) -> list[TensorType | None]:
-    """The type that each gradient is brought to; None leaves it as it comes, with its sums open."""
+    """The type of each gradient; None leaves its layout and its pending sums. Raises UsageError if
+    `layout` is given with pending sums, LayoutError if it does not fit a weight."""
     if not reduce_partial and layout is not None:
         raise UsageError(
             "grad: a gradient whose sums stay pending has the layout that they leave it in",

@@ -1,4 +1,4 @@
-"""Which nodes are the gradients of a recorded loss? One a weight, in the layout asked for."""
+"""The gradient nodes of a recorded loss, one for each weight, in the requested layouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def derived(
     wrt: Sequence[Node],
     goals: Sequence[Goal],
 ) -> list[Node]:
-    """The gradients of `loss`; of a loss that is each device's own, those of the devices' sum."""
+    """Returns the gradients of `loss`; if each device has its own loss, the gradients of their
+    sum."""
     one = b("full", dtype=loss.type.dtype, shape=(), value=1.0)
     out = []
     for node, found, goal in zip(wrt, differentiate(b, [(loss, one)], wrt), goals, strict=True):
@@ -29,13 +30,13 @@ def derived(
 
 
 def zeros(b: Builder, node: Node, goal: Goal) -> Node:
-    """The gradient by `node` of what does not depend on it."""
+    """The zero gradient of a value that does not depend on `node`."""
     want = goal or node.type.complete()
     return b("full", dtype=want.dtype, shape=want.shape, value=0.0, layout=want)
 
 
 def laid(b: Builder, g: Node, at: Node, goal: Goal) -> Node:
-    """The gradient `g` in the layout `goal`, as of the line of `at`."""
+    """Redistributes the gradient `g` to the layout `goal`, at the source line of `at`."""
     if goal is None or g.type is goal:
         return g
     to = goal if goal.mesh is not None else goal.on(g.type.mesh)

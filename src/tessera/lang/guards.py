@@ -1,11 +1,12 @@
-"""The variables of a recorded function: compared, read and written at each call.
+"""The outer variables of a recorded function: compared, read and written at each call.
 
 They are the globals and closure cells that its own code names, the attributes of the object that it
-is a method of, and those of other objects in these variables. Its own code is the function, the
-functions inside it, and those that it names: functions of the same file, methods of that object. A
-variable that holds tensors, or lists and dicts of them, is read at each call as an argument is; a
-tensor that the function puts there is put there at each call. Other variables are compared: numbers
-and arrays by value, the rest by identity. What lies deeper is a constant.
+is a method of, and the attributes of other objects in these variables. Its own code is the
+function, the functions inside it, and the functions that they name: functions of the same file,
+methods of that object. A variable that holds tensors, or lists and dicts of them, is read at each
+call like an argument; a tensor that the function puts into a variable is put there at each call.
+Other variables are compared: numbers and arrays by value, the rest by identity. Deeper contents are
+constants.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ MOST_FUNCTIONS, MOST_DEPTH = 200, 8
 _CLOSED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Tensor)
 
 
-# -- which variables there are --------------------------------------------------------------------
+# -- the variables --------------------------------------------------------------------------------
 def variables(functions: Iterable[Any], objects: Iterable[Any] = ()) -> list[Place]:
-    """The variables that the code of `functions` names, which may be methods of `objects`."""
+    """The variables named in the code of `functions`, which may be methods of `objects`."""
     todo, seen, names, own = list(functions), set[int](), {"__call__"}, list(objects)
     found: dict[object, Place] = {}
 
@@ -39,6 +40,7 @@ def variables(functions: Iterable[Any], objects: Iterable[Any] = ()) -> list[Pla
         there = (getattr(type(x), name, None) for x in own for name in sorted(names))
         return [m for m in there if hasattr(m, "__code__") and id(m) not in seen]
 
+    # Methods are found by the names seen so far, so they are looked up when no other code is left.
     while (todo := todo or methods()) and len(seen) < MOST_FUNCTIONS:
         f = todo.pop()
         if id(f) in seen:
@@ -76,7 +78,8 @@ def variables(functions: Iterable[Any], objects: Iterable[Any] = ()) -> list[Pla
 
 
 def _is_ours(x: Any) -> bool:
-    """Whether the function or class `x` is of this package; its modules are no functions."""
+    """Returns whether the function or class `x` is of this package; classes of Python
+    modules do not count."""
     mine = str(x.__module__).startswith("tessera.")
     return mine and not (isinstance(x, type) and issubclass(x, ModuleType))
 
@@ -89,13 +92,13 @@ def _parts(f: Any) -> Iterator[Any]:
 
 
 def names_in(code: CodeType) -> set[str]:
-    """The globals and attributes that `code` names, and the functions inside it."""
+    """The globals and attributes named in `code` and in the functions inside it."""
     inner = (names_in(c) for c in code.co_consts if isinstance(c, CodeType))
     return set(code.co_names).union(*inner)
 
 
 def variables_of(f: FunctionType) -> Iterator[Place]:
-    """The globals and the closure cells that the code of `f` names."""
+    """The globals and closure cells named in the code of `f`."""
     for name in sorted(names_in(f.__code__) & f.__globals__.keys()):
         yield Place(f.__globals__, name, name)
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
@@ -103,7 +106,7 @@ def variables_of(f: FunctionType) -> Iterator[Place]:
 
 
 def _is_open(x: Any) -> bool:
-    """Whether `x` is an object of a user's with attributes."""
+    """Returns whether `x` is an object of a user's class with attributes."""
     kind = type(x)
     return (
         isinstance(getattr(x, "__dict__", None), dict)
@@ -113,10 +116,10 @@ def _is_open(x: Any) -> bool:
     )
 
 
-# -- what they hold -------------------------------------------------------------------------------
+# -- their contents -------------------------------------------------------------------------------
 def contents(x: Any, depth: int = 0) -> tuple[list[Any], object]:
-    """(leaves, structure) of the dicts, lists and tuples in `x`. Modules and boxes are leaves,
-    compared by identity."""
+    """Returns (leaves, structure) of the dicts, lists and tuples in `x`. Modules and boxes are
+    leaves, compared by identity."""
     if isinstance(x, (dict, list, tuple)) and (len(x) > MOST_ITEMS or depth > MOST_DEPTH):
         return [Same(x)], None
     keys: object = ()
@@ -132,7 +135,7 @@ def contents(x: Any, depth: int = 0) -> tuple[list[Any], object]:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One of the `contents` of a variable."""
+    """A leaf of the `contents` of a variable."""
 
     place: Place
     index: int
@@ -152,13 +155,13 @@ class Leaf:
 
 @dataclass(slots=True)
 class Guards:
-    """The conditions on variables under which a recording stands for a call."""
+    """The conditions on variables under which a recording is valid for a call."""
 
     others: list[tuple[Place | Leaf, object]] = field(default_factory=list)  # (place, its mark)
     read: list[tuple[Tensor, ref[Tensor]]] = field(default_factory=list)  # (box, value read)
 
     def hold(self) -> bool:
-        """Whether they hold now."""
+        """Returns whether all conditions hold now."""
         for place, mark in self.others:
             x = place.now()
             if not (x is mark.x if type(mark) is Same else mark_of(x) == mark):
@@ -169,8 +172,8 @@ class Guards:
 def guards(
     recorder: Recorder, before: Variables, written: Container[int]
 ) -> tuple[Guards, list[Place]]:
-    """(the guards, the variables that are read as arguments are) of a recording that has put
-    tensors into the variables at the numbers `written`."""
+    """Returns (the guards, the variables that are read like arguments) of a recording that has put
+    tensors into the variables at the indices `written`."""
     used, read = ({id(t) for t, _ in rows} for rows in (recorder.captured, recorder.seen))
     out = Guards(read=[r for r in recorder.seen if type(r[0]) is not Tensor])
     held = []

@@ -1,6 +1,7 @@
-"""What may come in from the host? Numbers, nested lists, NumPy, DLPack, arrays of the engine.
+"""Host data for tensors: numbers, nested lists, NumPy, DLPack, and arrays of the engine.
 
-It is taken when it is given: whoever fills a buffer again does not change the tensors made of it.
+The values are copied when they are given: a buffer that is filled again later does not change the
+tensors made of it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from .tensor import Tensor
 
 
 def engine_array(value: object) -> bool:
-    """Whether `value` is an array of the engine's; asking must not load the engine."""
+    """Returns whether `value` is an array of the engine. The test must not load the engine."""
     return type(value).__module__.startswith("jax") and engine().is_array(value)
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is an array of the engine, or one on the host."""
+    """Returns whether `value` is an array of the engine, or a host array."""
     return is_host_array(value) or engine_array(value)
 
 
 def is_host_array(value: object) -> bool:
-    """Whether `value` is an array of NumPy or of a library that lends its memory, such as a tensor
-    of PyTorch: others may write into it. A NumPy scalar is none."""
+    """Returns whether `value` is a NumPy array or shares its memory by DLPack, such as a PyTorch
+    tensor: others may write into it. A NumPy scalar is not one."""
     lends = hasattr(type(value), "__dlpack__") and not isinstance(value, Tensor)
     return lends and not engine_array(value)
 
@@ -49,14 +50,14 @@ def is_host_array(value: object) -> bool:
 def host_array(
     value: object, dtype: object = None, name: str = "tensor"
 ) -> tuple[np.ndarray[Any, Any], DType]:
-    """`value` as a NumPy array of a dtype that we have, in memory that no one else writes into.
+    """Returns (`value` as a NumPy array, its dtype), in memory that no one else writes into.
 
-    Raises DTypeError if it would lose.
+    Raises DTypeError if `value` does not fit the dtype.
     """
     x, want = host_view(value, dtype, name)
     if x.dtype == want.numpy and (engine_array(value) or isinstance(value, _COPIED)):
         return x, want
-    # Memory of our own, where the engine can use it as it lies: so there is one copy and no more.
+    # Aligned memory, which the engine uses in place: so there is only one copy.
     raw = np.empty(x.size * want.numpy.itemsize + ALIGNED, np.uint8)
     at = -raw.ctypes.data % ALIGNED
     made = raw[at : raw.size - ALIGNED + at].view(want.numpy).reshape(x.shape)
@@ -64,16 +65,17 @@ def host_array(
     return made, want
 
 
-# What NumPy makes an array of its own from; memory of all else is another's.
+# NumPy copies these; the memory of any other value is shared.
 _COPIED = (list, tuple, int, float, np.generic)
 ALIGNED = 64
-"""The engine uses host memory without a copy where its address is a multiple of this."""
+"""The engine uses host memory without a copy if its address is a multiple of this."""
 
 
 def host_view(
     value: object, dtype: object = None, name: str = "tensor"
 ) -> tuple[np.ndarray[Any, Any], DType]:
-    """`value` as NumPy sees it, and the dtype that a tensor of it has. Raises DTypeError."""
+    """Returns (a NumPy view of `value`, the dtype of a tensor of it). Raises DTypeError if it has
+    no numbers of a known dtype, or if they do not fit; ShapeError if nested lists are ragged."""
     if is_array(value) and not isinstance(value, np.ndarray):
         value = np.asarray(value) if engine_array(value) else lent(value, name)
     if isinstance(value, (list, tuple)):
@@ -110,26 +112,27 @@ def host_view(
 
 
 def host_recipe(x: np.ndarray[Any, Any]) -> Recipe:
-    """Places a host array. It may be lent to the engine, and become another value's memory, so each
-    tensor of this recipe has a copy."""
+    """A recipe that places a host array. Each use takes a copy, since the engine may reuse the
+    memory of an array that it was given."""
     return Recipe(lambda to: engine().place(x.copy(), to), of_host=True)
 
 
-# Above this many elements the host forgets what it gave.
+# The host keeps copies of integer arrays up to this many elements, to check ids.
 REMEMBERED = 1 << 20
 
 
 def remembered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """A copy of a host array of integers, which may serve as ids; None for others. The array itself
-    may be lent to the engine, and become another value's memory."""
+    """Returns a copy of a host array of integers, which may be ids; None for others. The array
+    itself cannot serve, since the engine may reuse its memory."""
     return x.copy() if x.dtype.kind in "iu" and x.size <= REMEMBERED else None
 
 
 def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
-    """Raises DTypeError if a number of `x` would become another, or infinite, as a `want`."""
+    """Raises DTypeError if a number of `x` does not fit `want`: it would change, or become
+    infinite."""
     low, high = x.min(), x.max()
     if want.is_float:
-        if not (np.isfinite(low) and np.isfinite(high)):  # infinity and NaN stay what they are
+        if not (np.isfinite(low) and np.isfinite(high)):  # infinity and NaN fit any float
             finite = x[np.isfinite(x)]
             low, high = (finite.min(), finite.max()) if finite.size else (0, 0)
         top = largest(want)
@@ -148,9 +151,9 @@ def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
 
 
 def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
-    """The array of another library, as NumPy sees its memory; one of PyTorch without its gradient.
+    """Returns a NumPy view of another library's array; of a PyTorch tensor without its gradient.
 
-    Raises UsageError if it has none that the host can read.
+    Raises UsageError if the host cannot read the memory, DTypeError if the dtype is unknown.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
@@ -179,7 +182,7 @@ def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
             raise UsageError(what, fix=fix)
     x = value.detach().cpu().resolve_conj().resolve_neg()
     narrow = BY_NAME.get(dtype)
-    # PyTorch lends NumPy no memory of these, but that of whole numbers of their size.
+    # PyTorch does not export these dtypes to NumPy, but integers of the same width.
     if narrow in (bf16, fp8_e4m3, fp8_e5m2):
         return np.asarray(x.view(torch.int16 if narrow is bf16 else torch.uint8)).view(narrow.numpy)
     try:
@@ -192,7 +195,7 @@ def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
 
 
 def _hosted(x: Any, name: str) -> Any:
-    """Nested lists with what other libraries lend as NumPy sees it."""
+    """Returns nested lists with NumPy views in place of other libraries' arrays."""
     if isinstance(x, (list, tuple)):
         return [_hosted(v, name) for v in x]
     return lent(x, name) if is_array(x) and not isinstance(x, np.ndarray) else x

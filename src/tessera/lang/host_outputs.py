@@ -1,9 +1,9 @@
-"""How does a value get out of a recorded function on the way, to be printed or checked?
+"""Host outputs: values of a recorded function that are printed or checked on the host.
 
-A host output is one more result of the program. When a call is done, what was to be done with it is
-done on the host, in the order of the recording; so there are no callbacks out of a running program,
-and order and number never depend on the backend. One in a loop's body is a stacked result and acts
-once an iteration. In a local body it has every device's own value.
+A host output is an additional result of the program. After a call its action runs on the host, in
+the order of the recording: a running program makes no callbacks, so order and number never depend
+on the backend. An output in a loop's body is a stacked result and acts once an iteration. In a
+local body it has every device's own value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HostValue:
-    """A value that came out: `array`, with a leading dim for each axis of `type.varying`; of which
-    device it is, where it is one device's."""
+    """The value of a host output: `array` has a leading dim for each axis of `type.varying`.
+    `place` names the device if the value is one device's."""
 
     array: np.ndarray[Any, Any]
     type: TensorType
     place: str = ""
 
     def row(self, i: int) -> HostValue:
-        """Its part in iteration `i` of a loop."""
+        """Returns the value in iteration `i` of a loop."""
         inner = self.type.with_dims(self.type.dims[1:])
         return HostValue(np.take(self.array, i, axis=len(self.type.varying)), inner, self.place)
 
     def of(self, rank: int, axes: Sequence[str], sizes: Mapping[str, int]) -> HostValue:
-        """What the device at `rank` along `axes`, of these sizes, has."""
+        """Returns the value of the device at `rank` along `axes`, whose sizes are `sizes`."""
         at: dict[str, int] = {}
         for a in reversed(axes):
             rank, at[a] = divmod(rank, sizes[a])
@@ -48,11 +48,11 @@ Act = Callable[[Sequence[HostValue]], None]
 
 @dataclass(frozen=True, slots=True)
 class HostOutput:
-    """Values of a recording, and what is done with them after a call."""
+    """Values of a recording, and the action on them after a call."""
 
     tensors: tuple[Tensor, ...]
     act: Act
-    turns: bool = False  # of a loop, which has as many as were recorded
+    turns: bool = False  # the values are stacked over the iterations of a loop
 
     def run(self, values: Sequence[Tensor]) -> None:
         self.act([HostValue(v.numpy(), v.type) for v in values])
@@ -61,7 +61,7 @@ class HostOutput:
 def each_iteration(
     host_outputs: Sequence[HostOutput], length: int, reverse: bool, rows: Sequence[Tensor]
 ) -> list[HostOutput]:
-    """The host outputs of a loop's body, whose values are now stacked in `rows`."""
+    """The host outputs of a loop's body; their values are stacked in `rows`."""
 
     def acting(act: Act) -> Act:
         def run(values: Sequence[HostValue]) -> None:

@@ -1,4 +1,4 @@
-"""Along which axes of its mesh do all devices of a program compute the same?"""
+"""Mesh axes along which all devices of a program compute the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def idle_axes(program: Graph | Schedule) -> tuple[str, ...]:
     types = [t for g in graphs for t in _of_products(g)]
     if program.mesh is None or not types:
         return ()
-    # What runs on a slice of the mesh, a stage of a pipeline, is divided along the axes it lacks.
+    # A stage of a pipeline runs on a slice of the mesh: it is divided along the missing axes.
     divided = {
         a for t in types for a in (*t.split_axes, *t.partial_axes, *t.varying, *_lacks(program, t))
     }

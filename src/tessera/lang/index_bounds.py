@@ -1,7 +1,7 @@
-"""Is an id outside the dim that it points into? An error, where the host can say so.
+"""Bounds checks of ids on the host, which raise ShapeError.
 
-The host knows what it was given: at once where an op runs at once, and at each call of a compiled
-function for the ids among its arguments. What only the devices know, they mark themselves: see
+The host checks the ids that it knows: at once for an eager op, and at each call of a compiled
+function for ids among its arguments. Ids known only to the devices are marked there: see
 ops/indexing.py.
 """
 
@@ -22,7 +22,7 @@ NOTHING = "ask x.size first: there is nothing to pick"
 
 @dataclass(frozen=True)
 class Expected:
-    """What an op expects of its ids: in a recorded function, of `views` of the argument `node`."""
+    """The bounds of an op's ids. In a recorded function the ids are `views` of an argument."""
 
     views: tuple[Node, ...]
     name: str
@@ -44,6 +44,7 @@ class Expected:
         if not bad.any():
             return
         place = np.arange(given.size).reshape(shape)
+        # The views move and select elements: only ids that reach the op count.
         for view in self.views:
             given, bad, place = (value_of(view, [x]) for x in (given, bad, place))
         if not bad.any():
@@ -64,8 +65,8 @@ class Expected:
 def check_ids(
     name: str, what: str, ids: Tensor, size: int, *, low: int = 0, ignore: int | None = None
 ) -> None:
-    """Raises ShapeError if the host knows that one of `ids` is not from `low` to `size - 1` and
-    not `ignore`; of an argument of a recorded function, at each call."""
+    """Raises ShapeError if the host knows that one of `ids` is neither from `low` to `size - 1` nor
+    `ignore`. Ids of an argument of a recorded function are checked at each call."""
     node, recorder = ids._node, ids._trace
     if ids._given is not None:
         Expected((), name, what, low, size, ignore, "").check(ids)
@@ -78,7 +79,7 @@ def check_ids(
 
 
 def _argument(n: Node) -> tuple[Node, tuple[Node, ...]] | None:
-    """The input whose elements `n` shows, and the nodes between; None where it is computed."""
+    """Returns (the input whose elements `n` shows, the nodes between); None if `n` is computed."""
     views: list[Node] = []
     while n.op != "input":
         if n.kind.elements not in ("same", "moved", "chosen") or len(n.args) * len(n.types) > 1:

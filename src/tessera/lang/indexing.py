@@ -1,4 +1,4 @@
-"""Functions that order elements, find them, and pick them by their ids."""
+"""Sorting, searching and indexing: `argmax`, `sort`, `topk`, `take`, `gather`, `scatter_add`."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tens
 
 
 def flip(x: Like, dim: Dims = -1) -> Tensor:
-    """`x` with the order of elements along `dim`, or along each of several dims, reversed; None is
-    all of them. Raises ShapeError if one is not there or is named twice."""
+    """`x` with the order of elements reversed along `dim`, or along each of several dims; None is
+    all dims. Raises ShapeError if a dim does not exist or is named twice."""
     t = as_tensor(x)
     for d in dims_of("flip", t, dim):
         t = emit("flip", t, dim=d)
@@ -70,9 +70,8 @@ def flip(x: Like, dim: Dims = -1) -> Tensor:
 def topk(x: Like, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """(The `k` largest elements along `dim`, largest first; their indices).
 
-    With `largest` False they are the `k` smallest, smallest first. A NaN counts as largest.
-
-    Of equal elements the one with the lower index comes first. Raises ShapeError if `dim` has fewer
+    With `largest` False they are the `k` smallest, smallest first. A NaN counts as largest. Of
+    equal elements the one with the lower index comes first. Raises ShapeError if `dim` has fewer
     than `k` elements.
     """
     t = as_tensor(x)
@@ -92,10 +91,10 @@ def topk(x: Like, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, 
 def take(x: Like, ids: Like, dim: int = 0) -> Tensor:
     """The slices of `x` along `dim` that `ids` names, as `numpy.take`; -1 is the last one.
 
-    With x [n, d] and ids [B, S] the result is [B, S, d]. Where the host knows the ids, an id
-    outside of -n to n - 1 raises ShapeError. On the device such an id gives NaN (for integers: the
-    lowest number of a signed dtype, the highest of an unsigned one). Raises DTypeError if `ids` are
-    not integers.
+    With x [n, d] and ids [B, S] the result is [B, S, d]. If the host knows the ids, an id outside
+    of -n to n - 1 raises ShapeError. On the device such an id gives NaN (for integers: the lowest
+    number of a signed dtype, the highest of an unsigned one). Raises DTypeError if `ids` are not
+    integers.
     """
     d = _last(x, ids, dim, "take", "ids")
     t, at = as_tensor(x), as_tensor(ids)
@@ -104,8 +103,8 @@ def take(x: Like, ids: Like, dim: int = 0) -> Tensor:
 
 
 def _last(x: Like, ids: Like, dim: int, name: str, before: str) -> int:
-    """`dim` of `x`, counted from 0. Raises UsageError where it comes before the ids, as it does in
-    PyTorch."""
+    """Returns `dim` of `x`, counted from 0. Raises UsageError if the dim is given before the ids,
+    which is PyTorch's order."""
     if isinstance(ids, int) and hasattr(dim, "__len__"):
         fix = f"the dim comes last here: ts.{name}(x, {before}, dim)"
         raise unfit(name, "ids", ids, fix)
@@ -113,7 +112,7 @@ def _last(x: Like, ids: Like, dim: int, name: str, before: str) -> int:
 
 
 def take_or_zero(x: Tensor, ids: Like, dim: int = 0) -> Tensor:
-    """Rows of `x` along `dim`; an id outside, a negative one too, gives zeros."""
+    """The slices of `x` along `dim` at `ids`. An id outside, also a negative one, gives zeros."""
     return emit("take", x, as_tensor(ids), dim=one_dim("take", x, dim))
 
 
@@ -122,14 +121,14 @@ def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
 
     With `dim=1` the result at [i, j] is `x[i, ids[i, j]]`. Ids are from 0 to n - 1. In each other
     dim `ids` has the size of `x`, or size 1 (one id for all of `x`), or fewer elements than `x`
-    (the first ones of `x` are used). Where the host knows the ids, an id outside raises ShapeError;
-    on the device it gives what `take` gives. Raises DTypeError if `ids` are not integers.
+    (the first ones of `x` are used). If the host knows the ids, an id outside raises ShapeError; on
+    the device its result is that of `take`. Raises DTypeError if `ids` are not integers.
     """
     d = _last(x, ids, dim, "gather", "ids")
     t, at = as_tensor(x), as_tensor(ids)
     integers("gather", "ids", at.type)
     check_ids("gather", "id", at, t.shape[d])
-    if t.ndim == at.ndim:  # of the other dims, what has ids
+    if t.ndim == at.ndim:  # of the other dims, the part that has ids
         t = _first(
             t, [n if i == d or k == 1 else k for i, (n, k) in enumerate(zip(t.shape, at.shape))]
         )
@@ -137,12 +136,12 @@ def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
 
 
 def _first(t: Tensor, counts: Sequence[int]) -> Tensor:
-    """The first elements of each dim; all of a dim that has no more."""
+    """Returns the first `counts` elements of each dim; all of a dim that has no more."""
     return sliced(t, {i: (0, k, 1) for i, (n, k) in enumerate(zip(t.shape, counts)) if k < n})
 
 
 def gather_or_zero(x: Tensor, ids: Tensor, dim: int = -1) -> Tensor:
-    """`x` at `ids` along `dim`; an id outside gives zero."""
+    """The elements of `x` at `ids` along `dim`. An id outside gives zero."""
     return emit("take_along", x, ids, dim=one_dim("gather", x, dim))
 
 
@@ -151,11 +150,10 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
 
     `ids` and `updates` have the rank of `x`; an id is from 0 to n - 1. In the other dims `ids` may
     have size 1 (one id for all of `updates`), or fewer elements than `updates` (then only the first
-    updates are added). `ids` [k] of one dim name where whole slices of `updates` are added. Where
-    the host knows the ids, an id outside raises ShapeError. On the device it adds NaN at the
-    nearest place; with integers the whole result becomes the lowest number of the dtype (unsigned:
-    the highest). Raises ShapeError if the shapes do not match, DTypeError if `ids` are not
-    integers.
+    updates are added). With `ids` [k] of one dim, whole slices of `updates` are added. If the host
+    knows the ids, an id outside raises ShapeError. On the device it adds NaN at the nearest place;
+    with integers the whole result becomes the lowest number of the dtype (unsigned: the highest).
+    Raises ShapeError if the shapes do not match, DTypeError if `ids` are not integers.
     """
     d = _last(x, ids, dim, "scatter_add", "ids, updates")
     t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
@@ -188,8 +186,8 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
 
 
 def _added(op: str, t: Tensor, at: Tensor, u: Tensor, dim: int) -> Tensor:
-    """`t` with `u` added at the places `at` along `dim`. An id outside marks the result: a float by
-    itself, integers by `beyond`."""
+    """Returns `t` with `u` added at the places `at` along `dim`. An id outside marks the result:
+    floats by NaN, integers by `beyond`."""
     size = t.shape[dim]
     integers("scatter_add", "ids", at.type)
     check_ids("scatter_add", "id", at, size)
@@ -209,7 +207,7 @@ def _inside(ids: Tensor, size: int) -> Tensor:
 
 
 def _or_beyond(x: Tensor, inside: Tensor) -> Tensor:
-    """`x`, but NaN or the farthest integer (`beyond`) where `inside` is NaN."""
+    """Returns `x`, or NaN (integers: `beyond`, the farthest number) where `inside` is NaN."""
     mark = scalar(beyond(x.dtype), x.dtype)
     return emit("where", emit("isfinite", inside), x, mark)
 
@@ -217,13 +215,13 @@ def _or_beyond(x: Tensor, inside: Tensor) -> Tensor:
 def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
     """A new last dim of size `count` with 1 at the place that the id names and 0 elsewhere.
 
-    `ids` [...] gives [..., count]. An id is from 0 to `count` - 1; where the host knows the ids,
-    one outside raises ShapeError. Raises DTypeError if `ids` are not integers.
+    `ids` [...] gives [..., count]. An id is from 0 to `count` - 1; if the host knows the ids, one
+    outside raises ShapeError. Raises DTypeError if `ids` are not integers.
     """
     t = as_tensor(ids)
     integers("one_hot", "ids", t.type)
     shape = sizes("one_hot", whole("one_hot", "count", count, 0))
     check_ids("one_hot", "id", t, count)
-    line = emit("iota", dtype=int32, shape=shape, dim=0)  # narrow ids count no further
+    line = emit("iota", dtype=int32, shape=shape, dim=0)  # narrow dtypes cannot hold `count`
     at = t.to(int32).reshape((*t.shape, 1))
     return _or_beyond((at == line).to(dtype), _inside(at, count))

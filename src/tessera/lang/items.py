@@ -1,4 +1,5 @@
-"""Lists and dicts of a module: a tensor that is put in place of a parameter is written into it."""
+"""The lists and dicts of a module: setting an item that is a parameter writes into the
+parameter."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from .tensor import Tensor
 
 
 def stored(holder: Any, key: Any, have: Any, value: Any) -> Any:
-    """What to store at `key` of `holder`, a module or a container of one, where `have` is: the
-    parameter there, into which `value` is written; in a recorded function what stands for `value`
-    until the program has run; else `value`. Raises ShapeError or DTypeError if a parameter does
-    not take it."""
+    """Returns the object to store at `key` of `holder`, a module or one of its containers, in place
+    of `have`: the parameter `have`, into which `value` is written; in a recorded function a
+    stand-in for `value` until the program has run; else `value`. Raises ShapeError or DTypeError if
+    the parameter and `value` differ."""
     if not isinstance(value, Tensor) or type(value) is Parameter:
         return value
-    if type(value) is Box:  # a buffer of the module's own, which may start with the same values
+    if type(value) is Box:  # the module gets a buffer of its own, with the same first value
         value = copy.copy(value.now())
     if type(have) is Parameter:
         what = f"{type(holder).__name__}.{key}: the new value"
@@ -33,7 +34,7 @@ def stored(holder: Any, key: Any, have: Any, value: Any) -> Any:
 
 
 class TensorList(list[Any]):
-    """A list of a module."""
+    """A list of a module. Setting an item that is a parameter writes into the parameter."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -54,7 +55,7 @@ class TensorList(list[Any]):
 
 
 class TensorDict(dict[Any, Any]):
-    """A dict of a module."""
+    """A dict of a module. Setting an item that is a parameter writes into the parameter."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -77,7 +78,7 @@ ITEMS: dict[type, type] = {list: TensorList, dict: TensorDict}
 
 
 def converted(value: Any) -> Any:
-    """`value`, whose lists and dicts that hold tensors are those of a module."""
+    """Returns `value` with lists and dicts that hold tensors replaced by a module's own."""
     kind = type(value)
     if kind not in ITEMS:
         return value

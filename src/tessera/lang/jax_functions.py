@@ -1,8 +1,8 @@
-"""A JAX function as ops of ours: recorded, laid out and run like any other part of a program.
+"""JAX functions as Tessera ops: recorded, laid out and run like any other part of a program.
 
-JAX says which equations the function has (`jax.make_jaxpr`); each becomes a function on tensors, by
-one table. So each result has the layout that its ops give it. `ts.op` is for functions that run as
-they are, on each device's block.
+`jax.make_jaxpr` gives the equations of the function; the table `RULES` maps each of them to a
+function on tensors, so each result has the layout that its ops give it. `ts.op` is for functions
+that run unchanged, on each device's block.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Equation(NamedTuple):
 
 
 class Equations(NamedTuple):
-    """A function: the first values are its arguments, `outs` its results."""
+    """A function in equations: the first values are its arguments, `outs` its results."""
 
     rows: list[Equation]
     outs: list[Operand]
 
 
 def as_ops(who: str, fn: Callable[..., list[Any]], args: Sequence[Tensor]) -> list[Tensor]:
-    """The results of the JAX function `fn`, which returns a list of arrays, for tensors.
+    """The results of the JAX function `fn`, which returns a list of arrays, on tensors.
 
-    Raises UsageError, in the name of `who`, if the function does what no op here does.
+    Raises UsageError, in the name of `who`, if the function has a primitive without a counterpart.
     """
     traced = engine().equations(fn, [(t.shape, t.dtype.numpy) for t in args])
     values: dict[int, Tensor] = dict(enumerate(args))
@@ -87,7 +87,7 @@ def _over(f: Callable[..., Tensor]) -> Rule:
 
 
 def _quotient(x: Tensor, y: Tensor, **_: Any) -> Tensor:
-    """x / y; of whole numbers the quotient without its fraction, which `//` rounds down."""
+    """`x / y`; for integers the quotient rounded towards zero (`//` rounds down)."""
     if x.dtype.is_float:
         return x / y
     down = x // y
@@ -199,4 +199,4 @@ RULES: dict[str, Rule] = {
     "argmax": lambda x, axes, **_: F.argmax(x, axes[0]), "iota": _line, "empty": _nothing,
     "argmin": lambda x, axes, **_: F.argmin(x, axes[0]),
 }  # fmt: skip
-"""What a primitive of JAX is on tensors."""
+"""The function on tensors for each JAX primitive."""

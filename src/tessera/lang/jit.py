@@ -1,8 +1,8 @@
-"""`ts.jit`: a function recorded once per kinds of arguments, then run as compiled programs.
+"""`ts.jit`: functions recorded once per kind of arguments, then run as compiled programs.
 
-Tensors (and arrays) in the arguments are dynamic, everything else is static and part of the key.
-Where the function reads a value it is cut: the result is a tree of programs (lang/segments.py).
-Containers that the function changes are changed in the caller's hands too.
+Tensors (and arrays) in the arguments are dynamic; everything else is static and part of the cache
+key. A read of a value splits the function: the result is a tree of programs (lang/segments.py).
+Changes of the argument containers are made in the caller's objects too.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ R = TypeVar("R")
 Straight = tuple[Callable[[list[Any]], list[Any]], Sequence[TensorType]]
 _data_of = attrgetter("_data")
 MOST_ENTRIES = 64
-"""Variants of a function that are kept for one structure of arguments; the oldest goes."""
+"""The cached entries of a function for one structure of arguments; the oldest is dropped."""
 
 
 class Jit(Generic[P, R]):
-    """A compiled function, which `ts.jit` returns; `.graph` is the Graph of its last recording."""
+    """A compiled function, as returned by `ts.jit`; `.graph` is the Graph of its last recording."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class Jit(Generic[P, R]):
         donate: str | int | Sequence[str | int] | None,
         reduce_partial: bool,
         pad: padding.Pads | None = None,
-        quiet: bool = False,  # of this package: how often it is recorded is no concern of a user
+        quiet: bool = False,  # an internal function: no warning if it is recorded often
     ):
-        # A model's attributes may change: they are not copied.
+        # The attributes of a model may change, so they are not copied.
         functools.update_wrapper(self, fn, updated=("__dict__",) if isfunction(fn) else ())
         self.fn = fn
         self.name = getattr(fn, "__name__", "function")
@@ -85,17 +85,17 @@ class Jit(Generic[P, R]):
         self._pads = padding.checked(self.name, self._signature, pad or {}, self._donate)
         self._entries: dict[Any, list[Entry]] = {}
         self.chosen: Chosen | None = fn.chosen if isinstance(fn, Jit) else None
-        # Of the last recording: the Schedule where it is not the plan of the graph.
+        # The last recording; its Schedule is None if it follows from the graph.
         self._last: tuple[Builder, list[Node], Schedule | None] | None = None
-        self._staged: Graph | None = None  # of that of a pipeline, on the mesh of one stage
+        self._staged: Graph | None = None  # the graph of a pipeline, on the mesh of one stage
         self._recordings = 0
-        self._said: set[str] = set()  # what it was warned of
+        self._said: set[str] = set()  # the warnings that were given
         self._owners: set[type] = set()  # classes that it is a method of
         self._held: list[Place] = []  # variables that hold tensors: guards.py
         self._around: list[Any] = []  # modules and boxes from outside: modules_read.py
 
     def under(self, options: ScheduleOptions) -> Jit[P, R]:
-        """The same function, compiled under these choices too: `@schedule(...)`."""
+        """Returns the same function compiled with these options too: `@schedule(...)`."""
         chosen = Chosen(self.name, options)
         made: Jit[P, R] = Jit(self.fn, tuple(self._donate), self.reduce_partial, dict(self._pads))
         made.chosen = chosen if self.chosen is None else self.chosen.after(chosen)
@@ -103,7 +103,7 @@ class Jit(Generic[P, R]):
 
     @property
     def compiled(self) -> Jit[P, R]:
-        """Itself: what `@schedule(...)` has compiled."""
+        """The function itself: the compiled function of `@schedule(...)`."""
         return self
 
     def _names(self, donate: str | int | Sequence[str | int] | None) -> frozenset[str]:
@@ -123,7 +123,7 @@ class Jit(Generic[P, R]):
 
     @property
     def graph(self) -> Graph:
-        """The Graph of the last recording; of a pipeline it is on the mesh of one stage. Raises
+        """The Graph of the last recording; for a pipeline, on the mesh of one stage. Raises
         UsageError before the first call."""
         builder, results, _ = self._latest()
         return prepared(self._staged or builder.graph(results))
@@ -156,7 +156,7 @@ class Jit(Generic[P, R]):
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """The ways to compile the latest program that were timed at its first call, each with the
+        """The variants of the latest program that were timed at its first call, each with the
         seconds of a step and bytes of temporaries; none without `@schedule(measure=True)`."""
         return next((p.ways for p in self.programs), ())
 
@@ -167,7 +167,8 @@ class Jit(Generic[P, R]):
 
     @property
     def schedule(self) -> Schedule:
-        """The Schedule of the last recording: its steps in order, and what each step waits for.
+        """The Schedule of the last recording: its steps in order, with the steps that each one
+        waits for.
 
         Raises UsageError before the first call.
         """
@@ -200,12 +201,12 @@ class Jit(Generic[P, R]):
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
 
     def at_once(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """A call as a program of its own, also where others run op by op."""
+        """Calls the function as one program, also inside a context where ops run one by one."""
         with replaced(op_by_op=False):
             return self(*args, **kwargs)
 
     def in_force(self) -> AbstractContextManager[None]:
-        """The choices of the contexts that stand above this function, while it is recorded."""
+        """A context with the schedule options of this function, for its recording."""
         return nullcontext() if self.chosen is None else self.chosen.in_force()
 
     def _padded(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -243,9 +244,9 @@ class Jit(Generic[P, R]):
             return self.schedule
 
     def straight(self, *args: P.args, **kwargs: P.kwargs) -> Straight | None:
-        """What a call with these arguments runs, for who calls with tensors of their types alone:
-        from the arguments' data the results' data, and the results' types. None where a call is
-        more than one program of its arguments."""
+        """Returns (a function from the arguments' arrays to the results' arrays, the results'
+        types): the fast path for a caller whose tensors always have these types. None if a call is
+        not just one program of its arguments."""
         with TURN, self.in_force():
             entry, _, _ = self._entry(args, kwargs)
         root, pick = entry.root, entry.straight
@@ -254,12 +255,13 @@ class Jit(Generic[P, R]):
             return None
         if entry.have not in (None, program.wants):  # an argument is moved first
             return None
-        if pick is list:  # as they come
+        if pick is list:  # all arguments in their order
             return functools.partial(program, have=None), program.types
         return lambda data: program(pick(data), None), program.types
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:
-        """What is recorded for these arguments, now if it was not before; and their leaves."""
+        """Returns (the entry for these arguments, recorded now if there is none; their leaves;
+        their structure)."""
         leaves, spec = flatten((args, kwargs))
         more, shape = self._outside()
         key, setting = (spec, shape), settings()
@@ -280,7 +282,8 @@ class Jit(Generic[P, R]):
         return entry, leaves + more if more else leaves, spec
 
     def _outside(self) -> tuple[list[Any], Any]:
-        """(the leaves, the structure) of the variables that hold tensors, and of what is around."""
+        """Returns (the leaves, the structure) of the variables that hold tensors, and of the outer
+        modules and boxes."""
         if not (self._held or self._around):
             return _NOTHING
         rows, (leaves, shape) = self._in_variables(), flatten(self._around)
@@ -300,7 +303,8 @@ class Jit(Generic[P, R]):
     def _covered(
         self, entry: Entry, leaves: list[Any], more: list[Any], done: Recorded
     ) -> list[Any]:
-        """What is around `leaves` now that the function was recorded; the entry knows of it."""
+        """Returns the leaves of the outer variables, modules and boxes after the recording, and
+        extends the entry and its key by those found in this recording."""
         recorder, held = done.recorder, done.held
         known, new = {p.name for p in self._held}, around(recorder, self._around)
         variables = [p for p in held if p.name not in known]
@@ -312,39 +316,39 @@ class Jit(Generic[P, R]):
             entry.cover(leaves + more, len(leaves))
         mine = self._entries.get(entry.key, [])
         entry.key = (entry.key[0], shape)
-        if entry in mine:  # it goes on after a read
+        if entry in mine:  # the recording continued an entry after a read
             mine.remove(entry)
             self._entries.setdefault(entry.key, []).insert(0, entry)
         return more
 
     # -- running ----------------------------------------------------------------------------------
     def _taken(self, entry: Entry, tensors: Sequence[Any]) -> list[Any]:
-        """The arrays in `tensors`, of a call of a recording that is one program."""
+        """The arrays of `tensors`, the arguments of an entry that is one program."""
         data = list(map(_data_of, tensors))
         if None.__class__ in map(type, data):
-            entry.root.program().start()  # or these would start the devices, and too few
+            entry.root.program().start()  # else `stored` would start too few devices
             data = [t.stored for t in tensors]
         return data
 
     def _straight(
         self, entry: Entry, tensors: Sequence[Any], data: list[Any], args: Any, kwargs: Any
     ) -> Any:
-        """Runs a recording that is one program on the arrays `data` of its `tensors`."""
+        """Runs an entry that is one program on the arrays `data` of its `tensors`."""
         program = entry.program = entry.program or entry.root.program()
         assert entry.straight is not None
         if entry.have == program.wants:
-            entry.have = None  # from now on nothing needs to be moved
+            entry.have = None  # all types match: later calls skip the check
         done: list[list[Any]] = []
         try:
             program(entry.straight(data), entry.have, done)
-        finally:  # what was given up is gone: its successors are put in place, whatever happens
+        finally:  # donated arrays are gone, so the new ones are stored even after an exception
             for outs in done:
                 out = entry.root.written.give(outs, program.types, args, kwargs, tensors)
         return out
 
     def _cut(self, entry: Entry, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a recording whose values were read: program by program, along the values that are
-        read now. Where no call has gone this way before, the rest is recorded."""
+        """Runs a recording with reads, program by program, and picks each next segment by the
+        values that are read. If no earlier call had these values, the rest is recorded."""
         own = len(spec_paths(spec))
         leaves, more = leaves[:own], leaves[own:]
         while True:
@@ -357,7 +361,7 @@ class Jit(Generic[P, R]):
             finally:
                 for written, outs, types in run.done:
                     out = written.give(outs, types, args, kwargs, tensors)
-                if not run.done:  # it draws the same once more
+                if not run.done:  # the recording that follows must draw the same numbers
                     random.set_state(drawn)
             if run.done:
                 return out
@@ -365,7 +369,7 @@ class Jit(Generic[P, R]):
                 more = self._record(entry, leaves, more, spec, run.values)
 
     def _marks(self, args: Any, kwargs: Any) -> list[bool]:
-        """Per leaf: is its argument donated?"""
+        """Returns whether the argument of each leaf is donated."""
         if not self._donate:
             return [False] * len(flatten((args, kwargs))[0])
         names = bound(self.name, self._signature, args, kwargs).arguments
@@ -381,12 +385,13 @@ class Jit(Generic[P, R]):
     def _record(
         self, entry: Entry, leaves: list[Any], more: list[Any], spec: Spec, values: list[Any]
     ) -> list[Any]:
-        """Records the function along the values read so far; adds the segments that follow. Gives
-        the leaves of what is around it."""
+        """Records the function along the values read so far, and adds the segments that follow.
+        Returns the leaves of its outer variables, modules and boxes."""
         self._warn(bool(values), entry, spec)
         try:
             more, once = self._recorded(entry, leaves, more, spec, values)
         except BaseException:
+            # A recording that failed does not count for the warning.
             self._recordings -= not values
             raise
         warn(self.name, once, self._said)
@@ -410,7 +415,7 @@ class Jit(Generic[P, R]):
         return now, done.once
 
     def _settle(self, entry: Entry, tensors: Sequence[Any], done: Recorded, reads: Reads) -> None:
-        """Makes of what was recorded the programs of `entry`, of the call with these tensors."""
+        """Builds the programs of `entry` from the recording `done` of a call with these tensors."""
         recorder, sources = done.recorder, reads.sources
         place: dict[int, int] = {}
         for k, t in enumerate(tensors):
@@ -435,7 +440,7 @@ class Jit(Generic[P, R]):
             self._last = recorder.builder, results, program.schedule
             self._staged = recorder.stages and recorder.stages.graph
             return
-        sure = [] if reads.nodes else recorder.checks  # all calls come by, whatever they read
+        sure = [] if reads.nodes else recorder.checks  # a read may skip ops with checks
         asked = ((sources.get(n), check) for n, check in sure)
         entry.checks = [(k, check) for k, check in asked if isinstance(k, int)]
         last = define(entry.root, reads, rec, recorder.builder.replaced, results)
@@ -445,13 +450,13 @@ class Jit(Generic[P, R]):
         )
 
     def _warn(self, along_a_cut: bool, entry: Entry, spec: Any) -> None:
-        """Warns, once, when the function has been recorded for the third time, and says which
-        argument keeps changing. One that goes on with other devices is recorded for them."""
+        """Warns once, at the third recording of the function, and names the argument that keeps
+        changing. A recording for other devices alone does not count."""
         others = (e for k, same in self._entries.items() if k[0] == spec for e in same)
         if not along_a_cut and any(e.leads_to(entry) for e in others):
             return
         self._recordings += not along_a_cut
-        # One recording for each size that arguments are padded to is what was asked for.
+        # Padded arguments have one recording for each size.
         many = 3 + padding.count(self._pads)
         if self._recordings == many and not along_a_cut and not self._quiet:
             before = [e for k, same in self._entries.items() if k[0] == spec for e in same]
@@ -470,7 +475,7 @@ class Jit(Generic[P, R]):
             )
 
     def _names_around(self) -> list[str]:
-        """The names of the leaves of the variables, and of what is around its arguments."""
+        """The names of the leaves of the outer variables, modules and boxes."""
         rows = zip(self._held, self._in_variables(), strict=True)
         names = [p.label for p, (leaves, _) in rows for _ in leaves]
         kinds = [type(x).__name__ for x in self._around]
@@ -485,7 +490,7 @@ _NOTHING: tuple[list[Any], Any] = ([], None)
 
 
 def _dynamic(x: Any) -> Any:
-    """A leaf as a Tensor where it is an array."""
+    """Returns a leaf as a Tensor if it is an array, else as it is."""
     return as_tensor(x) if is_array(x) else x
 
 

@@ -1,8 +1,8 @@
-"""`ts.linalg`: solves and factors of matrices, the last two dims; those before are a batch.
+"""`ts.linalg`: solvers and factorizations of matrices, the last two dims; other dims are a batch.
 
-The batch may be split over the mesh; each matrix is whole on the device that works on it. Narrow
-floats are worked on in f32. A matrix without an answer (singular, not positive definite) gives NaN
-or infinities, because a program cannot stop halfway.
+The batch may be split over the mesh; each matrix is whole on its device. Narrow floats are computed
+in f32. A singular matrix, or one that is not positive definite, gives NaN or infinities, because a
+program cannot stop halfway.
 
 >>> import tessera as ts
 >>> a = ts.tensor([[4.0, 2.0], [2.0, 5.0]])
@@ -42,7 +42,8 @@ def _matrices(name: str, x: Like, square: bool = True) -> Tensor:
 
 
 def _pair(name: str, x: Like, y: Like) -> tuple[Tensor, Tensor, bool]:
-    """Square matrices and what stands beside them, their batches made one; was `y` a vector?"""
+    """Returns (square matrices, right-hand sides, whether `y` was a vector), with the batches
+    broadcast together. Raises ShapeError if the rows differ."""
     a = _matrices(name, x)
     a, b = matched(name, a, y)
     flat = b.ndim == 1
@@ -91,7 +92,8 @@ def solve_triangular(a: Like, b: Like, lower: bool = True) -> Tensor:
 
 
 def inv(a: Like) -> Tensor:
-    """The inverse of each matrix [..., n, n]. To solve equations, `solve` is faster and more exact.
+    """The inverse of each matrix [..., n, n]. To solve equations, `solve` is faster and more
+    accurate.
 
     Raises ShapeError if the matrices are not square.
     """
@@ -110,11 +112,9 @@ def slogdet(a: Like) -> tuple[Tensor, Tensor]:
 
 
 def det(a: Like) -> Tensor:
-    """The determinant of each matrix [..., n, n]. Its gradient is the cofactors, also of singular
-    matrices, as in JAX; a second gradient of a singular matrix needs singular values that differ.
-
-    Raises ShapeError if the matrices are not square.
-    """
+    """The determinant of each matrix [..., n, n]. Its gradient is the matrix of cofactors, also for
+    singular matrices, as in JAX; a second gradient of a singular matrix needs distinct singular
+    values. Raises ShapeError if the matrices are not square."""
     return _det(_matrices("det", a))
 
 
@@ -124,8 +124,8 @@ def _det(a: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     singular = (value == 0).reshape(*value.shape, 1, 1)
 
     def backward(g: Tensor) -> Tensor:
-        # An inverse has the cofactors but for the determinant; a singular matrix has them by its
-        # singular values. Each formula gets a harmless matrix where the other one is chosen.
+        # The cofactors of a regular matrix come from its inverse and determinant, those of a
+        # singular one from its singular values. An unused formula gets a safe diagonal matrix.
         n = a.shape[-1]
         one = eye(n, dtype=a.dtype)
         full = F.where(singular, one, a)
@@ -147,8 +147,8 @@ def eigh(a: Like) -> tuple[Tensor, Tensor]:
     """(Eigenvalues [..., n], ascending; eigenvectors [..., n, n] as columns) of symmetric matrices.
 
     Only the lower triangle is read, as in NumPy and PyTorch; the gradient is that of a symmetric
-    matrix, in both triangles. That of the eigenvectors exists only where all eigenvalues differ.
-    Raises ShapeError if the matrices are not square.
+    matrix, in both triangles. The gradient of the eigenvectors exists only if all eigenvalues
+    differ. Raises ShapeError if the matrices are not square.
     """
     m = _matrices("eigh", a)
     mirrored = tril(m) + tril(m, -1).transpose(-2, -1)
@@ -165,15 +165,15 @@ def qr(a: Like) -> tuple[Tensor, Tensor]:
     t = _matrices("qr", a, square=False)
     m, n = t.shape[-2:]
     q, r = emit_many("qr", t[..., : min(m, n)])
-    # Further columns are combinations of those of Q.
+    # The other columns of `a` are combinations of the columns of Q.
     return q, r if n <= m else F.concat([r, q.transpose(-2, -1) @ t[..., m:]], -1)
 
 
 def svd(a: Like) -> tuple[Tensor, Tensor, Tensor]:
     """(U [..., m, k], singular values [..., k] in descending order, Vᵀ [..., k, n]), k = min(m, n).
 
-    The gradients of U and V exist only where all singular values differ. Raises ShapeError if `a`
-    has fewer than 2 dims.
+    The gradients of U and V exist only if all singular values differ. Raises ShapeError if `a` has
+    fewer than 2 dims.
     """
     u, s, vt = emit_many("svd", _matrices("svd", a, square=False))
     return u, s, vt

@@ -1,7 +1,8 @@
-"""Loops inside a program: `scan` over a leading dim; `map_chunks` is one (map_chunks.py).
+"""Loops inside a program: `scan` over a leading dim, on which `map_chunks` is built.
 
-A loop's body is recorded once. Its gradient is a second loop; `policy` says what the first keeps
-for it (passes/loops.py). Random numbers in a body are those of the same iterations written out.
+A loop's body is recorded once. Its gradient is a second loop; `policy` chooses the values that the
+first loop stores for it (passes/loops.py). Random numbers in a body are those of the same
+iterations written out.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ def scan(
     """Runs `carry, y = body(carry, x)` for each slice x of `xs` along dim 0, as `jax.lax.scan`.
 
     Returns (the last carry, the ys stacked along a new dim 0). `carry`, `xs` and `y` are trees of
-    tensors, the carry of one structure throughout, in which the order of a dict's keys does not
-    count; the body may use tensors from outside. `policy` says what the backward pass keeps:
+    tensors. The carry keeps one structure, up to the order of dict keys; the body may use tensors
+    from outside. `policy` chooses the values that the forward loop stores for the backward pass:
 
-    - "save": what the gradient reads, or the fewest bytes from which it follows element by element.
+    - "save": those that the gradient reads, or the fewest bytes from which they follow elementwise.
     - "recompute": only the carries; the body is computed again.
     - "products": the carries and the results of matrix products and of inner loops.
-    - "together": nothing; the gradient of a scalar carry is computed in the forward loop.
+    - "together": none; the gradient of a scalar carry is computed in the forward loop.
 
     Raises UsageError if `policy` is unknown or the body does not return a pair; ShapeError if the
     tensors of `xs` differ in length, or the carry changes its shape, dtype or structure.
@@ -78,8 +79,8 @@ def finished(
     reverse: bool,
     policy: str,
 ) -> tuple[list[Tensor], Any]:
-    """(the last carry, the stacked ys) of a `scan` whose body is `iteration`; its values for the
-    host are shown."""
+    """Returns (the last carry, the stacked ys) of a `scan` with the body `iteration`, and registers
+    its host outputs."""
     ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
     for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
         here().show(output.tensors, output.act, turns=True)
@@ -87,14 +88,14 @@ def finished(
 
 
 def tensors(tree: Any) -> tuple[list[Tensor], Spec]:
-    """The leaves of `tree` as tensors, and the structure that it has with them."""
+    """Returns (the leaves of `tree` as tensors, the structure of the tree of tensors)."""
     leaves, spec = flatten(tree)
     made = [as_tensor(t) for t in leaves]
     return made, flatten(unflatten(spec, made))[1]
 
 
 def length_of(name: str, rows: Sequence[Tensor]) -> int:
-    """The leading length that the tensors have in common."""
+    """The common leading length of the tensors. Raises ShapeError if there is none."""
     if not rows:
         fix = "give ts.arange(n) as xs for n turns"
         raise ShapeError(f"{name}: there is no tensor to take turns over", fix=fix)
@@ -112,7 +113,7 @@ def length_of(name: str, rows: Sequence[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Iteration:
-    """A loop's body as it was recorded: inputs `carry` and `xs`, results `ends` and `ys`."""
+    """A recorded loop body: inputs `carry` and `xs`, results `ends` and `ys`."""
 
     recorder: Recorder
     carry: list[Tensor]
@@ -122,7 +123,8 @@ class Iteration:
     y_spec: Spec
 
     def carry_types(self, decides: bool) -> list[TensorType]:
-        """The types that the carry takes on by itself in this iteration."""
+        """The types of the carry after this iteration, before the layout is forced. `decides`: see
+        `settled`."""
         types = []
         alike = self.ends[0].type.varying if decides else ()
         for end, start in zip(self.ends, self.carry, strict=True):
@@ -148,10 +150,10 @@ def settled(
     rows: Sequence[Tensor],
     decides: bool = False,
 ) -> Iteration:
-    """The body, recorded with a carry of the layout that the body gives it: a sum stays partial
-    until after the loop. In a while loop the first carry `decides` whether to go on: all carries
-    differ over the devices over which it does, and as it may read them, a sum stays partial only
-    while it is added up."""
+    """Records the body with the carry layout that the body itself produces: a sum stays partial
+    until after the loop. In a while loop the first carry `decides` whether to go on. All carries
+    then vary over the devices over which it varies; a sum stays partial only if the body does no
+    more than add to it, as the condition may read the carry."""
     types = [t.type for t in start]
     for turn in itertools.count():
         iteration = _recorded(name, call, carry_spec, types, rows)
@@ -172,7 +174,8 @@ def _recorded(
     types: Sequence[TensorType],
     rows: Sequence[Tensor],
 ) -> Iteration:
-    """The body, recorded with a carry of these `types`."""
+    """Records the body with a carry of these `types`. Raises UsageError if it returns no pair,
+    ShapeError if the carry changes."""
     r = Recorder(name, current())
     r.draws = []
     with recording(r):
@@ -200,7 +203,7 @@ def emitted(
     reverse: bool,
     policy: str,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """(the last carry, the stacked ys, the stacked values for the host) of a `scan` whose body is
+    """Returns (the last carry, the stacked ys, the stacked host outputs) of a `scan` with the body
     `iteration`."""
     r = iteration.recorder
     draws = r.draws or []
@@ -226,8 +229,8 @@ def emitted(
 
 
 def iteration_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
-    """For each of the keys that a loop's body draws with, those of its iterations: the ones with
-    which the same iterations draw where they are written out."""
+    """Returns the stacked keys of all iterations for each key in `draws`: the keys that the same
+    iterations draw with when they are written out."""
     counts = [t.size // 2 for t in draws]
     each = sum(counts)
     if not each:
@@ -243,8 +246,8 @@ def iteration_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _natural(end: Node, start: Node) -> TensorType:
-    """The type a carry takes on by itself. What was completed only to be added to the carry is
-    added incomplete instead, so that a sum over all iterations is completed once, after them."""
+    """The type that a carry takes on by itself. A sum completed only to be added to the carry is
+    added partial instead, so that a sum over all iterations is completed once, after them."""
     if end.op == add.name and start in end.args:
         other = end.args[end.args[0] is start]
         summed = other.args[0] if other.op == to.name else other
@@ -257,10 +260,10 @@ def _natural(end: Node, start: Node) -> TensorType:
 
 
 def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list[Tensor]]:
-    """(the body, the tensors from outside that it takes as constants).
+    """Returns (the body, the tensors from outside that it takes as constants).
 
-    A change of layout or of dtype of a constant is the same in every iteration, so it is made once,
-    outside.
+    A change of layout or dtype of a constant is the same in every iteration, so it is moved out of
+    the loop.
     """
     graph = r.builder.graph(outs)
     consts = {node: t for t, node in r.captured}
@@ -279,7 +282,7 @@ def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list
 
 
 def _outside(t: Tensor, n: Node) -> Tensor:
-    """The tensor `t` from outside the loop as `n` gives it inside: in another layout or dtype."""
+    """Applies the change of layout or dtype `n` to the tensor `t`, outside of the loop."""
     recorder = current()
     if n.op == to.name:
         return cast(t, n.type.dtype)

@@ -1,7 +1,7 @@
 """`map_chunks`: a function of rows, computed block by block.
 
-A device's rows are cut in place, so nothing moves. Random numbers are those of the function on all
-rows (chunk.py).
+Each device cuts its own rows into blocks, so no data moves. Random numbers are those of the
+function on all rows (chunk.py).
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ NOTHING = flatten(())[1]
 
 
 def row_blocks(t: TensorType, rows: int) -> tuple[int, int, int]:
-    """(devices, blocks, rows a block) for dim 0 in blocks of at most `rows` on each device."""
+    """Returns (devices, blocks, rows per block) for dim 0 in blocks of at most `rows` on each
+    device."""
     run = t.digits(0)
     split = [d for d in run if d.axes]
     if any(d.uneven for d in run) or run[: len(split)] != split:
-        return t.shape[0], 1, 1  # no plain blocks: take everything in one
+        return t.shape[0], 1, 1  # uneven or scattered rows of a device: one block
     devices = math.prod(d.size for d in split)
     here = t.shape[0] // devices
     if not here:
@@ -44,7 +45,7 @@ def row_blocks(t: TensorType, rows: int) -> tuple[int, int, int]:
 
 
 def to_blocks(x: Tensor, rows: int) -> Tensor:
-    """[T, ...] as [blocks, rows, ...], each device's rows cut in place: nothing moves."""
+    """Reshapes [T, ...] to [blocks, rows, ...]. Each device cuts its own rows, so no data moves."""
     devices, blocks, size = row_blocks(x.type, rows)
     rest = x.shape[1:]
     x = reshape(x, (devices, blocks, size, *rest))
@@ -53,7 +54,7 @@ def to_blocks(x: Tensor, rows: int) -> Tensor:
 
 
 def from_blocks(y: Tensor, like: TensorType, rows: int) -> Tensor:
-    """The inverse of `to_blocks` for a result whose rows are those of `like`."""
+    """The inverse of `to_blocks` for a result with the rows of `like`."""
     devices, blocks, size = row_blocks(like, rows)
     rest = y.shape[2:]
     y = reshape(y, (blocks, devices, size, *rest))
@@ -62,7 +63,7 @@ def from_blocks(y: Tensor, like: TensorType, rows: int) -> Tensor:
 
 
 def _alike(x: Tensor, like: TensorType) -> Tensor:
-    """`x` with its rows where those of `like` are."""
+    """Returns `x` with its rows split like those of `like`."""
     rows, axes = like.dims[0], dim_axes(like.dims[0])
     if x.type.dims[0] == rows:
         return x
@@ -73,7 +74,7 @@ def _alike(x: Tensor, like: TensorType) -> Tensor:
 
 
 def _of_rows(out: R, block: Tensor) -> R:
-    """`out`, which map_chunks gets for `block`. Raises ShapeError unless it has as many rows."""
+    """Returns `out`, a result for `block`. Raises ShapeError unless it has as many rows."""
     for y in flatten(out)[0]:
         shape = getattr(y, "shape", ())
         if y is not None and tuple(shape[:1]) != block.shape[:1]:
@@ -90,18 +91,18 @@ def _of_rows(out: R, block: Tensor) -> R:
 def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "recompute") -> R:
     """`fn(*xs)` computed block by block, each of at most `rows` rows per device, to save memory.
 
-    `fn` must treat each row (each slice along dim 0) on its own, and gives a tensor of as many
+    `fn` must treat each row (each slice along dim 0) on its own. It returns a tensor of as many
     rows, or a tree of them. All `xs` have the same number of rows; they take the layout of the one
     whose rows are split over the most devices. `fn` takes weights from its closure. With the
     default policy "recompute" the backward pass computes each block again, so intermediates of a
     block are not kept; other policies are those of `ts.scan`. If one block holds all rows there is
     no loop.
 
-    Random numbers in `fn` are those of `fn(*xs)`, whatever `rows` is. They are drawn in shapes with
-    one dim for the rows, or in shapes that do not depend on the rows, as for weights.
+    Random numbers in `fn` are those of `fn(*xs)` for any `rows`. They are drawn in shapes with one
+    dim for the rows, or in shapes that do not depend on the rows, as for weights.
 
-    Raises ShapeError if the numbers of rows differ, or `fn` gives another number of rows than it is
-    given; UsageError if `fn` draws in other shapes.
+    Raises ShapeError if the numbers of rows differ, or `fn` returns another number of rows;
+    UsageError if `fn` draws in other shapes.
     """
     fn = asked_function("map_chunks", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)
@@ -142,7 +143,7 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "reco
 
 
 def _as(chunk: Chunk, fn: Callable[..., R]) -> Callable[..., R]:
-    """`fn`, recorded as `chunk`."""
+    """Returns `fn`, which sets `chunk` on the current recording."""
 
     def run(*given: Tensor) -> R:
         recorder = current()
@@ -154,7 +155,7 @@ def _as(chunk: Chunk, fn: Callable[..., R]) -> Callable[..., R]:
 
 
 def _drawn(fn: Callable[..., Any], xs: Sequence[Tensor]) -> list[Draw]:
-    """The draws of `fn(*xs)`, of which nothing runs."""
+    """The draws of `fn(*xs)`; the recording is never run."""
     recorder, every = Recorder("map_chunks", current()), AllRows()
     recorder.draws = []
     with recording(recorder):

@@ -1,4 +1,5 @@
-"""The functions on the entries of a matrix: its triangles, its diagonal, the identity."""
+"""Matrix entries: triangles (`tril`, `triu`), `diagonal`, `diag`, `trace` and the identity
+`eye`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def _triangle(name: str, x: Like, k: int, below: bool) -> Tensor:
     t = as_tensor(x)
     _least_rank(name, t, 2)
     m, n = t.shape[-2:]
-    # Any diagonal further out leaves the same: and i32 holds these.
+    # Diagonals beyond the matrix are all alike; the limits fit i32.
     k = max(-m - n, min(m + n, whole(name, "k", k)))
     apart = emit("sub", _line((1, n), 1), _line((m, 1), 0))
     inside = apart <= k if below else apart >= k

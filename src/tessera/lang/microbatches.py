@@ -1,4 +1,4 @@
-"""The batch, laid over an axis in time: computed in microbatches, one after the other."""
+"""Microbatches as a mesh axis in time: the batch is split over it and computed part by part."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ AXIS = "mb"
 
 
 def is_weight(t: Tensor) -> bool:
-    """Whether the way `t` was made says that it is a weight, or state of one."""
+    """Returns whether `t` is a weight, or state of one, by its origin."""
     return isinstance(t, Parameter) or bool(t.name) or t.drawn or bool(t.type.rest)
 
 
 def rows_of(tensors: Sequence[Tensor], alone: Sequence[Tensor]) -> Tensor | None:
-    """The first of `tensors` that holds the batch. Of those that are no weights it is the first of
-    whole numbers or truths, such as tokens, labels and masks; where there is none the first that is
-    an argument `alone`, not in a container, one whose rows are split before others; else the
-    first."""
+    """Returns the first of `tensors` that holds the batch. Among those that are no weights it is
+    the first of integers or bools, such as tokens, labels and masks; if there is none, the first
+    that is an argument itself (`alone`), not in a container, with those whose rows are split first;
+    else the first of all."""
     able = [t for t in tensors if t.ndim and not is_weight(t)]
     mine = {id(t) for t in able}
     own = [t for t in alone if id(t) in mine]
@@ -41,13 +41,12 @@ def rows_of(tensors: Sequence[Tensor], alone: Sequence[Tensor]) -> Tensor | None
 def in_microbatches(
     tensors: Sequence[Tensor], count: int, first: Tensor | None, mesh: Mesh | None = None
 ) -> list[Tensor]:
-    """`tensors`, of which those that are no weights and have as many rows as `first` are laid over
-    an axis in time: each device takes its rows in `count` turns.
+    """Splits the rows of each tensor that has as many rows as `first`, and is no weight, over a
+    mesh axis in time, so that each device computes them in `count` parts.
 
-    Where they do not divide into so many, it takes the next larger number that divides them. Rows
-    that lie uneven on the devices are taken at once, and rows that lie over such an axis already
-    stay so. `mesh` is the one of the devices; None takes
-    that of the tensors.
+    If the rows of a device do not divide by `count`, the next larger number that divides them is
+    used. Rows unevenly split over the devices are computed at once, and rows that are split over
+    time already stay so. `mesh` is the mesh of the devices; None takes that of the tensors.
     """
     laid = any(t.mesh is not None and t.mesh.time for t in tensors)
     turns = 1 if first is None or laid else _turns(first, count)
@@ -64,7 +63,8 @@ def in_microbatches(
 
 
 def _turns(t: Tensor, count: int) -> int:
-    """The smallest number of turns, at least `count`, into which a device's rows of `t` divide."""
+    """The smallest number of microbatches, at least `count`, into which a device's rows of `t`
+    divide."""
     rows, devices = t.type.dims[0][0].size, ways(t.type.dims[0][0].axes, t.type.sizes)
     if rows % devices:
         return 1
@@ -79,8 +79,8 @@ def _laid(t: Tensor, mesh: Mesh) -> Tensor:
 
 
 def by_microbatch(x: Tensor) -> Tensor:
-    """`x` with one dim more in front: in a pipeline its microbatches, each with its part of the dim
-    that lies over time; elsewhere of size 1."""
+    """Returns `x` with a new first dim: in a pipeline the microbatches of `x`, with the dim that is
+    split over time reduced to its part; elsewhere a dim of size 1."""
     recorder, t = current(), x.type
     late = t.mesh is not None and bool({*t.mesh.time} & {*t.split_axes})
     if recorder is None or recorder.root.stages is None or not late:
@@ -92,7 +92,8 @@ def by_microbatch(x: Tensor) -> Tensor:
 
 
 def warn_of_microbatches(what: str) -> None:
-    """One PipelineWarning for each pipeline of several microbatches: `what` is a mean over them."""
+    """Gives one PipelineWarning for each pipeline of several microbatches: the mean `what` is over
+    each microbatch."""
     recorder = current()
     stages = None if recorder is None else recorder.root.stages
     if stages is not None and stages.count > 1 and what not in stages.pipe.said:

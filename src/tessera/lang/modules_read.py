@@ -1,7 +1,7 @@
-"""What does a recorded function use from outside that can change between calls?
+"""The outer modules and boxes that a recorded function reads anew at each call, like arguments.
 
-Modules that were called or whose tensors were used, and parameters that are in none: they are read
-anew at each call, as if they were arguments. A tensor on its own never changes.
+They are the modules that were called or whose tensors were used, and the parameters outside of any
+module. A plain tensor never changes, so it is a constant.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .tree import containers, flatten
 
 
 def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
-    """The modules and boxes that this recording met, beside those `known` and what is in
-    them."""
+    """Returns the modules and boxes that this recording has read, without those in `known` and
+    their contents."""
     modules, changes = dict(recorder.met), recorder.changes
     boxes: dict[int, Any] = {id(o.box): o.box for o in changes.boxes.values() if o.given is None}
     for t, _ in recorder.captured:
@@ -37,7 +37,7 @@ def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
 
 
 def _owner(holder: Any) -> Any:
-    """The module `holder`, or that of the list or dict `holder`."""
+    """Returns the module `holder`, or the module that owns the list or dict `holder`."""
     tensors = flatten(holder)[0] if isinstance(holder, (list, dict)) else []
     homes = [t.home() for t in tensors if isinstance(t, Tensor) and t.home]
     return next((h for h in homes if h is not None), holder)
@@ -48,5 +48,5 @@ def _holds(module: Any, t: Any) -> bool:
 
 
 def _below(holders: Iterable[Any]) -> set[int]:
-    """The containers inside of `holders`, not they themselves."""
+    """The ids of the containers inside of `holders`, without `holders` themselves."""
     return {id(x) for h in holders for x in containers(h) if x is not h}

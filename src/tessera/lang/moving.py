@@ -1,5 +1,4 @@
-"""How do tensors get from mesh to mesh? By a schedule of sends, which those processes run that have
-a part in it."""
+"""Transfer of tensors from mesh to mesh, by a schedule of sends that the processes involved run."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from .tensor import Tensor
 
 
 def sent(tensors: Sequence[Tensor], to: Sequence[TensorType], mesh: Mesh) -> list[Tensor]:
-    """`tensors` as tensors of the types `to`, which lie on other meshes, with their names; those
-    that are on theirs stay as they are. `mesh` has all of their devices."""
+    """Sends `tensors` to the meshes of the types `to`, and keeps their names. A tensor that is on
+    its mesh already is returned as it is. `mesh` has all devices involved."""
     types = [t.type if t.mesh is not None else t.type.on(mesh) for t in tensors]
     steps, outs = list[Send](), list[int]()
     for i, (t, want) in enumerate(zip(tensors, to, strict=True)):
@@ -42,8 +41,8 @@ def sent(tensors: Sequence[Tensor], to: Sequence[TensorType], mesh: Mesh) -> lis
 
 
 def moved(t: Tensor, to: TensorType) -> Tensor:
-    """`t` in the layout `to`, at once. From mesh to mesh it goes split as it is, where both cut
-    alike, else whole."""
+    """Moves `t` to the layout `to`, at once. From mesh to mesh it is sent split if both meshes cut
+    its dims alike, else whole."""
     if t.type is to:
         return t
     later = waiting("redistribute", [t], {"to": to})
@@ -66,6 +65,6 @@ def moved(t: Tensor, to: TensorType) -> Tensor:
 
 
 def _cut(mesh: Mesh, axis: str) -> tuple[int, int, bool]:
-    """Into how many parts `axis` cuts a dim, how many of them a device takes, and whether arrays of
-    the mesh have a dim for what one device runs in turn."""
+    """Returns (the number of parts that `axis` cuts a dim into, the number of parts on each device,
+    whether arrays of the mesh have a dim for the parts that a device runs in turn)."""
     return mesh.sizes.get(axis, 1), mesh.folds.get(axis, 1), mesh.onto is not None

@@ -1,5 +1,5 @@
-"""What did a function change in the containers it was given? And the same change once more, in the
-caller's hands.
+"""Changes that a function makes in its argument containers, recorded to be repeated on the
+caller's.
 
 >>> given = {"a": 1, "row": [1, 2], "inner": {}}
 >>> before = Snapshot(given)
@@ -37,14 +37,14 @@ from .tree import (
 )  # fmt: skip
 
 OUTSIDE = 2
-"""The first key of paths in variables, beside those of the arguments by order and by name."""
+"""The first key of a path in variables. (0 is positional arguments, 1 is keyword arguments.)"""
 MOST_ITEMS = 2000
-"""Of a list or dict in a variable: a larger one is a constant, compared by its identity."""
+"""The most items of a list or dict in a variable; a larger one is compared by identity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Among the leaves of what is put into arguments: what the caller has at `path` of them."""
+    """A leaf of a new value that the caller already has: the object at `path` in the arguments."""
 
     path: Path
 
@@ -52,25 +52,25 @@ class Own:
 @dataclass(frozen=True, slots=True)
 class Edit:
     """A change of the container at `path`: the keys that are gone, and each key that is set with
-    the structure of what is there now."""
+    the structure of its new value."""
 
     path: Path
     gone: tuple[Any, ...]
     set: tuple[tuple[Any, Spec], ...]
 
     def paths(self) -> Iterator[Path]:
-        """The path of each leaf that is put there."""
+        """Yields the path of each new leaf."""
         for key, spec in self.set:
             for rest in spec_paths(spec):
                 yield (*self.path, key, *rest)
 
 
 class Snapshot:
-    """What is in the containers of `tree` before a function changes them."""
+    """The contents of the containers in `tree`, before a function changes them."""
 
     def __init__(self, tree: Any) -> None:
         self._rows: list[tuple[Path, Any, dict[Any, Any]]] = []
-        self._own: dict[int, Path] = {}  # of all that is there, except for tensors on their own
+        self._own: dict[int, Path] = {}  # paths by id; plain tensors are left out
         self._look(tree, ())
 
     def _look(self, x: Any, path: Path) -> None:
@@ -88,7 +88,7 @@ class Snapshot:
         return _inside(x)
 
     def changes(self) -> tuple[list[Edit], list[Any]]:
-        """(the edits that were made since, the leaves of all that they put there)."""
+        """Returns (the edits made since the snapshot, the leaves of their new values)."""
         edits: list[Edit] = []
         leaves: list[Any] = []
         for path, x, before in self._rows:
@@ -104,7 +104,8 @@ class Snapshot:
         return edits, leaves
 
     def _take(self, x: Any, leaves: list[Any], module: bool = False) -> Spec:
-        """The structure of `x`, whose leaves go to `leaves`; what was there before is one leaf."""
+        """Returns the structure of `x` and adds its leaves to `leaves`. An object that was there
+        before is one leaf."""
         if x is None:
             return EMPTY
         own = self._own.get(id(x))
@@ -118,8 +119,8 @@ class Snapshot:
 
 
 class Variables(Snapshot):
-    """What is in the variables at `places`, and in lists and dicts there, before a function changes
-    them."""
+    """The contents of the variables at `places`, and of lists and dicts in them, before a function
+    changes them."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)
@@ -128,19 +129,21 @@ class Variables(Snapshot):
         self._look(self.values[:], (OUTSIDE,))
 
     def _inside(self, x: Any) -> dict[Any, Any] | None:
-        """The items of a list or dict; those of a module see to themselves."""
+        """The items of a plain list or dict; a module's own lists and dicts track changes
+        themselves."""
         open_ = isinstance(x, (dict, list)) and not isinstance(x, (TensorDict, TensorList))
         return _inside(x) if open_ and len(x) <= MOST_ITEMS else None
 
     def look_again(self, places: Sequence[Place]) -> None:
-        """Takes on those of `places` that were not there before."""
+        """Adds the variables among `places` that are new."""
         known = {p.name for p in self.places}
         self.places += [p for p in places if p.name not in known]
         self.values += [GONE] * (len(self.places) - len(self.values))
 
     def set_to(self, mine: Callable[[Any], bool]) -> list[tuple[Path, Any, Any, Any, Any]]:
-        """(path, container, key, before, now) of each variable or item that was set to what is
-        `mine`, the container of a variable being its place. What was added to a list is none."""
+        """Returns (path, container, key, before, now) of each variable or item whose new value
+        satisfies `mine`; the container of a variable is its Place. Items appended to a list are
+        left out."""
         rows = [((OUTSIDE,), p, k, self.values[k], p.now()) for k, p in enumerate(self.places)]
         for path, x, before in self._rows[1:]:
             for k, now in (self._inside(x) or {}).items():
@@ -149,13 +152,13 @@ class Variables(Snapshot):
         return [row for row in rows if row[3] is not row[4] and mine(row[4])]
 
     def changes(self, mine: Callable[[Any], bool] = bool) -> tuple[list[Edit], list[Any]]:
-        """(the edits that put what is `mine` there, the leaves of it)."""
+        """Returns (the edits whose new values satisfy `mine`, the leaves of these values)."""
         leaves: list[Any] = []
         rows = self.set_to(mine)
         return [Edit(path, (), ((k, self._take(x, leaves)),)) for path, _, k, _, x in rows], leaves
 
     def restore(self, mine: Callable[[Any], bool]) -> None:
-        """Puts back what was there in place of what is `mine`."""
+        """Restores the old values where the new ones satisfy `mine`."""
         for _, x, k, before, _ in self.set_to(mine):
             if isinstance(x, Place):
                 x.put(before)
@@ -166,7 +169,7 @@ class Variables(Snapshot):
 
 
 class Assigned(list[Any]):
-    """What is in the variables at `places`; items that are set go there."""
+    """The values of the variables at `places`; setting an item writes to its place."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         super().__init__(p.now() for p in places)
@@ -177,8 +180,8 @@ class Assigned(list[Any]):
 
 
 class Pending:
-    """Edits that are to be made in `top`, the arguments of a caller. What is in these is looked up
-    now, so that `put` may be called once more where it was interrupted."""
+    """Edits to make in `top`, the arguments of a caller. Their containers are looked up at once, so
+    that `put` can be repeated after an interrupt."""
 
     def __init__(self, edits: Sequence[Edit], leaves: Sequence[Any], top: Any) -> None:
         self._rows = [(edit, _at(top, edit.path)) for edit in edits]
@@ -195,19 +198,20 @@ class Pending:
 
 
 def _inside(x: Any) -> dict[Any, Any] | None:
-    """What is in the container `x` by its keys, indices or attributes; None for a leaf."""
+    """The items of the container `x` by key, index or attribute; None for a leaf."""
     found = opened(x)
     if found is not None:
         _, keys, values = found
         return dict(zip(range(keys) if isinstance(keys, int) else keys, values, strict=True))  # type: ignore[call-overload]
-    # A dataclass without tensors is a leaf, and may be given one.
+    # A dataclass without tensors is a leaf, but a function may set a tensor in it.
     fields = () if isinstance(x, type) else getattr(type(x), "__dataclass_fields__", ())
     mine = type(x).__module__.startswith("tessera.")
     return {n: getattr(x, n, None) for n in fields} if fields and not mine else None
 
 
 def _same(before: Any, x: Any, holder: Any) -> bool:
-    """Whether `x` is what was there; some classes make what is in them when they are asked."""
+    """Returns whether `x` is the old value `before`. Some classes create their contents anew at
+    each access: these are compared leaf by leaf."""
     if before is x or not isinstance((opened(holder) or ((), ()))[1], Foreign):
         return before is x
     (a, spec), (b, other) = flatten(before), flatten(x)

@@ -1,4 +1,4 @@
-"""How large is a vector, or a matrix? The norms of `ts.linalg`."""
+"""Norms of vectors and matrices, for `ts.linalg`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: bool = False) -
     """The norm of a vector or of matrices, as in `torch.linalg.norm`.
 
     Without `ord`: the root of the sum of squares along `dim` (None: all dims). With an `ord`, one
-    `dim` asks for that `vector_norm`, two dims for that `matrix_norm`; `dim` None is all dims of a
-    vector or of a matrix. Raises ShapeError if `x` has no such dim, or other than one or two dims
-    are asked for with an `ord`, and UsageError for an unknown `ord`.
+    `dim` means the `vector_norm`, two dims the `matrix_norm`; `dim` None is all dims of a vector or
+    of a matrix. Raises ShapeError if `x` has no such dim, or if an `ord` is given with other than
+    one or two dims, and UsageError for an unknown `ord`.
 
     >>> import tessera as ts
     >>> a = ts.tensor([[3.0, 0.0], [4.0, 0.0]])
@@ -48,9 +48,9 @@ def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: bool = False) -
 def vector_norm(x: Like, ord: Order = 2, dim: Dims = None, keepdims: bool = False) -> Tensor:
     """The `ord`-norm `(sum of |x|**ord)**(1/ord)` of the elements along `dim` (None: all dims).
 
-    `ord` infinity is the largest absolute value, minus infinity the least, 0 the number of elements
-    that are not zero. Computed in f32. The gradient at zero is zero. Raises UsageError if `ord` is
-    not a number, ShapeError if `x` has no such dim.
+    `ord` infinity is the largest absolute value, minus infinity the least, 0 the number of nonzero
+    elements. Computed in f32. The gradient at zero is zero. Raises UsageError if `ord` is not a
+    number, ShapeError if `x` has no such dim.
     """
     t = _floats(x)
     if isinstance(ord, str) or (isinstance(ord, float) and math.isnan(ord)):
@@ -67,8 +67,8 @@ def _by_power(size: Tensor, p: float, dim: Dims, keepdims: bool) -> Tensor:
         return F.sum(F.where(F.isnan(size), 1.0, F.sign(size)), dim, keepdims)
     if p == 1:
         return F.sum(size, dim, keepdims)
-    # Where all is zero the root would have no slope: a one stands under it. With p below 0 one
-    # zero makes the norm zero.
+    # The root has no finite slope at 0, so there its argument is 1. With p below 0 one zero
+    # makes the norm zero.
     none = size == 0.0
     powers = size * size if p == 2 else F.where(none, 0.0, F.where(none, 1.0, size) ** p)
     total = F.sum(powers, dim, keepdims)

@@ -1,8 +1,8 @@
-"""NumPy's functions on tensors: the op of the same meaning, never a value without its gradient.
+"""NumPy functions on tensors: each runs the op of the same meaning, which keeps the gradient.
 
-NumPy asks the arguments of its functions who computes (`__array_ufunc__`, `__array_function__`).
-`OPS` has a function for each of NumPy's that means an op of ours, with the arguments that NumPy
-calls so; all others are errors that say what to write.
+NumPy dispatches its functions to its arguments (`__array_ufunc__`, `__array_function__`). `OPS` has
+a function for each NumPy function with a counterpart here, with NumPy's argument names; all others
+raise errors with the replacement to write.
 
 >>> import tessera as ts
 >>> x = ts.tensor([1.0, 4.0])
@@ -45,7 +45,7 @@ def _refused(f: Any, why: str, instead: str = "") -> UsageError:
 
 @method("__array_ufunc__")
 def _ufunc(x: Tensor, f: Any, way: str, *inputs: Any, **how: Any) -> Any:
-    """A ufunc of NumPy on tensors, as an op. Raises UsageError if there is none."""
+    """A NumPy ufunc on tensors, as an op. Raises UsageError if there is none."""
     if way != "__call__":
         outer = f"write {_name(f)}(x[:, None], y) of vectors" if way == "outer" else ""
         raise _refused(
@@ -56,8 +56,8 @@ def _ufunc(x: Tensor, f: Any, way: str, *inputs: Any, **how: Any) -> Any:
 
 @method("__array_function__")
 def _function(x: Tensor, f: Any, types: Any, args: Sequence[Any], how: dict[str, Any]) -> Any:
-    """A function of NumPy on tensors, as an op. Raises UsageError if there is none, or if that does
-    not take the arguments."""
+    """A NumPy function on tensors, as an op. Raises UsageError if there is none, or if it does not
+    take the arguments."""
     ours = OPS.get(f)
     if ours is None:
         raise _refused(f, "it is no op of tensors")
@@ -82,7 +82,7 @@ def _spread(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _along(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` along one dim; NumPy's axis=None means the tensor as one row."""
+    """Returns `f` with NumPy's `axis`: None flattens the tensor first."""
     return lambda a, axis=None: f(_ravel(a), 0) if axis is None else f(a, axis)
 
 
@@ -98,13 +98,14 @@ def _shape(f: Callable[..., Any], probe: Any, how: tuple[Any, ...]) -> tuple[int
 
 
 def _ordered(f: Callable[..., Any], a: Like, *how: Any) -> Tensor:
-    """`a` with its dims in the order in which NumPy's `f` has those of sizes 0, 1, 2 and so on."""
+    """Returns `a` with its dims in the order that NumPy's `f` gives them. (`f` runs on an array
+    whose sizes number the dims.)"""
     t = as_tensor(a)
     return F.permute(t, _shape(f, np.empty(range(t.ndim)), how))
 
 
 def _shaped(f: Callable[..., Any], a: Like, *how: Any) -> Tensor:
-    """`a` in the shape that NumPy's `f` gives it."""
+    """Returns `a` in the shape that NumPy's `f` gives it."""
     t = as_tensor(a)
     return F.reshape(t, _shape(f, np.broadcast_to(0, t.shape), how))
 
@@ -115,7 +116,7 @@ def _joined(xs: Sequence[Like], axis: int | None) -> Tensor:
 
 def _split(ary: Like, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     t, given = as_tensor(ary), indices_or_sections
-    if not is_whole(given):  # NumPy gives the places of the cuts, we the sizes of the parts
+    if not is_whole(given):  # NumPy takes the positions of the cuts, F.split the sizes
         given = np.diff([0, *given, t.shape[axis]]).tolist()  # type: ignore[misc]
     return F.split(t, given, axis)
 
@@ -136,7 +137,7 @@ def _true(x: Like) -> Tensor:
 
 
 def _values(f: Any) -> Callable[..., Any]:
-    """`f` of the values: its result has no gradient anyway."""
+    """Returns `f` on NumPy values of the tensors: its result has no gradient in any case."""
 
     def value(x: Any) -> Any:
         return x.numpy() if isinstance(x, Tensor) else x
@@ -150,7 +151,7 @@ _OPERATORS = {
     "greater": "gt", "greater_equal": "ge",
 }  # fmt: skip
 OPS: dict[Any, Callable[..., Any]] = {
-    # of each element
+    # elementwise
     **{
         getattr(np, f.__name__): f
         for f in (

@@ -1,4 +1,4 @@
-"""Where does a tensor wait that no program needs now? In host memory, until it is used again.
+"""Offloading of tensors to host memory until they are used again.
 
 >>> import tessera as ts
 >>> t, copy = away(ts.zeros((4, 8)))
@@ -18,8 +18,8 @@ from .tensor import Tensor
 
 
 def away(t: Tensor) -> tuple[Tensor, HostCopy]:
-    """The same tensor in host memory, and the copy, which is started, not waited for. Raises
-    UsageError in a recorded function."""
+    """Returns (`t` with its data in host memory, the copy); the copy is started, not finished.
+    Raises UsageError in a recorded function."""
     if t._trace is not None:
         raise UsageError(
             "a tensor of a recorded function cannot be moved to the host",
@@ -33,14 +33,14 @@ def away(t: Tensor) -> tuple[Tensor, HostCopy]:
 
 
 def back(t: Tensor) -> Tensor:
-    """The same tensor on the devices; its copy in host memory stays behind."""
+    """Returns `t` on the devices; its copy in host memory stays."""
     copy = copy_of(t)
     return t if copy is None else apart_from(Tensor(copy(), t.type), t)
 
 
 def where_lies(other: Any, t: Tensor) -> Tensor:
-    """`t` in host memory if `other` waits there; this waits for the copy, so that of many tensors
-    one is on the devices."""
+    """Offloads `t` if `other` is offloaded. Waits for the copy, so that only one of many tensors is
+    on the devices at a time."""
     if not isinstance(other, Tensor) or copy_of(other) is None:
         return t
     out, copy = away(t)
@@ -49,7 +49,7 @@ def where_lies(other: Any, t: Tensor) -> Tensor:
 
 
 def copy_of(t: Tensor) -> HostCopy | None:
-    """The copy of a tensor that is in host memory only."""
+    """The host copy of an offloaded tensor; None if the tensor is on the devices."""
     pending: Any = None
     if t._data is None:
         pending = t._first if isinstance(t, Box) else t._pending

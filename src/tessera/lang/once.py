@@ -1,5 +1,7 @@
-"""Warnings of random numbers of Python, NumPy and PyTorch that a function draws while it is
-recorded: its program has them as constants."""
+"""Warnings if a function draws random numbers of Python, NumPy or PyTorch while it is recorded.
+
+The program has such numbers as constants.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ from .static_arguments import kept
 
 
 def states(found: Variables) -> dict[str, object]:
-    """The states of all that can be drawn from, by name."""
-    with suppress(ImportError):  # a plan goes without it
-        engine()  # now: as it is loaded, NumPy's numbers are drawn from
+    """Returns the state of each generator of random numbers, by name."""
+    with suppress(ImportError):  # plans work without an engine
+        engine()  # loading it draws from NumPy, so it is loaded before the states are read
     return {label: ask() for label, ask in _sources(found)}
 
 
 def drawn(before: Mapping[str, object], found: Variables) -> list[str]:
-    """What to say of each that was drawn from since its state was as `before`."""
+    """Returns a warning for each generator whose state is not as in `before`."""
     now = states(found)
     return [
         f"draws from {label} while it is recorded; later calls use the same numbers: use ts.random,"
@@ -38,7 +40,7 @@ def drawn(before: Mapping[str, object], found: Variables) -> list[str]:
 
 
 def warn(who: str, rows: Iterable[str], known: set[str]) -> None:
-    """Warns of each of `rows` that is not `known`, of the function `who`."""
+    """Warns of each of `rows` that is not in `known`, in the name of the function `who`."""
     for row in rows:
         if row not in known:
             known.add(row)
@@ -47,7 +49,7 @@ def warn(who: str, rows: Iterable[str], known: set[str]) -> None:
 
 
 def _sources(found: Variables) -> Iterable[tuple[str, Callable[[], object]]]:
-    """(name, what tells its state) of all that can be drawn from."""
+    """Returns (name, a function that returns its state) for each generator of random numbers."""
     out: dict[int, tuple[str, Callable[[], object]]] = {
         id(random): ("random", random.getstate),
         id(np.random): ("np.random", lambda: kept(np.random.get_state(legacy=False))),

@@ -1,4 +1,4 @@
-"""How does what a user gives become tensors, and an op on them a result?"""
+"""Conversion of operands to tensors (`as_tensor`, `matched`), and application of ops (`emit`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tensor import Scalar, Tensor, method
 
 
 def emit(op: str, *args: Tensor, **attrs: Any) -> Tensor:
-    """Applies one op: into the recording if there is one, at once otherwise."""
+    """Applies one op: it is recorded if there is a recording, else it runs at once."""
     return emit_many(op, *args, **attrs)[0]
 
 
@@ -40,7 +40,7 @@ def scalar(value: Scalar, dtype: DType, name: str = "number") -> Tensor:
 
 
 def tensor_like(value: object, like: Tensor, name: str = "tensor") -> Tensor:
-    """A Tensor of `value`; a Python number takes the dtype of `like` (float beats int)."""
+    """Returns `value` as a Tensor; a Python number takes the dtype of `like` (float beats int)."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (bool, int, float)):
@@ -54,7 +54,7 @@ def tensor_like(value: object, like: Tensor, name: str = "tensor") -> Tensor:
 
 
 def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tensor:
-    """A Tensor of host data (without a mesh), or the Tensor itself."""
+    """Returns host data as a Tensor without a mesh, and a Tensor as it is."""
     if isinstance(value, Tensor):
         return value if dtype is None else value.to(dtype)
     if engine_array(value):
@@ -70,7 +70,7 @@ def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tens
 
 
 def of_floats(value: object, numbers: bool = False) -> object:
-    """A Tensor of an array of floats, whatever library it is of, and with `numbers` of a float too;
+    """Returns an array of floats, of any library, as a Tensor, with `numbers` a Python float too;
     any other value as it is."""
     dtype = getattr(value, "dtype", "") if is_array(value) or isinstance(value, np.generic) else ""
     taken = "float" in str(dtype) or (numbers and isinstance(value, float))
@@ -78,7 +78,7 @@ def of_floats(value: object, numbers: bool = False) -> object:
 
 
 def type_like(value: object) -> TensorType:
-    """The type that `as_tensor(value)` has; what is in the memory of `value` is not looked at."""
+    """The type of `as_tensor(value)`. The values are not copied."""
     if isinstance(value, Tensor):
         return value.type
     if engine_array(value):
@@ -95,7 +95,7 @@ def cast(x: object, dtype: object) -> Tensor:
 
 
 def matched(op: str, x: object, y: object) -> tuple[Tensor, Tensor]:
-    """Both as Tensors of one dtype."""
+    """Returns both as Tensors of one dtype. Raises UsageError for `==` with None."""
     like = x if isinstance(x, Tensor) else y
     if y is None and op in ("eq", "ne"):
         raise UsageError(
@@ -123,7 +123,7 @@ def binary(op: str, x: object, y: object) -> Tensor:
 
 
 def _check_divisor(op: str, x: Tensor, divisor: object) -> None:
-    """Raises UsageError for whole numbers by a zero that the host knows."""
+    """Raises UsageError if integers are divided by a zero that the host knows."""
     given: Any = divisor._given if isinstance(divisor, Tensor) else divisor
     if x.dtype.is_int and given is not None and not np.all(given):
         raise UsageError(

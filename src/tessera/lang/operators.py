@@ -1,6 +1,6 @@
-"""What do the operators of tensors compute? `x + y`, `x < y`, `x | y`: each is an op, or a few.
+"""The operators of tensors, such as `x + y`, `x < y` and `x | y`.
 
-(`x @ y`, `x[i]` and `round(x)` stand beside the functions that they are.)
+(`x @ y`, `x[i]` and `round(x)` are defined beside their functions.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .tensor import Like, Tensor, method
 
 
 def _from_both_sides(name: str, op: str) -> None:
-    """`x name y`, also where only `y` is a tensor."""
+    """Defines the operator `name` for a tensor on either side."""
     method(f"__{name}__")(lambda x, y: binary(op, x, y))
     method(f"__r{name}__")(lambda y, x: binary(op, x, y))
 
@@ -34,7 +34,7 @@ method("__contains__")(lambda x, y: bool((x == y).any()))
 
 
 def _bits(name: str) -> None:
-    """And, or, xor: of truths, or bit by bit of whole numbers."""
+    """Defines and, or, xor: logical for bools, bitwise for integers."""
 
     @method(f"__{name}__", f"__r{name}__")
     def apply(x: Tensor, y: Like) -> Tensor:
@@ -58,7 +58,7 @@ def _abs(x: Tensor) -> Tensor:
 
 @method("__invert__")
 def _invert(x: Tensor) -> Tensor:
-    # -1 - x turns every bit; of unsigned numbers, their largest less x
+    # -1 - x inverts every bit; for unsigned numbers it is the largest number minus x
     if x.dtype.is_int:
         return (-1 if x.dtype.kind == "int" else beyond(x.dtype)) - x
     return emit("logical_not", x)
@@ -66,7 +66,7 @@ def _invert(x: Tensor) -> Tensor:
 
 @method("__pow__")
 def _pow(x: Tensor, y: Like) -> Tensor:
-    """`x ** y`: small whole exponents as products, which are exact and have a gradient at 0."""
+    """`x ** y`; exponents from 1 to 4 as products, which are exact and have a gradient at 0."""
     if isinstance(y, int) and y < 0 and x.dtype.is_int:
         raise DTypeError(
             f"pow: {x.dtype} to the power of {y} is no whole number",

@@ -1,6 +1,8 @@
-"""What does a tensor answer where PyTorch or JAX is meant? An attribute of PyTorch's tensors, a
-function of PyTorch or one that JAX compiles: an error that says what to type. `jnp.asarray` gives
-an array that is split in the same way. (NumPy's functions work: `lang/numpy_names.py`.)
+"""Errors for PyTorch and JAX usage of a tensor, with the replacement to write.
+
+They cover attributes of PyTorch tensors, functions of PyTorch, and functions that JAX compiles.
+`jnp.asarray` works and returns an array with the same split. (NumPy's functions work too:
+`lang/numpy_names.py`.)
 """
 
 from __future__ import annotations
@@ -16,25 +18,26 @@ from . import tape as tape  # Tensor.data, which cannot be set
 from .engine import engine
 from .tensor import Tensor, method
 
-SPACES["x"] = vars(Tensor).keys()  # those to come too
+SPACES["x"] = vars(Tensor).keys()  # a live view: methods installed later count too
 
 
 @method("__getattr__")
 def _no_attribute(x: Tensor, name: str) -> Any:
-    if hasattr(type(x), name):  # a property that failed: its own error
+    if hasattr(type(x), name):  # a property raised AttributeError: raise that error again
         return object.__getattribute__(x, name)
     shown = [("tensor", x.__dict__["type"])] if "type" in x.__dict__ else []
     raise no_name(f"{type(x).__name__!r} object", "Tensor", name, SPACES["x"], shown)
 
 
 class _NotSet:
-    """An attribute that a user of PyTorch sets, and that would change nothing here."""
+    """An attribute that PyTorch users set, and that would have no effect here: setting it raises
+    UsageError."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __get__(self, x: Tensor | None, owner: type) -> Any:
-        raise AttributeError(self.name)  # `_no_attribute` says what to write
+        raise AttributeError(self.name)  # `_no_attribute` names the replacement
 
     def __set__(self, x: Tensor, value: object) -> None:
         raise UsageError(
@@ -65,8 +68,8 @@ Tensor.__torch_function__ = classmethod(_for_torch)  # type: ignore[attr-defined
 
 
 def _for_jax(x: Tensor) -> Callable[[], Any]:
-    """What JAX asks for before it takes a value. Who computes with operators, as those of a
-    `jax.Array` do, goes on without it."""
+    """`__jax_array__`, which JAX reads before it takes a value. Raises AttributeError for the
+    operators of `jax.Array`, which work without it, and TesseraError inside a function of JAX."""
     who = engine().asks(sys._getframe(1))
     if x._trace is not None:
         why, way = "take a tensor of a recorded function", "; instead of optax.apply_updates:"
@@ -77,7 +80,7 @@ def _for_jax(x: Tensor) -> Callable[[], Any]:
         return lambda: _array_of_jax(x)
     else:
         raise AttributeError("__jax_array__")
-    raise TesseraError(  # JAX would say that a TypeError is an error of its own
+    raise TesseraError(  # not a TypeError, which JAX would replace by one of its own
         f"a function of JAX does not {why}",
         tensor=x.type,
         fix="use functions of ts; ts.op makes an op of a JAX function, optim.from_optax(tx) an"
@@ -86,8 +89,8 @@ def _for_jax(x: Tensor) -> Callable[[], Any]:
 
 
 def _array_of_jax(x: Tensor) -> Any:
-    """A copy of a split tensor, split as it is. Where JAX's arrays cannot say how, as those of ZeRO
-    or on a folded mesh, the whole, with an EngineWarning."""
+    """Returns a copy of a split tensor as a JAX array with the same split. If JAX has no such
+    layout, as for ZeRO or on a folded mesh, returns the whole value with an EngineWarning."""
     data = engine().alive(x.stored, x.type)
     if engine().adopt(data, None) == x.type:
         return data.copy()

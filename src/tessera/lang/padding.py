@@ -1,5 +1,5 @@
-"""How does a compiled function take arguments of any length? Each is padded to one of a few sizes:
-so there are at most as many programs as sizes."""
+"""Padding of arguments of varying length, so that a compiled function has a program per size
+only."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .tensor import Tensor
 class Pad:
     """Pads dim `dim` of an argument of `ts.jit(pad=...)` to the smallest of `sizes` that holds it.
 
-    The elements are followed by `value`, which must be one that the function ignores; so it has no
-    default. Examples: the `ignore_index` of a loss, False in a mask, 0 where the function takes a
-    sum. Raises UsageError if `dim` or `sizes` are not whole numbers, or a size is below 1.
+    The elements are followed by `value`. The function must ignore this value, so there is no
+    default. Examples: the `ignore_index` of a loss, False in a mask, 0 for a sum. Raises UsageError
+    if `dim` or `sizes` are not whole numbers, or a size is below 1.
 
     >>> Pad(dim=1, sizes=(64, 128), value=-100).size_for(70)
     128
@@ -87,7 +87,7 @@ Pads = Mapping[str, "Pad | Pads"]
 
 
 def checked(name: str, signature: Signature, pads: Any, donated: frozenset[str]) -> Pads:
-    """`pads` where it names arguments of a function. Raises UsageError."""
+    """Returns `pads`. Raises UsageError unless it names arguments that are not donated."""
     if not isinstance(pads, Mapping) or not all(map(_is_pad, pads.values())):
         raise unfit(
             "jit",
@@ -107,7 +107,7 @@ def checked(name: str, signature: Signature, pads: Any, donated: frozenset[str])
 
 
 def count(pads: Pads) -> int:
-    """How many sizes they name."""
+    """The number of sizes in `pads`."""
     return sum(len(p.sizes) if isinstance(p, Pad) else count(p) for p in pads.values())
 
 
@@ -118,13 +118,13 @@ def _is_pad(x: Any) -> bool:
 def called(
     fn: Callable[..., Any], name: str, signature: Signature, pads: Pads, args: Any, kwargs: Any
 ) -> Any:
-    """`fn(*args, **kwargs)` with the arguments that `pads` names at their new sizes."""
+    """Calls `fn(*args, **kwargs)` with the arguments in `pads` padded."""
     given = bound(name, signature, args, kwargs)
     copies: list[tuple[Any, dict[Any, Any], dict[Any, Any]]] = []
     for what in pads.keys() & given.arguments.keys():
         given.arguments[what] = _padded(what, given.arguments[what], pads[what], copies)
     out = fn(*given.args, **given.kwargs)
-    for old, new, before in copies:  # what the function changed in its copy
+    for old, new, before in copies:  # repeats changes of a copied dict in the caller's dict
         for key in before.keys() - new.keys():
             del old[key]
         old.update((k, v) for k, v in new.items() if k not in before or v is not before[k])
@@ -132,8 +132,8 @@ def called(
 
 
 def _padded(what: str, x: Any, pads: Pad | Pads, copies: list[Any]) -> Any:
-    """The argument `x` padded as `pads` says. A dict is copied; `copies` gets (given, new, new as
-    it was), so that what the function writes can be taken over."""
+    """Returns the argument `x` padded by `pads`. A dict is copied; `copies` gets (given, copy, copy
+    before the call), so that the function's changes can be repeated."""
     if isinstance(pads, Pad):
         return pads.padded(what, x)
     if not isinstance(x, dict) or not pads.keys() <= x.keys():

@@ -1,4 +1,4 @@
-"""Parameters: the weights of modules."""
+"""`Parameter`, the weights of modules, and their checks for gradients."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Parameter(Box):
     From sizes, the values are made at the first use, and the layout may be chosen until then; they
     depend on `ts.seed` and `name` (without a name, on the order of creation). `init` is as in
     `dist.tensor`. With `requires_grad=False` it is frozen: saved, moved and used, but not trained.
-    Raises UsageError if `init` is unknown or comes with a tensor, DTypeError if the dtype is not a
-    float, ShapeError if a size is negative.
+    Raises UsageError if `init` is unknown or is given with a tensor, DTypeError if the dtype is not
+    a float, ShapeError if a size is negative.
 
     >>> import tessera as ts
     >>> w = ts.nn.Parameter(ts.ones((2, 3)))
@@ -48,7 +48,7 @@ class Parameter(Box):
         if recorder is not None:
             recorder.bear(self)
         given = shape[0] if shape and not isinstance(shape[0], np.generic) else None
-        if given is not None and hasattr(given, "__array__"):  # an array, of whatever library
+        if given is not None and hasattr(given, "__array__"):  # an array of any library
             if len(shape) == 2 and isinstance(shape[1], bool):
                 requires_grad = shape[1]
             elif len(shape) > 1 or init is not None:
@@ -82,10 +82,10 @@ class Parameter(Box):
             )
         self.requires_grad = requires_grad
 
-    # -- is it trained? ---------------------------------------------------------------------------
+    # -- training ---------------------------------------------------------------------------------
     @property
     def requires_grad(self) -> bool:
-        """Whether the parameter is trained. False: it has no gradient and no optimizer state."""
+        """True if the parameter is trained. If False it has no gradient and no optimizer state."""
         return not self.frozen
 
     @requires_grad.setter
@@ -97,8 +97,9 @@ class Parameter(Box):
 
     @property
     def data(self) -> Tensor:
-        """The value without its past. Setting it puts a value into the parameter, as in PyTorch:
-        `p.data = p.data - step`. Raises ShapeError or DTypeError if it is not like the old one."""
+        """The value without its history. Setting it replaces the value of the parameter, as in
+        PyTorch: `p.data = p.data - step`. Raises ShapeError or DTypeError if the new value differs
+        in shape or dtype."""
         return self.detach()
 
     @data.setter
@@ -115,8 +116,9 @@ class Parameter(Box):
         )
 
     def _in_place(self, value: Tensor) -> Tensor:
-        """Itself, with `value` in it: what `p -= step` means, where no gradient could be asked for
-        through the old value. Raises UsageError elsewhere, as PyTorch does."""
+        """Replaces the value and returns the parameter: the meaning of `p -= step`. Raises
+        UsageError, as PyTorch does, unless the parameter is frozen or inside `ts.no_grad`:
+        elsewhere a gradient through the old value could be asked for."""
         if not (settings().no_grad or self.frozen):
             raise UsageError(
                 "Parameter: a weight that is trained is changed in place",
@@ -129,20 +131,20 @@ class Parameter(Box):
         return self
 
     def draw_as(self, name: str) -> None:
-        """For graph functions: the first values are those of a parameter called `name`."""
+        """Makes the first values those of a parameter called `name`. For graph functions."""
         if self.remake is not None:
             with eager():
                 first = self.remake(self.shape, name)
             self.wait(first._first)  # type: ignore[attr-defined]
 
 
-# Whether a parameter was ever frozen: until then nobody needs to ask.
+# Not empty once a parameter was frozen: until then calls need not compare `frozen`.
 FREEZING: set[bool] = set()
 
 
 def stand_ins(leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """`values` of the `leaves` of a function's arguments. Where a leaf is a parameter, so is what
-    stands for it: frozen as that is, and one where that is one under several names."""
+    """Returns `values`, for the `leaves` of a function's arguments. The value for a parameter
+    becomes a Parameter: frozen like it, and one object where the parameter has several names."""
     made: dict[int, Parameter] = {}
     for leaf, x in zip(leaves, values, strict=True):
         if type(leaf) is Parameter and type(x) is Tensor and id(leaf) not in made:
@@ -152,7 +154,7 @@ def stand_ins(leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
 
 
 def trained(tree: Any) -> Any:
-    """`tree` with the parameters that are trained, by name, in place of each module."""
+    """Returns `tree` with each module replaced by a dict of its trainable parameters."""
     if hasattr(type(tree), "trainable_parameters"):
         return tree.trainable_parameters()
     if isinstance(tree, dict):
@@ -166,7 +168,7 @@ def trained(tree: Any) -> Any:
 
 
 def need_trained(call: str, named: Iterable[tuple[str, Any]]) -> None:
-    """Raises UsageError if a parameter is frozen, or is there under two names."""
+    """Raises UsageError if a parameter is frozen, or has two names."""
     names: dict[int, str] = {}
     for name, t in named:
         if not isinstance(t, Parameter):

@@ -1,4 +1,4 @@
-"""Places outside of a recorded function that it reads and writes: variables, attributes, items."""
+"""`Place`: a variable, attribute or item outside of a recorded function that it reads or writes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Place:
     root: Any  # the dict of a global or an attribute, the cell of a closure, a module, a list
     key: Any
     label: str
-    compared: bool = True  # also where it is a number
+    compared: bool = True  # compared at each call also if it is a number
 
     @property
     def name(self) -> tuple[int, object]:
         return id(self.root), self.key
 
     def now(self) -> Any:
-        """What is there, or GONE."""
+        """Returns the current value, or GONE if there is none."""
         x = self.root
         try:
             if isinstance(x, (dict, list)):
@@ -40,8 +40,8 @@ class Place:
             return GONE
 
     def put(self, value: Any) -> None:
-        """Puts `value` there, GONE to remove what is there. A module, or a list or dict of one, has
-        no say in it."""
+        """Sets the value, or removes it for GONE, without the `__setattr__` or `__setitem__` of a
+        module or its containers."""
         x, key = self.root, self.key
         if isinstance(x, CellType):
             if value is GONE:
@@ -57,7 +57,7 @@ class Place:
             kind.__delitem__(rows, key)
 
     def assign(self, value: Any) -> None:
-        """Puts `value` there as a user's line would."""
+        """Sets the value as a user's assignment does."""
         if isinstance(self.root, (dict, list)):
             self.root[self.key] = value
         else:
@@ -65,10 +65,11 @@ class Place:
 
 
 def mark_of(x: Any) -> object:
-    """What is compared of a variable: the value of numbers and arrays, else the identity."""
+    """Returns the key by which a variable is compared: the value of numbers and arrays, else the
+    identity."""
     return kept(x) if is_plain(x) or is_host_array(x) else Same(x)
 
 
 def is_plain(x: Any) -> bool:
-    """Whether `x` is a number, a string, or a tuple of these."""
+    """Returns whether `x` is a number, a string, None, an enum member, or a tuple of these."""
     return isinstance(x, _PLAIN) or (isinstance(x, tuple) and all(map(is_plain, x)))

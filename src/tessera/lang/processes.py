@@ -1,4 +1,4 @@
-"""How does a program join the processes that it was started with, and hear what each one has?"""
+"""Several processes: `initialize` joins a run, `all_gather_object` exchanges host values."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _turn = count(1)
 
 def initialize() -> None:
     """Joins the run that this process was started in, by `tessera run`, torchrun, `srun`, `mpirun`
-    or Kubernetes, and starts the engine. Alone, it only starts the engine.
+    or Kubernetes, and starts the engine. A single process only starts the engine.
 
     The first use of a device does the same, so programs need this only before they use `jax` by
-    themselves. Raises UsageError if the launcher's variables make no sense, BackendError if the
+    themselves. Raises UsageError if the launcher's variables are invalid, BackendError if the
     processes do not come together within `TESSERA_JOIN_LIMIT` seconds (300).
 
     >>> import tessera as ts
@@ -42,10 +42,10 @@ def initialize() -> None:
 def all_gather_object(value: Any) -> list[Any]:
     """The `value` of each process, in the order of their ranks. Each process calls it.
 
-    It is for what each process has for itself, such as a time that it took or whether it should
-    stop: numbers, texts, and lists and dicts of them, which come back as JSON has them. Raises
-    UsageError for other values, and where processes come to it at different lines; BackendError if
-    one does not come within the limit of a collective.
+    It is for host values that differ by process, such as a measured time or a stop flag: numbers,
+    texts, and lists and dicts of them, which are returned as JSON has them. Raises UsageError for
+    other values, and if the processes call it at different lines; BackendError if one does not call
+    it within the limit of a collective.
 
     >>> import tessera as ts
     >>> ts.dist.all_gather_object({"took_s": 1.5})
@@ -75,15 +75,15 @@ def all_gather_object(value: Any) -> list[Any]:
 
 
 def _number(x: Any) -> Any:
-    """A number of another library, as one of Python's."""
+    """Returns a number of another library as a Python number."""
     if getattr(x, "shape", None) != ():
         raise TypeError
     return x.item()
 
 
 def see_alike(name: str, leaves: Iterable[Any]) -> None:
-    """Raises UsageError, in all processes, where a collective outside of functions is given what
-    lies on no mesh, and each process has another value of it: nothing would be collected."""
+    """Raises UsageError, in all processes, if a collective outside of functions gets a value on no
+    mesh that differs between processes: such values would not be exchanged."""
     if process_count() == 1 or current() is not None:
         return
     said = [_few(x) for x in leaves if not isinstance(x, Tensor) or x.mesh is None]

@@ -1,5 +1,7 @@
-"""What are products of tensors? `einsum`, and `matmul` with the rules of NumPy; inside
-`ts.autocast` they are computed in the narrow dtype."""
+"""Products of tensors: `einsum`, and `matmul` with the rules of NumPy.
+
+Inside `ts.autocast` they are computed in the narrow dtype.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from .tensor import Like, Tensor, method
 
 
 def narrowed(*xs: Tensor) -> tuple[Tensor, ...]:
-    """Inside `ts.autocast`, wide float operands of a product in the narrow dtype."""
+    """Returns the f32 operands of a product in the narrow dtype of `ts.autocast`, if inside of
+    one."""
     to = settings().autocast
     if to is None:
         return xs
@@ -54,7 +57,7 @@ def einsum(index: str, *xs: Like) -> Tensor:
     form = plain_form(index, [t.shape for t in ts])
     left, _, right = form.index.partition("->")
     if any(left.count(k) == 1 and k not in right for k in set(left) - set(" ,")):
-        ts = tuple(t.to(summed(t.dtype)) for t in ts)  # a dim of one argument alone: a sum of it
+        ts = tuple(t.to(summed(t.dtype)) for t in ts)  # sums a dim of one argument, as ts.sum
     if "->" in index and not any(form.diagonals) and not any(form.squeezed):
         return emit("contract", *ts, index=index)  # as the user wrote it
     made = []
@@ -114,7 +117,8 @@ def _made(t: Tensor) -> str:
 
 
 def broadcast_lead(name: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """The dims before the last two, broadcast together. Raises ShapeError."""
+    """Returns the dims before the last two, broadcast together. Raises ShapeError if they do not
+    broadcast."""
     try:
         return np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:

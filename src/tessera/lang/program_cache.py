@@ -1,4 +1,4 @@
-"""How much may compiled programs take? The user's word on it, for the process."""
+"""The limits of the cache of compiled programs in the process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ def set_program_cache(*, maps: int | None = None, bytes: int | None = None) -> N
     """Limits how many compiled programs the process keeps; the least recently used ones go first.
 
     `maps` is the most memory maps the process may have, `bytes` the most heap memory that programs
-    may take. None leaves a limit as it is; at the start they are half of the maps that the system
-    allows (`vm.max_map_count`) and an eighth of the machine's memory. A program that was dropped is
-    compiled again at its next call. Raises UsageError if a limit is not a whole number of at least
-    1.
+    may take. None leaves a limit as it is; the defaults are half of the maps that the system allows
+    (`vm.max_map_count`) and an eighth of the machine's memory. A dropped program is compiled again
+    at its next call. Raises UsageError if a limit is not a whole number of at least 1.
 
     >>> set_program_cache(bytes=2 << 30)
     """

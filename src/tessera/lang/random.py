@@ -1,4 +1,4 @@
-"""Random tensors and the state behind them: a seed and a count of calls, nothing else.
+"""Random tensors, and their state: a seed and counts of calls, nothing else.
 
 Values depend on the seed, the call and the element's global index; never on layout or devices.
 """
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class State:
-    """The generator's whole state: what a checkpoint must keep."""
+    """The generator's whole state, which a checkpoint must keep."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed, self.calls, self.created = seed, 0, 0
@@ -50,7 +50,7 @@ def seed(value: int) -> None:
     """Restarts the random generator from `value`.
 
     Raises UsageError if `value` is not a whole number from 0 to 2**32 - 1, and inside a compiled
-    function, which would run it only when it is recorded.
+    function, where it would run only during the recording.
     """
     value = whole("seed", "the seed", value, 0, 2**32 - 1)
     if record.current() is not None:
@@ -87,7 +87,7 @@ def next_key() -> np.ndarray[Any, Any]:
 
 
 def key_for(name: str) -> np.ndarray[Any, Any]:
-    """The key of a new weight: by its name, or by order where it has none."""
+    """The key of a new weight: from its name, or from the order of creation if it has none."""
     STATE.created += 1
     word = zlib.crc32(name.encode()) if name else STATE.created
     return np.array([STATE.seed ^ 0x5EED1E55, word], np.uint32)
@@ -98,7 +98,8 @@ _layout: ContextVar[TensorType | None] = ContextVar("tessera_random_layout", def
 
 @contextmanager
 def laid_out(like: TensorType) -> Iterator[None]:
-    """Inside, draws of the shape of `like` are made in its layout, each device its own block."""
+    """A context in which draws of the shape of `like` are made in its layout, each device its own
+    block."""
     token = _layout.set(like)
     try:
         yield
@@ -107,7 +108,8 @@ def laid_out(like: TensorType) -> Iterator[None]:
 
 
 def _keeper() -> record.Recorder | None:
-    """The recording whose keys are drawn with here. A block of rows has those of all rows."""
+    """The recording that provides the random keys here. A block of rows uses the keys of all
+    rows."""
     recorder = record.current()
     while recorder is not None and recorder.chunk is not None and recorder.chunk.draws_around:
         recorder = recorder.parent
@@ -125,7 +127,7 @@ def _key() -> tuple[Tensor, int]:
 
 
 def keys(count: int) -> Tensor:
-    """Keys u32[count, 2], with which `count` draws are those that would follow here one by one."""
+    """Returns keys u32[count, 2]: the keys of the next `count` draws, in their order."""
     recorder = _keeper()
     if recorder is not None and recorder.draws is not None:
         return functions.reshape(recorder.random_keys(count), (count, 2))
@@ -140,7 +142,7 @@ def keys(count: int) -> Tensor:
 
 
 def _draw(recorder: record.Recorder | None, size: tuple[int, ...], like: TensorType | None) -> Draw:
-    """The draw of `size`, like a tensor of type `like`, in `recorder`."""
+    """The draw of shape `size` in `recorder`, in the layout of `like` if it is given."""
     while recorder is not None and recorder.chunk is None:
         recorder = recorder.parent
     if recorder is not None and recorder.chunk is not None:
@@ -149,7 +151,7 @@ def _draw(recorder: record.Recorder | None, size: tuple[int, ...], like: TensorT
     seen = view()
     if seen is None or not size:
         return Draw(size)
-    # What is like a device's own block is drawn as a block of the whole.
+    # A draw like a device's own block is a block of the draw for all devices.
     along = () if like is None else like.varying
     return Draw(size, tuple(a for a in seen.axes if a in along))
 
@@ -197,7 +199,7 @@ def uniform(
     made = (unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low).to(kind)
     if not kind.is_float or low >= high or (kind is f32 and (low, high) == (0.0, 1.0)):
         return made
-    end = np.asarray(high, kind.numpy)  # to which the last values may be rounded
+    end = np.asarray(high, kind.numpy)  # excluded, but the last values may round to it
     last = end if end < high else np.nextafter(end, np.asarray(low, kind.numpy))
     return functions.minimum(made, float(last))
 
@@ -222,7 +224,7 @@ def normal(
     return made.to(dtype_of(dtype))
 
 
-# Of sin(2πt) / t in t², for t up to a quarter: a fit by Chebyshev polynomials, to 1.7e-7.
+# Coefficients in t² of sin(2πt) / t, for t up to 1/4: a Chebyshev fit, accurate to 1.7e-7.
 SINE = (
     6.283185280261415,
     -41.3416806680635,
@@ -233,8 +235,8 @@ SINE = (
 
 
 def _cos_of_turns(u: Tensor) -> Tensor:
-    """cos(2πu) for u from 0 to 1. An engine's cosine is for all numbers, and takes ten times as
-    long; and the angle is rounded before."""
+    """cos(2πu) for u from 0 to 1. An engine's cosine accepts all numbers and takes ten times as
+    long, and its argument 2πu is rounded."""
     t = functions.abs(u - 0.5) - 0.25  # no rounding: cos(2πu) is sin(2πt)
     square = t * t
     total = square * SINE[-1] + SINE[-2]
@@ -260,11 +262,12 @@ def randint(
     dtype: object = int32,
     like: TensorType | None = None,
 ) -> Tensor:
-    """Whole numbers of `shape`, from `low` to `high` - 1, all as likely but for 2**-32 of each.
+    """Whole numbers of `shape`, from `low` to `high` - 1, equally likely up to 2**-32 of each.
 
-    (PyTorch's and NumPy's take the shape last; here as in `uniform`.) `like` is a TensorType whose
-    layout the result takes; the values do not depend on the layout. Raises UsageError if there is
-    no number from `low` to `high` - 1, DTypeError if `dtype` does not hold them.
+    (PyTorch and NumPy take the shape last; here it is first, as in `uniform`.) `like` is a
+    TensorType whose layout the result takes; the values do not depend on the layout. Raises
+    UsageError if there is no number from `low` to `high` - 1, DTypeError if `dtype` does not hold
+    them.
     """
     if hasattr(high, "__len__"):  # PyTorch's order
         raise unfit("randint", "high", high, "the order is randint(shape, low, high)")
@@ -278,8 +281,8 @@ def randint(
 
 
 def _below(b: Tensor, count: int) -> Tensor:
-    """Of uniform u32 values, whole numbers below `count`, which is 2**32 at most: the upper half of
-    the product `b * count` of 64 bits, from products of 16 bits."""
+    """Maps uniform u32 values to whole numbers below `count`, at most 2**32: the upper half of the
+    64-bit product `b * count`, from products of 16 bits."""
     if count == 2**32:
         return b
     upper, lower = divmod(count, 2**16)
@@ -294,9 +297,9 @@ def multinomial(probs: Like, count: int, replacement: bool = False) -> Tensor:
     """int32 ids [..., count] of classes drawn by their weights `probs` [..., K].
 
     A row of weights need not add up to 1. Without `replacement` no id is drawn twice (Gumbel top-k,
-    Kool et al. 2019). A weight that is negative, NaN or infinite, or a row with too few weights
-    above 0, gives the lowest int32, which is no id. (PyTorch calls `count` num_samples.) Raises
-    ShapeError if `probs` has no dim, or fewer than `count` classes without `replacement`.
+    Kool et al. 2019). If a weight is negative, NaN or infinite, or if too few weights of a row are
+    above 0, the result is the lowest int32, which is no id. (PyTorch calls `count` num_samples.)
+    Raises ShapeError if `probs` has no dim, or fewer than `count` classes without `replacement`.
     """
     t = as_tensor(probs)
     t = t if t.dtype is f32 else t.to(f32)
@@ -315,7 +318,7 @@ def multinomial(probs: Like, count: int, replacement: bool = False) -> Tensor:
     bad = functions.any((t < 0) | ~functions.isfinite(t), -1, True)
     weights = functions.log(functions.maximum(t, 0.0))
     shape = (*t.shape[:-1], many, classes) if again else t.shape
-    # Minus the logarithm of an exponential, finite, as what is drawn is neither 0 nor 1.
+    # Gumbel noise; it is finite, as the uniform values are neither 0 nor 1.
     drawn = functions.maximum(uniform(shape), 2.0**-25)
     noise = -functions.log(-functions.log1p(-drawn))
     if again:

@@ -1,4 +1,5 @@
-"""Functions that pad a tensor, repeat it, roll it, or change its dims of size 1."""
+"""Padding, repeating and rolling, and dims of size 1: `pad`, `tile`, `roll`, `squeeze`,
+`flatten`."""
 
 from __future__ import annotations
 
@@ -66,9 +67,9 @@ def flatten(x: Like, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return reshape(t, (*t.shape[:first], count, *t.shape[last + 1 :]))
 
 
-# -- more of it -----------------------------------------------------------------------------------
+# -- repeating and padding ------------------------------------------------------------------------
 def tile(x: Like, *dims: int | Sequence[int]) -> Tensor:
-    """`x` side by side with itself, `dims[i]` times along dim i; `dims` count from the last dim.
+    """`x` repeated `dims[i]` times along dim i; `dims` count from the last dim.
 
     With more `dims` than `x` has, new dims come first, as in NumPy and PyTorch. Raises ShapeError
     if one of `dims` is negative.
@@ -78,7 +79,8 @@ def tile(x: Like, *dims: int | Sequence[int]) -> Tensor:
 
 @method("repeat")
 def _repeat(x: Tensor, *repeats: int | Sequence[int]) -> Tensor:
-    """PyTorch's: `tile` with a number for each dim at least. NumPy's is `repeat_interleave`."""
+    """`tile` under PyTorch's name, with a number for each dim at least. (NumPy's is
+    `repeat_interleave`.)"""
     return _tiled("repeat", x, repeats, x.ndim)
 
 
@@ -121,10 +123,10 @@ def pad(x: Like, pad: Sequence[int], mode: str = "constant", value: float = 0.0)
     """`x` with more elements before and after its last dims, in PyTorch's order of `pad`.
 
     `pad` is (before, after) of the last dim, then of the one before it, and so on. (NumPy's and
-    JAX's begins with the first dim, in pairs.) A negative number takes elements away. `mode` is
+    JAX's begins with the first dim, in pairs.) A negative number removes elements. `mode` is
     "constant" (`value`), "reflect" (the elements next to the edge, mirrored), "replicate" (the
     edge) or "circular" (from the other end). Raises ShapeError if `pad` has more pairs than `x` has
-    dims or wants more than there is to mirror, DTypeError if `value` does not fit the dtype.
+    dims or is larger than the part to mirror, DTypeError if `value` does not fit the dtype.
     """
     t = as_tensor(x)
     one_of("pad", "mode", mode, MODES)
@@ -149,7 +151,7 @@ def pad(x: Like, pad: Sequence[int], mode: str = "constant", value: float = 0.0)
     if mode == "constant":
         return _surrounded(t, pairs, value)
     for d, (before, after) in pairs.items():
-        if mode == "circular":  # what is taken away goes first, as in PyTorch
+        if mode == "circular":  # elements are removed before others are added, as in PyTorch
             t = sliced(t, {d: (max(0, -before), t.shape[d] - max(0, -after), 1)})
             before, after = max(0, before), max(0, after)
         if before or after:
@@ -159,7 +161,7 @@ def pad(x: Like, pad: Sequence[int], mode: str = "constant", value: float = 0.0)
 
 
 def _surrounded(t: Tensor, pairs: dict[int, tuple[int, int]], value: float) -> Tensor:
-    """`t` with `value` around it, less what negative numbers take away."""
+    """Returns `t` with `value` around it, and with elements removed for negative numbers."""
     held = fitting("pad", value, t.dtype)
     cut = {d: (max(0, -a), t.shape[d] - max(0, -b), 1) for d, (a, b) in pairs.items()}
     t = sliced(t, {d: (min(a, max(a, b)), max(a, b), 1) for d, (a, b, _) in cut.items()})
@@ -173,7 +175,8 @@ def _surrounded(t: Tensor, pairs: dict[int, tuple[int, int]], value: float) -> T
 
 
 def _mirrored(mode: str, t: Tensor, dim: int, before: int, after: int) -> np.ndarray:
-    """Where the elements of a dim with more around it come from."""
+    """The ids of the elements of dim `dim` after padding by `mode`. Raises ShapeError if the dim is
+    too small."""
     n = t.shape[dim]
     most = {"reflect": n - 1, "circular": n, "replicate": max(before, after) if n else 0}[mode]
     if max(before, after) > max(0, most):
@@ -190,13 +193,13 @@ def _mirrored(mode: str, t: Tensor, dim: int, before: int, after: int) -> np.nda
     return np.clip(at, 0, max(0, n - 1)).astype(np.int32)
 
 
-# -- turned round ---------------------------------------------------------------------------------
+# -- rolling --------------------------------------------------------------------------------------
 def roll(x: Like, shifts: int | Sequence[int], dims: Dims = None) -> Tensor:
-    """`x` with its elements moved by `shifts` places along `dims`; what leaves comes in again.
+    """`x` with its elements moved by `shifts` places along `dims`, cyclically.
 
     Both are one number, or as many. With `dims` None, `x` is rolled as one row and keeps its shape.
     (NumPy and JAX call them shift and axis.) Raises ShapeError if `x` has no such dim, UsageError
-    if there are not as many shifts as dims.
+    if the numbers of shifts and dims differ.
     """
     t = as_tensor(x)
     by = [whole("roll", "a shift", s) for s in ([shifts] if is_whole(shifts) else _list(shifts))]

@@ -1,7 +1,7 @@
-"""Recipes of values that are not made yet, in whatever layout they are wanted then.
+"""Recipes of deferred values: they make the data in the layout of the first use.
 
-A new weight has a recipe and no data. So do zeros, what is converted, scaled, cut or turned of
-such tensors, and what is placed: it is all made when a value is read.
+A new weight has a recipe and no data. So have zeros, placed tensors, and casts, products by a
+number, slices and transposes of such tensors: all are made when a value is read.
 
 >>> import tessera as ts
 >>> from tessera import dist
@@ -23,16 +23,17 @@ from ..ops.cast import cast
 from ..ops.movement import broadcast_to, transpose
 from ..ops.op import Attrs, Op
 
-MOST_STEPS = 16  # ops that wait in one recipe; a longer one is run up to there
+MOST_STEPS = 16  # the most deferred ops in one recipe; a further op makes the data first
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A call with a type of the value's shape and dtype makes the data, each time anew.
+    """A function from a type, of the value's shape and dtype, to the data; each call makes it anew.
 
-    `steps` are the ops that it runs, beyond first values. `of_host` if it holds values of the host.
-    It is let go of once the value is there, unless it is `kept`, as one that holds nothing large:
-    then processes that have read the value, and others that have not, do the same with it.
+    `steps` counts the ops that it runs, without first values. `of_host` is True if it holds host
+    values. The recipe is dropped once the value is made, unless it is `kept`, for recipes that hold
+    nothing large: then processes that have read the value, and others that have not, run the same
+    ops on it.
     """
 
     make: Callable[[TensorType], Any]
@@ -45,8 +46,9 @@ class Recipe:
 
 
 def can_wait(op: Op, recipes: list[Recipe]) -> bool:
-    """Whether `op` on what `recipes` make may wait until its result is read: it adds nothing up,
-    has no effect, and no value of the host is kept for it in place of a smaller result."""
+    """Returns whether `op` on the results of `recipes` may be deferred: it is elementwise or moves
+    elements, without effects or sums, and it does not keep a host value alive in place of a smaller
+    result."""
     if 1 + sum(r.steps for r in recipes) > MOST_STEPS or op.many or op.bodies or op.own:
         return False
     if any(r.of_host for r in recipes) and op is not cast:
@@ -55,8 +57,8 @@ def can_wait(op: Op, recipes: list[Recipe]) -> bool:
 
 
 def wanted(op: Op, ins: tuple[TensorType, ...], attrs: Attrs, to: TensorType) -> list[TensorType]:
-    """The layouts of arguments of types `ins` of which each device makes its block of the result
-    `to` by itself; whole where nothing says better."""
+    """Returns the layouts of the arguments, of types `ins`, from which each device makes its block
+    of the result `to` without communication; replicated if no rule is known."""
     if op is transpose:
         dims = [to.dims[attrs["perm"].index(d)] for d in range(to.rank)]
         return [to.with_dims(dims).with_dtype(ins[0].dtype)]

@@ -1,7 +1,7 @@
-"""What happens to an op in a function that is recorded? It becomes a node of the function's graph.
+"""Recording of functions: in a `Recorder` each op becomes a node of the function's graph.
 
-One `Recorder` per function being recorded. Tensors from outside become hidden inputs (captures);
-the body of a loop is a recorder inside a recorder.
+Tensors from outside become hidden inputs (captures). The body of a loop is a recorder inside a
+recorder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .host_outputs import Act, HostOutput
 from .tensor import ON_READ, Tensor, Trace
 
 Held = Callable[[Node], Tensor | None]
-Check = Callable[[Tensor], None]  # of an argument, at each call
+Check = Callable[[Tensor], None]  # called with an argument at each call
 Reader = Callable[["Recorder", Node], "np.ndarray[Any, Any]"]
 KEY_TYPE = plain(uint32, (2,))
 
@@ -45,27 +45,28 @@ CALLED: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 class Frame:
-    """What the values of a recording are: whole ones, here. In a local body each is one device's
-    block (lang/local/view.py)."""
+    """The meaning of a recording's values: whole values here, one device's block in a local body
+    (lang/local/view.py)."""
 
-    is_read = True  # a value may be read on the host on the way
-    one_of_many = False  # another recording of the same function has what this one lacks
+    is_read = True  # whether the function may read values on the host
+    one_of_many = False  # whether this is one of several recordings of the function, by rank
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
-        """The type of the input that stands for `t`: for the argument's tensor at `place`, or one
+        """Returns the type of the input for `t`: the argument's tensor number `place`, or a tensor
         from outside of the function."""
         return t.type
 
     def part(self, recorder: Recorder, node: Node) -> Node:
-        """What there is here of `node`."""
+        """Returns the node that stands for `node` in this frame."""
         return node
 
     def laid(self, to: TensorType, of: TensorType) -> TensorType:
-        """`to`, which a user asks for of a value of type `of`, as it can be had here."""
+        """Returns the layout in this frame for the layout `to` that a user requests of a value of
+        type `of`."""
         return to
 
     def reads(self, node: Node) -> None:
-        """Is told that the value of `node`, which differs between devices, is read."""
+        """Called before a read of `node`, whose value differs between devices."""
 
     def gradients(
         self,
@@ -79,26 +80,27 @@ class Frame:
         return derived(recorder.builder, loss, wrt, goals)
 
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
-        """Why a gradient goes no further back than to some of `made_of`, not to all of `wrt`, and
-        what to do; None where it does."""
+        """Returns (reason, fix) if a gradient of a loss made of `made_of` does not reach all of
+        `wrt`; None if it does."""
         return None
 
     def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
-        """What outlives the recording of the value `node` that an attribute called `name` is set
-        to."""
+        """Returns the node whose value the module attribute `name` holds after the run, for its new
+        value `node`."""
         return node
 
     def scheduled(
         self, recorder: Recorder, results: Sequence[Node], held: Held
     ) -> tuple[list[Node], Schedule] | None:
-        """(the inputs, what runs) of a recording with these `results`, where that is not one
-        program of its nodes. `held` gives the tensor of an input, None for the random key."""
+        """Returns (the inputs, the Schedule) of a recording with these `results` that is not one
+        program of its nodes; None for one program. `held` returns the tensor of an input, None for
+        the random key."""
         return None
 
 
 class NeedsLocal(Exception):
-    """The function must be recorded anew, with `body` in `Recorder.local`: a distributed function
-    whose body asks for its rank along a data axis."""
+    """The function must be recorded anew with `body` in `Recorder.local`: the body of a distributed
+    function reads its rank along a data axis."""
 
     def __init__(self, body: object) -> None:
         self.body = body
@@ -110,7 +112,7 @@ WHOLE = Frame()
 class Recorder:
     """Records one function (or one loop body, inside `parent`)."""
 
-    compiles = False  # what is recorded will run: set by `ts.jit`
+    compiles = False  # whether the recording will run: set by `ts.jit`
 
     def __init__(
         self,
@@ -127,23 +129,23 @@ class Recorder:
         self.captured: list[tuple[Tensor, Node]] = []
         self.key: Node | None = None
         self.streams = 0
-        self.draws: list[Tensor] | None = None  # of a loop's body: the keys [n, 2] it draws with
-        self.chunk: Chunk | None = None  # of a function that is called block by block
-        self.checks: list[tuple[Node, Check]] = []  # of inputs that are arguments
-        self.named: list[Tensor] = []  # inputs that are parameters or bear a name
-        self.again: dict[str, Any] = {}  # drawn ones that an earlier recording has met
+        self.draws: list[Tensor] | None = None  # in a loop's body: the key inputs [n, 2]
+        self.chunk: Chunk | None = None  # in the function of `map_chunks`
+        self.checks: list[tuple[Node, Check]] = []  # checks of arguments, by their inputs
+        self.named: list[Tensor] = []  # inputs that are parameters or have a name
+        self.again: dict[str, Any] = {}  # `dist.tensor` boxes of earlier recordings, by name
         self.labels: dict[int, str] = {}  # the names of weights of graph functions, by their ids
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()
-        self.own: set[int] = set()  # ids of modules that are made while it is recorded
+        self.own: set[int] = set()  # ids of modules made during this recording
         self.met: dict[int, Any] = {}  # modules from outside that were called
-        self.host_outputs: list[HostOutput] = []  # what is seen after a call
-        self.seen: list[tuple[Tensor, ref[Tensor]]] = []  # from outside, read: (where, its value)
-        self.piped = False  # whether a pipeline was played as a plain function
-        self.stages: Any = None  # what is known of the pipeline that it calls
+        self.host_outputs: list[HostOutput] = []  # values shown on the host after a call
+        self.seen: list[tuple[Tensor, ref[Tensor]]] = []  # reads of outer values: (box, value)
+        self.piped = False  # whether a pipeline ran as a plain function
+        self.stages: Any = None  # the stages of the pipeline that it calls (pipelines/)
         self.chosen: dict[
             Any, None
-        ] = {}  # what functions in it were to be carried out under: chosen.py
+        ] = {}  # the schedule options of the functions that it calls: chosen.py
         self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE
         if parent is not None:
@@ -154,29 +156,29 @@ class Recorder:
 
     @property
     def builder(self) -> Builder:
-        """What the graph is built with, under the settings at this line of the user's code."""
+        """The builder of the graph, with the settings at the current line of the user's code."""
         now, b = settings(), self._builder
         b.strict, b.ordered, b.reduce_dtype = now.strict, now.ordered, now.reduce_dtype
         return b
 
     @property
     def options(self) -> ProgramOptions:
-        """Those in force when the recording of the whole function began, to which nothing that
-        follows makes a difference."""
+        """The options in force when the recording of the whole function began; later changes have
+        no effect."""
         return self._builder.options
 
     @property
     def root(self) -> Recorder:
-        """The function that all of this is part of."""
+        """The recorder of the whole function."""
         return self if self.parent is None else self.parent.root
 
     def give(self, box: Any, node: Node) -> None:
-        """The parameter `box` is an argument, for which the input `node` stands."""
+        """Registers the parameter `box` as an argument whose input is `node`."""
         self.changes.boxes[id(box)] = Written(box, box.type, node, node)
         self._nodes[id(box)] = node
 
     def write(self, box: Any, value: Tensor) -> None:
-        """Puts `value` into the parameter `box`, once the program has run. Raises UsageError in the
+        """Puts `value` into the parameter `box` when the program has run. Raises UsageError in the
         body of a loop or branch."""
         root = self.root
         born = id(box) in root.changes.born
@@ -188,7 +190,7 @@ class Recorder:
                 fix="return the new value from the body, and set the weight after it",
             )
         node = self.node(value)
-        own = born or box._trace is not None  # made in the function itself, or a copy made there
+        own = born or box._trace is not None  # made, or copied, in the function itself
         before = box._node if own else root._nodes.get(id(box))
         if own:
             root.changes.put(box, before, node)
@@ -198,24 +200,26 @@ class Recorder:
             root._nodes[id(box)], box.type = node, node.type
 
     def holds(self, box: Any) -> Tensor | None:
-        """What is in the parameter `box` now, if this recording was given it or has written it."""
+        """Returns the current value of the parameter `box` if this recording was given it or has
+        written it, else None."""
         root = self.root
         return symbolic(root._nodes[id(box)], root) if id(box) in root.changes.boxes else None
 
     def bear(self, made: Any) -> None:
-        """Notes that the module or parameter `made` is the recorded function's own."""
+        """Notes that the module or parameter `made` was created in the recorded function."""
         self.root.changes.born[id(made)] = made
         self.own.add(id(made))
 
     def outlives(self, holder: Any) -> bool:
-        """Whether the module `holder` is there when what is recorded here has run: it comes from
-        outside of the function, or of the body of the loop."""
+        """Returns whether the module `holder` exists after the run: it was created outside of the
+        function, or of the body of the loop."""
         born = self.own if self.draws is not None else self.root.changes.born
         return id(holder) not in born
 
     def assign(self, holder: Any, name: Any, value: Tensor) -> Tensor:
-        """What to assign to an attribute of a module from outside, or to an item of a list or dict
-        of one: it is set when the program has run."""
+        """Returns the stand-in for `value` as an attribute of a module from outside, or as an item
+        of its list or dict; the value is set when the program has run. Raises UsageError in the
+        body of a loop, a branch or vmap."""
         if self.parent is not None or self.draws is not None:
             raise UsageError(
                 f"{type(holder).__name__}.{name} is set in the body of a loop, a branch or vmap",
@@ -233,7 +237,7 @@ class Recorder:
             self.root.changes.assign(holder, name)
 
     def clear(self) -> None:
-        """Lets go of what only a recording needs."""
+        """Drops the state that only a recording needs."""
         self.named.clear()
         self.changes.clear()
 
@@ -257,26 +261,28 @@ class Recorder:
         return [symbolic(self._kept(n), self) for n in nodes]
 
     def _kept(self, node: Node) -> Node:
-        """`node`, a constant to gradients inside `ts.no_grad`."""
+        """Returns `node`; inside `ts.no_grad` as a constant for gradients."""
         if not settings().no_grad or not node.type.dtype.is_float or node.op == stop_gradient.name:
             return node
         return self.builder("stop_gradient", node)
 
     def node(self, t: Tensor) -> Node:
-        """The node of `t` here; a tensor from outside becomes a hidden input."""
+        """Returns the node of `t` in this recording; a tensor from outside becomes a hidden
+        input."""
         node = t._node if t._trace is self else self.read(t)
         assert node is not None
         return self.frame.part(self, node)
 
     def on_whole_mesh(self, t: Tensor) -> Tensor:
-        """`t`; of a pipeline's stage as a value of the pipeline's mesh."""
+        """Returns `t`; a value on the slice of a pipeline's stage as a value on the pipeline's
+        mesh."""
         if t.mesh not in self.builder.slices:
             return t
         return symbolic(self.builder.on_one_mesh((self.node(t),))[0], self)
 
     def read(self, t: Tensor) -> Node:
-        """The node of the box or tensor `t` from outside: an input of this recording, and of those
-        around it, up to where it is from."""
+        """Returns the node of the box or tensor `t` from outside: an input of this recording and of
+        the enclosing ones, up to the recording of `t`."""
         known = self._nodes.get(id(t))
         if known is not None:
             return known
@@ -306,19 +312,19 @@ class Recorder:
             raise _ended(t)
 
     def random_key(self) -> tuple[Tensor, int]:
-        """The hidden key input of this recording and a stream number of its own."""
+        """Returns (the hidden key input of this recording, a new stream number)."""
         if self.draws is not None:
             return self.random_keys(1), 0
         self.streams += 1
         if self.frame.one_of_many and self.parent is not None:
-            whole, _ = self.parent.random_key()  # one key for all
+            whole, _ = self.parent.random_key()  # the recordings of all ranks share one key
             return symbolic(self.node(whole), self), self.streams
         if self.key is None:
             self.key = self.builder.input(KEY_TYPE, "random_key")
         return symbolic(self.key, self), self.streams
 
     def random_keys(self, count: int) -> Tensor:
-        """In the body of a loop: keys [count, 2] (one: [2]) for as many draws, others in each
+        """Returns keys [count, 2] (for one: [2]) for draws in the body of a loop, different in each
         iteration."""
         assert self.draws is not None
         kind = KEY_TYPE if count == 1 else plain(uint32, (count, 2))
@@ -326,7 +332,8 @@ class Recorder:
         return self.draws[-1]
 
     def value(self, t: Tensor) -> np.ndarray[Any, Any]:
-        """The value of `t` while recording: cuts the program there."""
+        """The value of `t` while recording: the program is split here. Raises UsageError if the
+        value differs between devices, or if this recording cannot read."""
         self.check(t)
         node = self.node(t)
         if node.type.varying:
@@ -349,7 +356,8 @@ class Recorder:
 
 
 def _noted(t: Tensor) -> None:
-    """Notes that the recorded function reads a value from outside: what follows is of this one."""
+    """Notes that the recorded function reads an outer value: the recording is valid only for that
+    value."""
     recorder = current()
     if recorder is not None:
         recorder.root.seen.append((t, ref(t.now())))
@@ -359,7 +367,7 @@ ON_READ.append(_noted)
 
 
 def symbolic(node: Node, recorder: Recorder) -> Tensor:
-    """The tensor that is `node` of a recording."""
+    """Returns the tensor of a recording that stands for `node`."""
     t = Tensor(None, node.types[0])
     t._node, t._trace = node, recorder
     return t
@@ -379,26 +387,26 @@ def _ended(t: Tensor) -> UsageError:
 
 
 def current() -> Recorder | None:
-    """The innermost function that is being recorded, if any."""
+    """The innermost function that is being recorded, or None."""
     trace = here()
     return trace if isinstance(trace, Recorder) else None
 
 
 def options_of_run() -> ProgramOptions:
-    """The options of a whole function, which says how many processes run it; one op that runs at
-    once is the same program in each."""
+    """The program options for a whole function, with the number of processes that run it. An eager
+    op is the same program for any number of processes."""
     return replace(settings().program, processes=process_count())
 
 
 def options_here() -> ProgramOptions:
-    """The options of the program that is recorded here, or that would be."""
+    """The options of the current recording, or of a recording that would begin here."""
     recorder = current()
     return settings().program if recorder is None else recorder.options
 
 
 def need_before_recording(what: str, **chosen: Any) -> None:
-    """Raises UsageError inside a recorded function that is not recorded under the options `chosen`:
-    its own were settled when its recording began."""
+    """Raises UsageError inside a recorded function whose options differ from `chosen`: they are
+    fixed when its recording begins."""
     now = options_here()
     asked = replace(now, **chosen)
     if current() is not None and now != asked:
@@ -424,7 +432,8 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 @contextmanager
 def outside(recorder: Recorder) -> Iterator[None]:
-    """Inside, in the middle of a recording, all is as if there was none, for other threads too."""
+    """A context in the middle of a recording with the state from before it, for other threads
+    too."""
     with eager(), recorder.root.changes.aside(), given_up():
         yield
 

@@ -1,4 +1,5 @@
-"""Why is a function recorded again and again? Which argument changes, and what is done about it."""
+"""Warning texts for functions that are recorded again and again: the changing argument and a
+fix."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _FEW = 3
 
 
 def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
-    """What differs between `entries`, the oldest first, whose leaves bear `names`; and the fix."""
+    """Returns a text with the differences between `entries`, the oldest first, whose leaves have
+    `names`, and the fix."""
     seen: dict[int, list[object]] = {}
     for e in entries:
         leaves = [*zip(e.dynamic, e.types, strict=True), *zip(e.static, e.values, strict=True)]
@@ -43,7 +45,7 @@ def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
 
 
 def _outside(entries: Sequence[Entry]) -> list[tuple[str, list[object]]]:
-    """What `entries` found outside of their function, by name; and what is there now."""
+    """The values of each outer variable over all `entries`, and its current value, by name."""
     seen: dict[object, tuple[Place | Leaf, list[object]]] = {}
     for place, mark in (row for e in entries for g in e.guards for row in g.others):
         known = seen.setdefault(place.name, (place, []))[1]
@@ -57,8 +59,8 @@ def _outside(entries: Sequence[Entry]) -> list[tuple[str, list[object]]]:
 
 
 def restructured(structures: Sequence[Sequence[str]]) -> str:
-    """Which arguments differ between `structures`, the names of all leaves of each, the oldest
-    first; and the fix."""
+    """Returns a text with the arguments whose numbers of leaves differ, and the fix. `structures`
+    has the names of all leaves of each structure, the oldest first."""
     counts = [Counter(re.split(r"[.\[]", name)[0] for name in names) for names in structures]
     tops = list(dict.fromkeys(t for c in counts for t in c))
     said = " and ".join(
@@ -80,12 +82,12 @@ def _equal(a: object, b: object) -> bool:
 
 
 def _is_number(mark: object) -> bool:
-    """Whether `mark` is what is kept of a number of NumPy's, or of a class of its own."""
+    """Returns whether `mark` is the comparison key of a number that is not a plain Python one."""
     return isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[1], str)
 
 
 def _texts(values: Sequence[object]) -> list[str]:
-    """`values` in words, which differ: by their meshes, or as objects, where nothing else does."""
+    """Returns distinct texts for `values`: equal ones are told apart by mesh, or as objects."""
     texts = list(map(_text, values))
     if len(set(texts)) == len(texts):
         return texts

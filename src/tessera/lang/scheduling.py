@@ -1,6 +1,7 @@
-"""`schedule`: how compiled functions are carried out, as statements and as a decorator.
+"""`schedule`: options for the execution of compiled functions, as statements and as a decorator.
 
-`schedule.all_reduce_overlap(True)` holds from there on; `@schedule(overlap=True)` for one function.
+`schedule.all_reduce_overlap(True)` is in force from there on; `@schedule(overlap=True)` for one
+function.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EPOCHS = ("soft", "hard")
 def all_reduce_overlap(on: bool = True) -> None:
     """Sets whether gradients are summed while compute goes on (guide 1, 7.7).
 
-    True: overlap. False: all work waits for each collective. Raises UsageError if `on` is not a
+    True: overlap. False: all compute waits for each collective. Raises UsageError if `on` is not a
     bool.
     """
     _set(overlap=flag("all_reduce_overlap", "the choice", on))
@@ -64,12 +65,12 @@ def prefetch(distance: int | None) -> None:
 
 
 def algorithm(name: str | None, *collectives: str, topology: Topology | str | None = None) -> None:
-    """Sets the algorithm of collectives; `name` None leaves these to the engine.
+    """Sets the algorithm of collectives; with `name` None the engine chooses.
 
     `name` is one of `tessera.ir.schedule.algorithms.build.NAMES`; one of these with segments
     ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"); or "cheapest", the fastest on
-    `topology` (a Topology or a cluster's name). `collectives` names those that it is set for
-    (default: all). Raises UsageError if a name is unknown, or if "cheapest" has no topology.
+    `topology` (a Topology or a cluster's name). `collectives` names the collectives that it is set
+    for (default: all). Raises UsageError if a name is unknown, or if "cheapest" has no topology.
 
     >>> algorithm("halving", "all_reduce")
     >>> algorithm("ring", "all_gather")
@@ -93,7 +94,8 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
 
 
 def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
-    """Names by collective, "" for all; `given` is a name or a dict of names."""
+    """Returns (collective, algorithm) pairs, "" for all collectives; `given` is a name or a dict of
+    names."""
     table: dict[Any, Any] = given if isinstance(given, dict) else {"": given}
     for on, name in table.items():
         if on:
@@ -106,7 +108,7 @@ def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
 
 
 def _links_of_mesh() -> Topology | None:
-    """Those of the mesh that is open here."""
+    """The topology of the current mesh, or None."""
     mesh = settings().mesh
     return mesh.links if mesh is not None else None
 
@@ -152,7 +154,7 @@ def options(
     topology: Topology | str | None = None,
     measure: bool | None = None,
 ) -> ScheduleOptions:
-    """The choices as a `ScheduleOptions`. Raises UsageError if a choice has a wrong value."""
+    """Returns the options as a `ScheduleOptions`. Raises UsageError if one has a wrong value."""
     switches = {"pipeline": pipeline, "overlap": overlap, "measure": measure,
                 "reshard_after_forward": reshard_after_forward}  # fmt: skip
     for name, on in switches.items():
@@ -198,15 +200,15 @@ def options(
 
 
 def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
-    """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function under these choices.
+    """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function with these options.
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
     `microbatches`, `bucket_bytes`, `prefetch`, `reshard_after_forward`, `algorithm`, `topology` and
-    `measure` (see ScheduleOptions) go with them. With `measure`, `.ways` are those that were timed.
-    The result is what `ts.jit` gives, the same above `@ts.jit` and below it: `.schedule` is the
-    Schedule of its last recording. A training step remains one. A choice about what the function
-    does not have, such as a pipeline, gives an OptionWarning; so does one that is settled before,
-    where another recorded function calls this one.
+    `measure` (see ScheduleOptions) are further options. With `measure`, `.ways` has the timed
+    variants. The result is like that of `ts.jit`, the same above `@ts.jit` and below it:
+    `.schedule` is the Schedule of its last recording. A training step stays one. An option about a
+    thing that the function does not have, such as a pipeline, gives an OptionWarning; so does an
+    option that is fixed already because another recorded function calls this one.
     """
     unknown = [k for k in choices if k not in inspect.signature(options).parameters]
     if more or unknown:

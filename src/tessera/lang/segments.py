@@ -1,9 +1,9 @@
-"""What happens when a recorded function reads a value? It is cut there into a tree of programs.
+"""Programs of functions that read values: a tree of segments, split at each read.
 
 A `Segment` is the piece of program up to the next read (or to the end). After a read, the value
-read chooses the next segment; a value never seen before means recording the function once more,
-with the known values given, to learn what follows. Pieces are cut by need: a segment computes what
-its read (or the function's results) depend on and earlier segments have not computed already.
+selects the next segment. For a value never seen before the function is recorded once more, with the
+known values given, to find the rest. A segment computes only the nodes that its read (or the
+function's results) depend on and that earlier segments have not computed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .engine import Program, engine
 from .record import KEY_TYPE, Recorder, outside
 from .tensor import Tensor
 
-# Where an input's value comes from: an argument's number, a tensor from outside, or the key.
+# The source of an input: the number of an argument, a tensor from outside, or the key (None).
 Source = int | Tensor | None
 MOST_CHILDREN = 64
 
 
 @dataclass
 class Recording:
-    """What one recording gave: its nodes, its inputs' sources, and what stands for what."""
+    """A recording: its nodes, the source of each input, and the index of each node (`place`)."""
 
     name: str
     options: ProgramOptions
@@ -44,7 +44,8 @@ class Recording:
 
 
 class Segment:
-    """One piece: `imports` and `exports` are places of values it takes and hands on."""
+    """A piece of the program. `imports` and `exports` are indices of the values that it takes from
+    earlier segments and gives to later ones."""
 
     def __init__(self) -> None:
         self.computed: set[int] = set()
@@ -55,9 +56,9 @@ class Segment:
         self.recording: Recording | None = None
         self.replaced: dict[Node, Node] = {}
         self.children: dict[object, Segment] = {}
-        self.written: Any = None  # what the call gives back; set where the function ends here
+        self.written: Any = None  # the results of the call, if the function ends here
         self.donate: frozenset[int] = frozenset()
-        self.after = False  # a read
+        self.after = False  # whether a read comes before it
         self._program: Program | None = None
 
     def define(
@@ -67,8 +68,8 @@ class Segment:
         targets: Iterable[Node],
         before: Sequence[Segment],
     ) -> None:
-        """Settles what this segment computes for `targets`, after the segments `before`. Raises
-        MeshError if these are on several meshes, of which a program has one."""
+        """Sets the nodes that this segment computes for `targets`, after the segments `before`.
+        Raises MeshError if the targets are on several meshes."""
         self.recording, self.replaced, self.after = recording, dict(replaced), bool(before)
         owner = {i: b for b in before for i in b.computed}
         imports: dict[int, None] = {}
@@ -82,7 +83,7 @@ class Segment:
                 continue
             holder = owner.get(i)
             if n.op == "item" and holder is None:
-                # A result of a node of several that ran before: that segment picks it out.
+                # One result of a node in an earlier segment: that segment extracts the item.
                 holder = owner.get(recording.place[replaced.get(n.args[0], n.args[0])])
                 if holder is not None:
                     holder.computed.add(i)
@@ -120,7 +121,7 @@ class Segment:
     def stand_in(
         self, recording: Recording, given: Sequence[Node], results: Sequence[Node], program: Program
     ) -> None:
-        """Takes `program`, which gives `results` from `given`, for what was recorded."""
+        """Makes `program`, which computes `results` from `given`, the program of this segment."""
         place = recording.place
         self.recording, self.imports = recording, [place[n] for n in given]
         self.sources = {place[n]: recording.sources[n] for n in given}
@@ -130,8 +131,8 @@ class Segment:
     def program(self) -> Program:
         if self._program is None:
             donate = [k for k, i in enumerate(self.imports) if i in self.donate]
-            # What comes before a read ran while it was recorded; what comes after it is recorded
-            # for each value, and is mostly the same.
+            # A segment before a read ran while it was recorded; one after a read is recorded for
+            # each value, and is mostly the same: both are cached by graph.
             if self.after or self.written is None:
                 self._program = program_of(self.graph, donate)
             else:
@@ -144,7 +145,7 @@ def value_key(value: np.ndarray[Any, Any]) -> object:
 
 
 class Run:
-    """One call on its way through the tree."""
+    """One call on its path through the tree of segments."""
 
     def __init__(self, root: Segment, source: Callable[[Source], tuple[Any, TensorType]]) -> None:
         self.segment: Segment | None = root
@@ -152,11 +153,11 @@ class Run:
         self.values: list[np.ndarray[Any, Any]] = []
         self.env: dict[int, tuple[Any, TensorType]] = {}
         self.source = source
-        # (what was written down, results, their types), once the function's end was reached.
+        # (written, results, their types), once the end of the function is reached.
         self.done: list[tuple[Any, list[Any], tuple[TensorType, ...]]] = []
 
     def go(self) -> None:
-        """Runs to the end, or to where the way is not known."""
+        """Runs to the end, or to a value that has no segment yet."""
         while self.segment is not None and self.segment.recording is not None:
             b = self.segment
             program = b.program()
@@ -180,12 +181,13 @@ class Run:
 
 
 def grow(root: Segment, values: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Segment], Segment]:
-    """The segments along `values`, made where they are new, and the one after the last value."""
+    """Returns (the segments along `values`, the segment after the last value); new ones are
+    created."""
     path, at = [], root
     for v in values:
         path.append(at)
         if len(at.children) >= MOST_CHILDREN and value_key(v) not in at.children:
-            at.children.pop(next(iter(at.children)))  # the oldest way
+            at.children.pop(next(iter(at.children)))  # the oldest child
         at = at.children.setdefault(value_key(v), Segment())
     return path, at
 
@@ -193,8 +195,8 @@ def grow(root: Segment, values: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Se
 def define(
     root: Segment, reads: Reads, rec: Recording, replaced: dict[Node, Node], results: Sequence[Node]
 ) -> Segment:
-    """Settles the segments along what was read, of a recording that ended with `results`, in which
-    nodes are `replaced`. Gives the last."""
+    """Defines the segments along the reads of a recording that ended with `results`; its nodes are
+    `replaced`. Returns the last segment."""
     way, last = grow(root, reads.values[: len(reads.nodes)])
     for k, (segment, (node, by_then)) in enumerate(zip(way, reads.nodes, strict=True)):
         if segment.recording is None:
@@ -205,12 +207,12 @@ def define(
 
 # -- values ---------------------------------------------------------------------------------------
 def held(where: Source, tensors: Sequence[Any]) -> Any:
-    """The tensor that `where` means among these arguments; None is the key."""
+    """Returns the tensor of the source `where` among these arguments; None for the key."""
     return tensors[where] if isinstance(where, int) else where
 
 
 def source_of(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorType]]:
-    """What gives (array, type) of a source, for a call with these tensors."""
+    """Returns a function from a source to its (array, type), for a call with these tensors."""
     key: list[Any] = []
 
     def source(where: Source) -> tuple[Any, TensorType]:
@@ -226,17 +228,17 @@ def source_of(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorTyp
 
 @dataclass(eq=False)
 class Reads:
-    """What a recorded function reads on the way: the `values` that are known of earlier calls, then
-    those of the call with the tensors that `given` gives."""
+    """The reads of a recorded function: the `values` known from earlier calls, then new values,
+    computed from the tensors of `given()`."""
 
     values: list[np.ndarray[Any, Any]] = field(default_factory=list)
     given: Callable[[], Sequence[Tensor]] = tuple
-    # What was read, and what stood for what by then.
+    # (node read, the nodes replaced by then).
     nodes: list[tuple[Node, dict[Node, Node]]] = field(default_factory=list)
     sources: dict[Node, Source] = field(default_factory=dict)  # of the inputs
 
     def begin(self) -> None:
-        """Forgets what a recording has left in it."""
+        """Clears the state of an earlier recording."""
         self.nodes.clear()
         self.sources.clear()
 
@@ -248,7 +250,8 @@ class Reads:
         return self.values[len(self.nodes) - 1]
 
     def _now(self, r: Recorder, node: Node) -> np.ndarray[Any, Any]:
-        """The value of `node`, by running everything it depends on, while recording goes on."""
+        """Computes the value of `node`, by running all nodes that it depends on, in the middle of
+        the recording."""
         known = {**self.sources, **{n: t for t, n in r.captured}}
         if r.key is not None:
             known[r.key] = None
@@ -257,5 +260,5 @@ class Reads:
         segment.define(rec, r.builder.replaced, [node], [])
         source = source_of(self.given())
         values = [Tensor(*source(segment.sources[i])) for i in segment.imports]
-        with outside(r):  # the program may call what the user has on the host
+        with outside(r):  # the program may call the user's code on the host
             return run_graph(segment.graph, values)[0].numpy()

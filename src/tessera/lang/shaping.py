@@ -1,4 +1,4 @@
-"""The functions that change a tensor's shape or pick parts of it."""
+"""Shape functions: `reshape`, `permute`, `broadcast_to`, `concat`, `stack`, `split`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Dims = int | Sequence[int] | None
 
 
 def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
-    """`dim` as sorted non-negative dims of `x`; None is all. A scalar has a dim 0 of one element,
-    as in PyTorch, which is none of its dims. Raises ShapeError."""
+    """Returns `dim` as sorted non-negative dims of `x`; None is all dims. For a scalar, 0 and -1
+    are accepted, as in PyTorch, and give no dims. Raises ShapeError if a dim does not exist or is
+    named twice."""
     given: Any = range(x.ndim) if dim is None else (dim,) if is_whole(dim) else dim
     if not isinstance(given, (tuple, list, range)):
-        whole(name, "dim", dim)  # says what is wrong with it
+        whole(name, "dim", dim)  # raises UsageError
     out = []
     for d in (whole(name, "dim", d) for d in given):
         if not x.ndim and d in (0, -1):
@@ -40,7 +41,8 @@ def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
 
 
 def one_dim(name: str, x: Tensor, dim: int) -> int:
-    """`dim` as one non-negative dim of `x`. Raises ShapeError, UsageError."""
+    """Returns `dim` as one non-negative dim of `x`. Raises ShapeError if it does not exist,
+    UsageError if it is not a whole number."""
     dims = dims_of(name, x, whole(name, "dim", dim))
     if not dims:
         raise ShapeError(f"{name}: a scalar has no dims", x=x.type, fix="reshape it")
@@ -48,7 +50,7 @@ def one_dim(name: str, x: Tensor, dim: int) -> int:
 
 
 def need_some(name: str, x: Tensor, dims: Sequence[int]) -> None:
-    """Raises ShapeError if one of no elements along `dims` would be a result."""
+    """Raises ShapeError if a result would have to be one of no elements along `dims`."""
     none = [d for d in dims if not x.shape[d]]
     if none and all(n for d, n in enumerate(x.shape) if d not in dims):
         raise ShapeError(
@@ -59,7 +61,7 @@ def need_some(name: str, x: Tensor, dims: Sequence[int]) -> None:
 
 
 def along(fn: Callable[[Tensor, int], Tensor], name: str, x: Like, dim: int) -> Tensor:
-    """`fn(x, d)` of `x` and its dim; of a scalar as of the one element that it is."""
+    """Returns `fn(x, d)` for `x` and its dim; a scalar is passed as a tensor of one element."""
     t = as_tensor(x)
     line = t if t.ndim else reshape(t, 1)
     out = fn(line, one_dim(name, line, dim))
@@ -69,7 +71,8 @@ def along(fn: Callable[[Tensor, int], Tensor], name: str, x: Like, dim: int) -> 
 # -- shape ----------------------------------------------------------------------------------------
 @method("reshape")
 def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
-    """`x` in another shape, its elements in row-major order; one size may be -1 (what is left).
+    """`x` in another shape, its elements in row-major order; one size may be -1 (the remaining
+    one).
 
     Raises ShapeError if the number of elements differs.
     """
@@ -89,11 +92,11 @@ def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
 
 
 def _spread(name: str, given: Sequence[Any]) -> Sequence[Any]:
-    """`f(2, 3)` and `f((2, 3))` mean the same."""
+    """Returns the sizes or dims of a call, given as `f(2, 3)` or as `f((2, 3))`."""
     if len(given) == 1 and not is_whole(given[0]):
         inner = given[0]
         if not isinstance(inner, (tuple, list, np.ndarray, range)):
-            whole(name, "a size" if name == "reshape" else "a dim", inner)  # says what is wrong
+            whole(name, "a size" if name == "reshape" else "a dim", inner)  # raises UsageError
         return list(inner)
     return given
 
@@ -118,8 +121,8 @@ def permute(x: Like, *dims: int | Sequence[int]) -> Tensor:
 
 @method("transpose")
 def swap(x: Like, a: int | Sequence[int] | None = None, b: int = -1) -> Tensor:
-    """`x` with two dims exchanged; a matrix with its two; with all in the order `a`, as in NumPy.
-    Raises UsageError where `x` has more dims than two and none is named."""
+    """`x` with two dims exchanged; a matrix with its two dims; or all dims in the order `a`, as in
+    NumPy. Raises UsageError if `x` has more than two dims and none is named."""
     t = as_tensor(x)
     if a is None and t.ndim > 2:
         raise UsageError(
@@ -209,7 +212,7 @@ def split(x: Like, sections: int | Sequence[int], dim: int = 0) -> list[Tensor]:
 
 
 def sliced(t: Tensor, rows: dict[int, tuple[int, int, int]]) -> Tensor:
-    """The places start, stop, step of each dim in `rows`, and all of the others."""
+    """Slices each dim in `rows` by its (start, stop, step); other dims stay whole."""
     full = [rows.get(i, (0, n, 1)) for i, n in enumerate(t.shape)]
     if all(r == (0, n, 1) for r, n in zip(full, t.shape, strict=True)):
         return t

@@ -1,8 +1,9 @@
-"""What if a function's tensors lie on several slices of one mesh? What is recorded of it is on one
-of them, whichever; then each op runs where its largest argument is, and the others are sent there.
+"""Functions whose tensors lie on several slices of one mesh, such as a pipeline's stages.
 
-So weights that a pipeline's stages hold are updated, clipped and read by functions that know
-nothing of the pipeline. The schedule is that of a pipeline without microbatches.
+The function is recorded on one of the slices. Then each op runs on the slice of its largest
+argument, and the other arguments are sent there. So functions that know nothing of a pipeline can
+update, clip and read the weights on its stages. The schedule is that of a pipeline without
+microbatches.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from .tensor import Tensor
 
 @dataclass(eq=False)
 class Slices(Frame):
-    """The frame of such a function: the `meshes` are slices of `whole`, and the first of them
-    stands for all while it is recorded."""
+    """The frame of a function on several slices: `meshes` are slices of `whole`, and the first of
+    them stands for all during the recording."""
 
     whole: Mesh
     meshes: tuple[Mesh, ...]
-    gradient_of: dict[Node, Node] = field(default_factory=dict)  # to what they are by
+    gradient_of: dict[Node, Node] = field(default_factory=dict)  # gradient -> its weight
 
     is_read = False
 
     @staticmethod
     def among(meshes: Iterable[Mesh | None]) -> Slices | None:
-        """The frame for tensors on these `meshes`; None where one does, or where they are not
-        slices of one mesh, which may be among them."""
+        """Returns the frame for tensors on these `meshes`. None if there is only one mesh, or if
+        they are not slices of one mesh, which may be among them."""
         every = [*dict.fromkeys(m for m in meshes if m is not None)]
         if len(every) < 2:
             return None
@@ -61,12 +62,12 @@ class Slices(Frame):
         return Slices(Mesh((axis, *first.axes), np.stack([m.array() for m in every])), tuple(every))
 
     def here(self, t: TensorType) -> TensorType:
-        """`t` on the mesh that is recorded on."""
+        """Returns `t` on the mesh of the recording."""
         return t if t.mesh is None else laid_on(t, self.meshes[0])
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
         known = t.mesh is None or t.mesh in self.meshes or with_two_axes(t.mesh) == self.whole
-        return self.here(t.type) if known else t.type  # an op that meets another says so
+        return self.here(t.type) if known else t.type  # an op on another mesh raises MeshError
 
     def laid(self, to: TensorType, of: TensorType) -> TensorType:
         return to if to.mesh is not None and to.mesh.time else self.here(to)
@@ -98,15 +99,15 @@ class Slices(Frame):
 
 
 class NeedsSlices(Exception):
-    """The function being recorded has tensors on several slices of one mesh: it is recorded anew
-    in the frame `slices`."""
+    """The function must be recorded anew in the frame `slices`: its tensors lie on several slices
+    of one mesh."""
 
     def __init__(self, slices: Slices) -> None:
         self.slices = slices
 
 
 def need_one_mesh(recorder: Recorder) -> None:
-    """Raises NeedsSlices where the inputs of `recorder` lie on several slices of one mesh."""
+    """Raises NeedsSlices if the inputs of `recorder` lie on several slices of one mesh."""
     if recorder.frame is WHOLE and not recorder.builder.strict and recorder.stages is None:
         found = Slices.among(n.type.mesh for n in recorder.builder.inputs)
         if found is not None:
@@ -114,8 +115,8 @@ def need_one_mesh(recorder: Recorder) -> None:
 
 
 def on_one(args: Sequence[Tensor]) -> list[Tensor] | None:
-    """What an op that runs at once is given in place of `args` on several slices of one mesh: all
-    on that of the largest. None where they lie otherwise, or under `ts.strict`."""
+    """Moves the arguments of an eager op that lie on several slices of one mesh to the slice of the
+    largest. None if they lie otherwise, or inside `ts.strict`."""
     slices = None if settings().strict else Slices.among(a.mesh for a in args)
     if slices is None:
         return None
@@ -131,7 +132,8 @@ def _along(mesh: Mesh, axis: str) -> tuple[Mesh, ...]:
 
 
 def with_two_axes(mesh: Mesh) -> Mesh:
-    """`mesh`; one of a single axis with an axis of size 1 besides, so that its slices have one."""
+    """Returns `mesh`; a mesh of one axis with a second axis of size 1, so that its slices have an
+    axis."""
     if len(mesh.axes) > 1:
         return mesh
     axes = (*mesh.axes, "one")
@@ -140,7 +142,7 @@ def with_two_axes(mesh: Mesh) -> Mesh:
 
 
 def laid_on(t: TensorType, mesh: Mesh) -> TensorType:
-    """`t` on `mesh`, put together along the axes that `mesh` lacks."""
+    """Returns `t` on `mesh`, gathered along the axes that `mesh` lacks."""
     apart = [a for a in t.split_axes if a not in mesh]
     t = gathered(t, apart) if apart else t
     return TensorType(t.dtype, t.dims, t.partial, mesh, (), t.rest)

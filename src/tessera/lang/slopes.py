@@ -1,7 +1,7 @@
-"""How fast does a value change along a direction? `ts.jvp`, by two gradients.
+"""Forward-mode derivatives: `ts.jvp`, computed as the gradient of a gradient.
 
-The second is by what the first is given, in which it is linear, but for a gradient function of the
-user's own that does more with its argument than sums and products: nothing tells a slope there.
+The first gradient is linear in its cotangent, so its gradient by the cotangent is the jvp. A user's
+backward function that is not linear raises GraphError.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .tree import fitted, flatten, unflatten
 def jvp(
     fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """(`fn(*primals)`, how fast it changes as each of `primals` moves along its tangent).
+    """(`fn(*primals)`, its directional derivative along `tangents`), as in `jax.jvp`.
 
-    `tangents` are like `primals`, as in `jax.jvp` and `torch.func.jvp`. Computed by two gradients,
-    of which only what the slope needs runs; so `fn` needs second gradients. Raises UsageError if
+    `tangents` are like `primals`, as in `torch.func.jvp`. Computed by two gradients, of which only
+    the parts needed for the derivative run; so `fn` needs second gradients. Raises UsageError if
     `primals` is not a tuple or the value holds anything but float tensors, ShapeError if the
     tangents are not like the primals, and GraphError if the value depends on none of them.
 
@@ -53,14 +53,14 @@ def jvp(
         spec, xs, moved_spec, moved,
         "give a tensor like each of the primals, in the same structure", dtypes=False,
     )  # fmt: skip
-    xs = [apart(x) if x.dtype.is_float else x for x in xs]  # where the way to the value begins
+    xs = [apart(x) if x.dtype.is_float else x for x in xs]  # the history begins at these
     value, pull = pulled_back("jvp", fn, unflatten(spec, xs))
     _need_linear(flatten(value)[0], xs)
-    # What is pulled back is linear in what is given: its slope by that, along the tangents. Any
-    # values would do; these lie where they are needed, and zeros would be made anew there.
+    # The pulled-back gradients are linear in their cotangents, so these may have any values.
+    # The outputs themselves have the right layout and need no new memory.
     outs, out_spec = flatten(value)
     given_back = [F.stop_gradient(t) for t in outs]
-    if current() is None:  # without how they were made, to which nothing would lead back
+    if current() is None:  # without a history, as no gradient leads behind them
         given_back = [Tensor(t.stored, t.type) for t in given_back]
     pulled = flatten(pull(unflatten(out_spec, given_back)))[0]
     slopes = along([p * t.to(p.dtype) for p, t in zip(pulled, moved, strict=True)], given_back)
@@ -68,8 +68,8 @@ def jvp(
 
 
 def _need_linear(outs: list[Tensor], xs: list[Tensor]) -> None:
-    """Raises GraphError if between `xs` and `outs` there is a gradient of the user's own that is
-    not linear in what it is given."""
+    """Raises GraphError if a user's backward function between `xs` and `outs` is not linear in its
+    cotangent."""
     recorder = current()
     ops: list[tuple[str, Any]]
     if recorder is not None:
@@ -94,7 +94,8 @@ def _need_linear(outs: list[Tensor], xs: list[Tensor]) -> None:
 
 
 def _slopes(backward: Graph, values: int) -> bool:
-    """Whether `backward` is linear in its last inputs, the gradients of as many `values`."""
+    """Returns whether `backward` is linear in its last `values` inputs, the gradients of the
+    values."""
     found = _linear(backward, backward.inputs[len(backward.inputs) - values :])
     return found is not None and all(
         on or _zero(n) for on, n in zip(found, backward.outputs, strict=True)
@@ -108,10 +109,10 @@ def _zero(n: Node) -> bool:
 
 
 def _linear(body: Graph, inputs: Iterable[Node]) -> list[bool] | None:
-    """Which outputs of `body` follow from these `inputs` of it, where all that does is linear in
-    them as far as its ops tell; None where it is not."""
+    """Returns for each output of `body` whether it depends on `inputs`. None if an op on the way is
+    not known to be linear in them."""
     on: set[Node] = set(inputs)
-    parts: dict[Node, list[bool]] = {}  # of a loop, which results
+    parts: dict[Node, list[bool]] = {}  # the dependent results of each loop
     for n in body.nodes:
         places = [i for i, a in enumerate(n.args) if a in on]
         if n.op == item.name:
@@ -146,15 +147,15 @@ def _linear(body: Graph, inputs: Iterable[Node]) -> list[bool] | None:
 
 
 def _linear_loop(n: Node, places: list[int]) -> list[bool] | None:
-    """`_linear` of the loop `n`, whose arguments at `places` are given. A sum that begins at 0 is
-    linear in its terms."""
+    """`_linear` for the loop `n`, whose arguments at `places` depend on the inputs. A sum that
+    begins at 0 is linear in its terms."""
     body, first, carries = n.attrs["body"], n.attrs["consts"], n.attrs["carries"]
     starts = n.args[first : first + carries]
     sums = [first + i for i, a in enumerate(starts) if a.type.dtype.is_float and _zero(a)]
     found = _linear(body, [body.inputs[i] for i in {*places, *sums}])
     if found is None:
         return None
-    for i in range(carries):  # what is carried on is linear in every turn, or in none
+    for i in range(carries):  # a carry must depend on the inputs in every iteration, or in none
         if (first + i in places or first + i in sums) != found[i] and not _zero(body.outputs[i]):
             return None
     return found

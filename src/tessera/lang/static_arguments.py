@@ -1,7 +1,7 @@
-"""Is a static argument what it was when a function was recorded? Compared by what is in it.
+"""Comparison keys of static arguments, by their contents.
 
-An object may be the same and yet have changed: a namespace of settings, a set, `module.cfg`. So a
-recording keeps its fields and not the object.
+An object may be changed between calls: a namespace of settings, a set, `module.cfg`. So a recording
+stores a key of its contents, not the object.
 
 >>> from types import SimpleNamespace
 >>> cfg = SimpleNamespace(rate=0.5, sizes={1, 2})
@@ -40,7 +40,7 @@ _ONE = (
 
 
 class StaticWarning(UserWarning):
-    """Warns that a static argument is too large to be compared by its values."""
+    """Warns that a static argument is too large to be compared by its contents."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,15 +60,16 @@ class _TooMany(Exception):
 
 
 def kept(x: object, warn: bool = False) -> object:
-    """What is kept of `x`: equal to what is kept of another if a program of one is the other's.
+    """Returns the comparison key of `x`: a program recorded for one object is valid for all with an
+    equal key.
 
-    With `warn` it says so where `x` is too large for that.
+    With `warn` it gives a StaticWarning if `x` is too large to be compared by its contents.
     """
     kind = type(x)
     if kind is str or kind is int or kind is bool or kind is Same:
         return x
     if kind is float:
-        return x if x and x == x else str(x)  # -0.0 is another number than 0.0, NaN is NaN
+        return x if x and x == x else str(x)  # as text, -0.0 differs from 0.0 and NaN equals NaN
     try:
         return _Look().at(x)
     except _TooMany:
@@ -85,7 +86,7 @@ def kept(x: object, warn: bool = False) -> object:
 def _copied(x: Any) -> object:
     try:
         return copy.copy(x)
-    except Exception:  # whatever it raises, it has no copy
+    except Exception:  # a user's __copy__ may raise anything
         return Same(x)
 
 
@@ -95,13 +96,12 @@ class _Look:
         self.above: dict[int, int] = {}
 
     def at(self, x: Any) -> object:
-        """What stands for `x` in a comparison: itself, its identity, or its contents. An object
-        that holds itself is named by how far above it stands. Raises _TooMany beyond MOST
-        objects."""
+        """Returns the key of `x`: itself, its identity, or its contents. An object inside of itself
+        is named by its depth. Raises _TooMany beyond MOST objects."""
         self.count += 1
         if self.count > MOST:
             raise _TooMany
-        if isinstance(x, _NUMBERS):  # a number of NumPy's compares with all else by elements
+        if isinstance(x, _NUMBERS):  # `==` of a NumPy number with a container is elementwise
             return type(x), str(x)
         if isinstance(x, _ITSELF):
             return x
@@ -116,12 +116,13 @@ class _Look:
             del self.above[id(x)]
 
     def inside(self, x: Any) -> object:
-        """The contents of a container, an array, a bound method, or of an object by its fields."""
+        """The key of the contents of a container, an array, a bound method, or of an object by its
+        fields."""
         kind = type(x)
         if is_host_array(x):
             try:
                 x = x if isinstance(x, np.ndarray) else lent(x)
-            except TesseraError:  # its values are not known
+            except TesseraError:  # the host cannot read its values
                 return Same(x)
             return (kind, x.dtype.str, x.shape, x.tobytes()) if x.nbytes <= 1 << 20 else Same(x)
         if isinstance(x, (dict, types.MappingProxyType)):
@@ -141,7 +142,7 @@ class _Look:
             return kind, found
         if "__eq__" not in {n for c in kind.__mro__[:-1] for n in c.__dict__}:
             return Same(x)
-        # A value, such as a fraction; what has no hash may be changed, such as a bytearray.
+        # A value such as a Fraction is its own key; without a hash it is mutable, so copied.
         return x if getattr(kind, "__hash__", None) else _copied(x)
 
     def fields(self, x: Any) -> tuple[object, ...]:

@@ -1,11 +1,10 @@
-"""Where do weights live that a function makes for itself? In a store, by name.
+"""Stores of the weights that functions make themselves, by name.
 
-The owner of a weight is the innermost `graph.stage` around the place that makes it; else the
-`graph.training_step`; else the recorded function; else, outside of all, the process. Within its
-owner a weight is found again by what it is and its occurrence (`block0`, `block1`, …), or by the
-name it was given. So what a function makes at its first call it meets again at every later one.
-
-Weights are parameters, so what a recorded function reads of them is read again at each call.
+The owner of a weight is the innermost `graph.stage` around the line that makes it; else the
+`graph.training_step`; else the recorded function; else the process. Within its owner a weight is
+found again by its kind and its occurrence (`block0`, `block1`, …), or by its given name. So the
+weights made at a function's first call are reused at later calls. Weights are parameters, so a
+recorded function reads their values again at each call.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from .tensor import Tensor
 
 @dataclass
 class Group:
-    """A module whose parameters were made together, and what asked for them."""
+    """A module whose parameters were made together, and the description (`asked`) of its sizes and
+    options."""
 
     asked: object
     module: Any
@@ -59,7 +59,7 @@ class Store:
 
 @dataclass
 class Owner:
-    """One call of an owner: how often it has made what, and in which recording it runs."""
+    """One call of an owner: the number of weights made so far of each kind, and its recording."""
 
     store: Store
     recorder: Recorder | None
@@ -68,25 +68,26 @@ class Owner:
 
 @dataclass(frozen=True)
 class Collector:
-    """What a training step (or `graph.parameters`) wants of all weights that are met inside."""
+    """The collection of all weights used inside a training step (or `graph.parameters`)."""
 
     seen: dict[str, Box]
     prefix: str = ""
     own: Store | None = None
     strategy: Strategy | None = None
-    # Of a batch that is laid out: where it is, and whether another mesh is to be told of.
+    # The mesh of a batch that is laid out, and whether a pipeline may move it to another mesh.
     batch_on: Mesh | None = None
     asks_for_mesh: bool = False
 
     def met(self, pipeline: Mesh | None) -> None:
-        """Is told the mesh of a pipeline that is called. Raises NeedsMesh if the batch goes
-        there."""
+        """Called with the mesh of a pipeline that is called. Raises NeedsMesh if the batch belongs
+        on it."""
         if self.asks_for_mesh and pipeline is not None and pipeline != self.batch_on:
             raise NeedsMesh(pipeline, True)
 
 
 class NeedsMesh(Exception):
-    """The batch of the function being recorded belongs on `mesh`: `always`, or in this call."""
+    """The batch of the function being recorded belongs on `mesh`: at every call (`always`), or only
+    at this one."""
 
     def __init__(self, mesh: Mesh, always: bool) -> None:
         self.mesh, self.always = mesh, always
@@ -95,13 +96,13 @@ class NeedsMesh(Exception):
 
 @dataclass(frozen=True)
 class Here:
-    """Who owns the weights that are made here, and who collects all that are met."""
+    """The owner of weights made at this point, and the collector of weights used."""
 
     owner: Owner
     collector: Collector | None = None
 
 
-# All state: who owns what is made here, by default the process; and recorded functions' weights.
+# All state: the current owner, by default the process; and the weights of recorded functions.
 _PROCESS = Here(Owner(Store(""), None))
 _here = ContextVar("tessera_weights", default=_PROCESS)
 _functions: dict[int, tuple[object, Store]] = {}  # by the id of a function
@@ -109,7 +110,7 @@ _functions: dict[int, tuple[object, Store]] = {}  # by the id of a function
 
 @contextmanager
 def owned_by(store: Store) -> Iterator[None]:
-    """What is made inside belongs to `store`; occurrences count from zero."""
+    """A context in which new weights belong to `store`; occurrences count from zero."""
     token = _here.set(replace(_here.get(), owner=Owner(store, current())))
     try:
         yield
@@ -127,18 +128,18 @@ def collected_by(collector: Collector | None) -> Iterator[None]:
 
 
 def collector() -> Collector | None:
-    """The training step, or the question, that weights are met in."""
+    """The current collector, of a training step or of `graph.parameters`."""
     return _here.get().collector
 
 
 def store_of(fn: Callable[..., Any], name: str) -> Store:
-    """The weights of the function `fn`, which is recorded under `name`: they go when it goes."""
+    """The store of the function `fn`, recorded under `name`. It is dropped together with `fn`."""
     fn = inspect.unwrap(fn)
     if id(fn) not in _functions:
         try:
             finalize(fn, _functions.pop, id(fn), None).atexit = False
             _functions[id(fn)] = None, Store(name)
-        except TypeError:  # of a kind that cannot be watched: it stays
+        except TypeError:  # no weak references: the store is never dropped
             _functions[id(fn)] = fn, Store(name)
     return _functions[id(fn)][1]
 
@@ -161,10 +162,12 @@ def weights(
     name: str = "",
     rename: Callable[[str], str] = str,
 ) -> tuple[str, Any]:
-    """(name, module): the module whose weights this place makes, or met here before.
+    """Returns (name, module): the module whose weights are made here, or were made by an earlier
+    call.
 
-    `make` gives the module at the first call; `asked` describes it, and must be equal at later
-    ones. `rename` turns a parameter's path into its name. Raises UsageError.
+    `make` returns the module at the first call; `asked` describes it, and must be equal at later
+    ones. `rename` turns a parameter's path into its name. Raises UsageError in the body of a loop
+    or branch, or if `asked` differs.
     """
     owner = _owner_now(kind)
     string(kind, "name", name)
@@ -190,7 +193,7 @@ def weights(
 
 
 def _named(module: Any, full: str, rename: Callable[[str], str]) -> Any:
-    """`module`, whose parameters have names below `full`, on which their first values depend."""
+    """Gives the parameters of `module` names below `full`, on which their first values depend."""
     for path, p in module.parameters().items():
         p.name = p.label = f"{full}.{rename(path)}"
         p.type = plain(p.dtype, p.shape)
@@ -199,8 +202,8 @@ def _named(module: Any, full: str, rename: Callable[[str], str]) -> Any:
 
 
 def use(p: Parameter, mesh: Mesh | None, store: Store) -> None:
-    """Lays the weight `p` of `store` out where it is used, and shows it to the collector. Raises
-    UsageError if another one has its name there."""
+    """Lays out the weight `p` of `store` for its use here, and adds it to the collector. Raises
+    UsageError if another weight has its name there."""
     here, label = collector(), p.name
     mesh = mesh or settings().mesh or p.mesh
     mesh = mesh.space if mesh is not None and mesh.time else mesh
@@ -224,7 +227,8 @@ def use(p: Parameter, mesh: Mesh | None, store: Store) -> None:
 
 
 def stand_for(recorder: Recorder, value: Tensor, box: Box) -> None:
-    """In this recording `value` means what is in `box`, wherever the user has it from."""
+    """Makes `value` an alias of the box in this recording and the enclosing ones, however the user
+    refers to it."""
     at: Recorder | None = recorder
     while at is not None:
         at._nodes[id(value)] = at.node(box)
@@ -233,10 +237,10 @@ def stand_for(recorder: Recorder, value: Tensor, box: Box) -> None:
 
 @whole
 def assign(what: str, weights: Mapping[str, Box], new: object, whole: bool) -> None:
-    """Sets weights from a dict by name, in the layouts that they have; with `whole` it must name
-    all.
+    """Sets weights from a dict by name, keeping their layouts; with `whole` it must name all.
 
-    Raises UsageError, ShapeError, DTypeError; nothing is set then.
+    Raises UsageError for wrong names, ShapeError or DTypeError if a value does not fit; nothing is
+    set then.
     """
     fix = "give a dict from names to tensors, such as .parameters is"
     new = mapping(what, "the weights", new, fix)

@@ -1,8 +1,8 @@
-"""A strategy is a choice of layouts: for weights, gradients, optimizer state and batches.
+"""Strategies: choices of layouts for weights, gradients, optimizer state and batches.
 
 Strategies compose by mesh axis: `dist.strategy("data_parallel") + dist.strategy("tensor_parallel")`
-gives each name the splits of both. None has an execution path of its own, so anyone can write one:
-an `AxisStrategy` with methods that choose layouts.
+gives each name the splits of both. None has an execution path of its own, so users can write their
+own: an `AxisStrategy` with methods that choose layouts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .tensor import Tensor
 from .tree import Path, path_name, tree_update
 
 STAGES = {"optimizer": 1, "gradient": 2, "weight": 3}
-"""What lies at rest, with the stage of ZeRO from which on that is split."""
+"""The first stage of ZeRO that splits each kind of stored tensor."""
 
 
 class Strategy:
-    """How a model lies on a mesh: strategies for some mesh axes, applied in order.
+    """The layouts of a model on a mesh: strategies for some mesh axes, applied in order.
 
-    They add splits to the layout they are given: what an axis splits already, stays.
+    Each adds splits to the layout so far; a tensor that an axis splits already is not changed.
     """
 
     parts: tuple[AxisStrategy, ...]
@@ -52,11 +52,11 @@ class Strategy:
         return self._stored("weight", name, t)
 
     def gradient(self, name: str, t: TensorType) -> TensorType:
-        """The layout in which its finished gradient is kept."""
+        """The layout in which the finished gradient of the weight `name` is kept."""
         return self._stored("gradient", name, t)
 
     def optimizer(self, name: str, t: TensorType) -> TensorType:
-        """The layout of optimizer state of its shape."""
+        """The layout of optimizer state of the shape of the weight `name`."""
         return self._stored("optimizer", name, t)
 
     def batch(self, t: TensorType) -> TensorType:
@@ -68,7 +68,8 @@ class Strategy:
         return t
 
     def _stored(self, kind: str, name: str, t: TensorType) -> TensorType:
-        """The layout at rest: each part says first how a weight is used, then what rests split."""
+        """The layout between uses: all parts first choose the layout in use, then the splits
+        between uses."""
         for p in self.parts:
             if t.mesh is None:
                 raise StrategyError(
@@ -89,19 +90,19 @@ class Strategy:
 @checked
 @dataclass(frozen=True)
 class Combined(Strategy):
-    """A sum of strategies."""
+    """A sum of strategies, one for each of several mesh axes."""
 
     parts: tuple[AxisStrategy, ...]
 
 
 class AxisStrategy(Strategy):
-    """A strategy for one mesh axis. To write one, derive from it, and say in `lay_weight`,
-    `lay_at_rest` or `lay_batch` what is split over `self.axis`.
+    """A strategy for one mesh axis, the base class of a user's own strategies. A subclass chooses
+    in `lay_weight`, `lay_at_rest` or `lay_batch` which dims are split over `self.axis`.
 
-    Each takes a type, of the global shape, and gives it in the layout wanted; `self.split(t, dim)`
-    splits a dim over the axis. What is not overridden stays as it is, but for the batch, whose
-    rows are split over the axis unless `splits_batch` is False. Raises UsageError if `axis` is not
-    a name.
+    Each method takes a type, of the global shape, and returns it in the new layout; `self.split(t,
+    dim)` splits a dim over the axis. The default of each method is to change nothing, except for
+    the batch, whose rows are split over the axis unless `splits_batch` is False. Raises UsageError
+    if `axis` is not a name.
 
     >>> from tessera import dist
     >>> class Columns(dist.AxisStrategy):
@@ -115,10 +116,10 @@ class AxisStrategy(Strategy):
     """
 
     kind: ClassVar[str] = "AxisStrategy"
-    """What errors call it: the name of its class."""
+    """The name in errors: the name of the class."""
 
     splits_batch: bool = True
-    """Whether devices along the axis have different rows of a batch: it is a data axis, global in
+    """True if devices along the axis have different rows of a batch: it is a data axis, global in
     the body of a `ts.distribute`. False, as for tensor parallelism: they work on the same rows."""
 
     def __init__(self, axis: str) -> None:
@@ -129,12 +130,12 @@ class AxisStrategy(Strategy):
 
     @property
     def parts(self) -> tuple[AxisStrategy, ...]:  # type: ignore[override]
-        """It alone."""
+        """A tuple of this strategy alone."""
         return (self,)
 
     @property
     def _call(self) -> str:
-        """How it is made, with an axis left open."""
+        """The call that makes the strategy, with an axis left open, for errors."""
         return f'{self.kind}(axis="...")'
 
     def lay_weight(self, name: str, t: TensorType) -> TensorType:
@@ -143,7 +144,7 @@ class AxisStrategy(Strategy):
 
     def lay_at_rest(self, kind: str, name: str, t: TensorType) -> TensorType:
         """The layout in which a "weight", its finished "gradient" or "optimizer" state of its shape
-        is kept between its uses; `t` is how the weight is used."""
+        is kept between its uses; `t` is the layout in use."""
         return t
 
     def lay_batch(self, t: TensorType) -> TensorType:
@@ -151,7 +152,8 @@ class AxisStrategy(Strategy):
         return self.split(t, 0) if self.splits_batch and t.rank else t
 
     def split(self, t: TensorType, dim: int) -> TensorType:
-        """`t` with `dim` split over the axis. Raises StrategyError if it has no such dim."""
+        """Returns `t` with `dim` split over the axis. Raises StrategyError if it has no such
+        dim."""
         if not -t.rank <= dim < t.rank:
             raise StrategyError(
                 f"strategy {self.kind!r}: there is no dim {dim} to split over {self.axis!r}",
@@ -161,12 +163,12 @@ class AxisStrategy(Strategy):
         return split_over(t, dim % t.rank, (self.axis,))
 
     def split_at_rest(self, t: TensorType, dim: int) -> TensorType:
-        """`t` with `dim` split over the axis while it rests, and put together for each use."""
+        """Returns `t` with `dim` split over the axis between uses, and gathered for each use."""
         t = self.split(t, dim)
         return t.with_rest((*t.rest, self.axis))
 
     def _check_axis(self, t: TensorType) -> None:
-        """Raises StrategyError unless the mesh of `t` has its axis."""
+        """Raises StrategyError unless the mesh of `t` has the axis."""
         if t.mesh is not None and self.axis not in t.sizes:
             raise StrategyError(
                 f"strategy {self.kind!r}: axis {self.axis!r} is not an axis of the mesh",
@@ -175,7 +177,8 @@ class AxisStrategy(Strategy):
             )
 
     def _checked(self, t: TensorType, new: TensorType) -> TensorType:
-        """`new`, which it made of `t`. Raises StrategyError if that is another tensor's layout."""
+        """Returns `new`, the strategy's result for `t`. Raises StrategyError if it is not a layout
+        of the same tensor."""
         if new is t or (isinstance(new, TensorType) and _of_one_tensor(t, new)):
             return new
         raise StrategyError(
@@ -186,8 +189,8 @@ class AxisStrategy(Strategy):
         )
 
     def check_reach(self, types: Mapping[str, TensorType]) -> None:
-        """One StrategyWarning if it splits nothing over the axis: neither batches, nor what rests,
-        nor a weight of a model whose weights are laid out as `types` say."""
+        """Gives one StrategyWarning if the strategy splits nothing over the axis: neither batches,
+        nor stored tensors, nor a weight of a model with the layouts `types`."""
         mine, base = type(self), AxisStrategy
         other = mine.lay_batch is not base.lay_batch or mine.lay_at_rest is not base.lay_at_rest
         whole, every = whole_over(self.axis, types), [t for t in types.values() if t.rank > 1]
@@ -196,13 +199,13 @@ class AxisStrategy(Strategy):
 
 
 def one_axis(kind: str, axis: object) -> str:
-    """The one axis of a strategy, by name. Raises UsageError if it is anything else."""
+    """Returns the axis of a strategy. Raises UsageError if it is not a name."""
     fix = 'name one mesh axis, e.g. "dp"; strategies for several are added: a + b'
     return instance(f"strategy {kind!r}", "axis", axis, str, fix)
 
 
 def _of_one_tensor(a: TensorType, b: TensorType) -> bool:
-    """Whether both are of a tensor of one shape and dtype, on one mesh."""
+    """Returns whether both types have one shape and dtype, on one mesh."""
     one, other = [(t.shape, t.dtype, t.mesh, t.partial, t.varying) for t in (a, b)]
     return one == other
 
@@ -215,7 +218,8 @@ def whole_over(axis: str, types: Mapping[str, TensorType]) -> dict[str, TensorTy
 def warn_whole(
     p: AxisStrategy, types: Mapping[str, TensorType], rows: Sequence[str], fix: str
 ) -> None:
-    """A StrategyWarning with `rows`, and how many bytes of the weights `types` are left whole."""
+    """Gives a StrategyWarning with `rows` and the bytes of the weights `types` that are not
+    split."""
     left = sum(t.nbytes for t in whole_over(p.axis, types).values())
     every = sum(t.nbytes for t in types.values() if t.rank > 1)
     told = f"leaves {left:,} of {every:,} bytes of weights whole"
@@ -228,21 +232,22 @@ def warn_whole(
 
 
 def largest(types: Mapping[str, TensorType]) -> list[str]:
-    """A line for each of the four largest of `types`."""
+    """Returns a line for each of the four largest of `types`."""
     first = sorted(types, key=lambda n: -types[n].nbytes)[:4]
     return [f"{n} : {types[n]}, {types[n].nbytes:,} bytes on each device" for n in first]
 
 
 def check_reach(strategy: Strategy | None, types: Mapping[str, TensorType]) -> None:
-    """Holds the weights of a whole model, as `strategy` laid them, against what it is for."""
+    """Warns of each part of `strategy` that splits none of the weights of a whole model with the
+    layouts `types`."""
     for p in strategy.parts if strategy is not None else ():
         if types and next(iter(types.values())).sizes.get(p.axis, 1) > 1:
             p.check_reach(types)
 
 
 def finest(t: TensorType) -> TensorType:
-    """`t` split over the axes of its mesh that do not split it yet too, where ZeRO would; the same
-    for all layouts at rest of one layout."""
+    """Returns `t` also split over the other axes of its mesh, by the rule of ZeRO; equal for all
+    layouts at rest of one layout in use."""
     t = t.in_use
     if not t.rank:
         return t
@@ -253,8 +258,9 @@ def finest(t: TensorType) -> TensorType:
 
 
 def zero_dim(t: TensorType, axis: str) -> int:
-    """The dim ZeRO splits: the largest that `axis` divides; else the largest that its own axes
-    divide, as `axis` can be gathered there without them; else the largest."""
+    """Returns the dim that ZeRO splits: the largest that `axis` divides evenly; else the largest
+    that its own axes divide evenly, as `axis` can then be gathered without them; else the
+    largest."""
     n = t.sizes[axis]
 
     def rank(i: int) -> tuple[bool, bool, int, int]:
@@ -267,13 +273,14 @@ def zero_dim(t: TensorType, axis: str) -> int:
 
 
 NAMED: dict[str, Callable[[], Strategy]] = {}
-"""The strategies that can be given by their names, over their usual axes: builtin_strategies.py."""
+"""The strategies that can be given by name, over their default axes: builtin_strategies.py."""
 
 
 def strategy_or_none(
     name: str, what: str, given: object, such_as: str = "data_parallel"
 ) -> Strategy | None:
-    """The strategy that is given, or named; or None. Raises StrategyError."""
+    """Returns the strategy given as an object or by name, or None. Raises StrategyError for
+    anything else."""
     if given is None or isinstance(given, Strategy):
         return given
     if isinstance(given, str) and given in NAMED:
@@ -288,21 +295,21 @@ def place(
     mesh: Mesh | None = None,
     kind: str = "weight",
 ) -> Any:
-    """The tensors of `tree` (a module or a nested dict) laid out on `mesh` as `strategy` says;
+    """The tensors of `tree` (a module or a nested dict) laid out on `mesh` by `strategy`;
     "data_parallel" stands for `dist.strategy("data_parallel")`.
 
-    A module is changed in place; other containers are returned as new ones. What has no values
-    yet is made in its layout when it is read; other tensors are moved, also from another mesh.
-    `kind` is "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays).
+    A module is changed in place; other containers are returned as new ones. Tensors without data
+    yet are made in their layout when they are read; other tensors are moved, also from another
+    mesh. `kind` is "weight", "gradient", "optimizer" or "batch" (whose leaves may be NumPy arrays).
     Raises MeshError if there is no mesh, StrategyError if `strategy` or `kind` is unknown or the
     rules fit no weight, UsageError if there are arrays that are no batch, and no tensors, or if a
     batch has nothing that can be laid out.
     """
     mesh = mesh_or_none("place", mesh) or settings().mesh
-    layout_rule(Combined(()), kind)  # is there such a kind?
+    layout_rule(Combined(()), kind)  # raises StrategyError for an unknown kind
     laid_by = strategy_or_none("place", "the strategy", strategy)
     mesh = needed_mesh("place", mesh)
-    # A weight or a buffer that has two names is laid out by the first: what became of it.
+    # (old, new) by id: a weight or buffer with two names is laid out once, by the first name.
     done: dict[int, tuple[Tensor, Tensor]] = {}
     have: dict[str, TensorType] = {}
     arrays: list[Path] = []
@@ -331,7 +338,7 @@ def place(
             x = Box.holding(x) if isinstance(given, Box) else x
         of_host = x._recipe is not None and x._recipe.of_host
         if kind == "batch" and of_host and current() is None:
-            x.stored  # noqa: B018  # on its way to the devices while they are at work
+            x.stored  # noqa: B018  # starts the transfer while the devices compute
         if type(x) is Parameter or given.home is not None:
             done[id(given)] = given, x
         have[name] = x.type
@@ -351,7 +358,7 @@ def place(
             fix="give the module itself, its parameters(), or a dict or list of tensors",
         )
     if kind == "batch":
-        # A number beside arrays is one; a table of another library should have been an array.
+        # Numbers beside arrays are allowed; a table of another library is probably a mistake.
         left = [(p, x) for p, x in rest if not have or getattr(x, "shape", None)]
         if left:
             raise UsageError(
@@ -366,8 +373,8 @@ def place(
 
 
 def layout_rule(strategy: Strategy, kind: str) -> Callable[[str, TensorType], TensorType]:
-    """How `strategy` lays out tensors of one kind: a function of a name and its layout so far, to
-    the new layout. Raises StrategyError for an unknown kind."""
+    """Returns the rule of `strategy` for tensors of one kind: a function from a name and a layout
+    to the new layout. Raises StrategyError for an unknown kind."""
     one_of("place", "the kind", kind, ("weight", "gradient", "optimizer", "batch"), StrategyError)
     if kind == "batch":
         return lambda name, t: strategy.batch(t)

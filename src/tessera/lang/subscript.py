@@ -1,4 +1,4 @@
-"""What does `x[...]` give? What NumPy and PyTorch give: by numbers, slices, ids and masks.
+"""Indexing `x[...]` as in NumPy and PyTorch: by numbers, slices, ids and masks.
 
 >>> from tessera.lang.functions import arange
 >>> x = arange(12).reshape(3, 4)
@@ -32,9 +32,9 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     """`t[key]`: numbers, slices, `...`, None, tensors or lists of ids, masks.
 
     Several tensors of ids broadcast together; their dims stand where the first stood, or first of
-    all where something is between them. A mask is as good as the ids where it is true; how many
-    these are must be known, so a recorded function takes a mask of NumPy's only. Raises ShapeError
-    for what is outside, UsageError, DTypeError.
+    all if other keys are between them. A mask means the ids where it is true. Their number must be
+    known, so a recorded function takes NumPy masks only. Raises ShapeError for ids outside,
+    UsageError or DTypeError for keys of a wrong kind.
     """
     keys = _spelled_out(t, key)
     if record.current() is None and _alone(t, keys):
@@ -79,7 +79,7 @@ def getitem(t: Tensor, key: Any) -> Tensor:
 
 
 def _place(t: Tensor, k: int, dim: int) -> int:
-    """`k` counted from the start of `dim`. Raises ShapeError if it is outside."""
+    """Returns `k` counted from the start of `dim`. Raises ShapeError if it is outside."""
     n = t.shape[dim]
     if -n <= k < n:
         return k % n
@@ -91,7 +91,7 @@ def _place(t: Tensor, k: int, dim: int) -> int:
 
 
 def _alone(t: Tensor, keys: list[Any]) -> bool:
-    """Whether `keys` are whole numbers, in dims that are not split, and beside them whole dims."""
+    """Returns whether `keys` are whole numbers in dims that are not split, and whole dims."""
     numbers = [d for d, k in enumerate(keys) if isinstance(k, int)]
     rest = [k for k in keys if not isinstance(k, int)]
     return (
@@ -102,7 +102,8 @@ def _alone(t: Tensor, keys: list[Any]) -> bool:
 
 
 def _at_numbers(t: Tensor, keys: list[Any]) -> Tensor:
-    """`t` at whole numbers, at once: they are arguments of one program, not each of one more."""
+    """Takes `t` at whole numbers, eagerly. They are arguments of one program, so that new numbers
+    compile nothing."""
     places = {d: _place(t, k, d) for d, k in enumerate(keys) if isinstance(k, int)}
     for d in reversed(places):
         t = emit("take", t, scalar(places[d], int32), dim=d)
@@ -110,7 +111,7 @@ def _at_numbers(t: Tensor, keys: list[Any]) -> Tensor:
 
 
 def _spelled_out(t: Tensor, key: Any) -> list[Any]:
-    """A number, slice, None or tensor of ids for each dim in turn."""
+    """Returns a number, slice, None or tensor of ids for each dim in turn."""
     keys = [_known(t, k) for k in (key if isinstance(key, tuple) else (key,))]
     dots = [i for i, k in enumerate(keys) if k is Ellipsis]
     if len(dots) > 1:
@@ -130,14 +131,15 @@ def _spelled_out(t: Tensor, key: Any) -> list[Any]:
 
 
 def _dims(k: Any) -> int:
-    """How many dims `k` indexes."""
+    """The number of dims that `k` indexes."""
     if k is None or k is Ellipsis:
         return 0
     return k.ndim if isinstance(k, (Tensor, np.ndarray)) and k.dtype in (bool_, np.bool_) else 1
 
 
 def _known(t: Tensor, k: Any) -> Any:
-    """`k` as one of the things that index. Raises UsageError, DTypeError for others."""
+    """Returns `k` as an int, slice, None, `...`, tensor of ids or mask. Raises UsageError or
+    DTypeError for others."""
     if isinstance(k, (list, np.ndarray)):
         mask = np.asarray(k)
         if mask.dtype == np.bool_ and mask.ndim:
@@ -161,7 +163,8 @@ def _known(t: Tensor, k: Any) -> Any:
 
 
 def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
-    """The ids at which `mask` is true, in each of its dims; it stands on `dim` and those after."""
+    """Returns the ids where `mask` is true, for each of its dims; the mask is on `dim` and the dims
+    after it."""
     if tuple(mask.shape) != t.shape[dim : dim + mask.ndim]:
         raise ShapeError(
             f"index: a mask of shape {tuple(mask.shape)} stands on dim {dim}",
@@ -180,7 +183,7 @@ def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
 
 
 def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
-    """(start, stop, step of `k`, upwards; whether it runs backwards)."""
+    """Returns ((start, stop, step) of `k` with a positive step, whether `k` runs backwards)."""
     n = t.shape[dim]
     try:
         start, stop, step = k.indices(n)
@@ -203,14 +206,15 @@ def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
 
 
 def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, Tensor]:
-    """(the elements at all `ids` together, their places in the dims as one)."""
+    """Returns (the elements at all `ids` together, the ids combined to one dim)."""
     dims, sizes = [*ids], [t.shape[d] for d in ids]
     if dims == [0, 1] and _each_row(ids[0], sizes[0]) and ids[1].shape in ((), (1,), (sizes[0],)):
-        at = broadcast_to(ids[1], (sizes[0],))  # one of each row: rows stay where they are
+        at = broadcast_to(ids[1], (sizes[0],))  # one element per row: split rows need no gather
         at = reshape(at, (sizes[0], *(1,) * (t.ndim - 1)))
         return emit("take_along", t, at, dim=1, ids="signed"), ids[0]
     flat, seen = None, None
     for n, k in zip(sizes, ids.values(), strict=True):
+        # As int32 a large id would be negative, and would count from the end.
         k = (k if k.dtype is not uint32 else binary("minimum", k, 2**31 - 1)).to(int32)
         k = emit("where", binary("lt", k, 0), k + n, k)
         there = emit("inside", k, size=n)
@@ -218,7 +222,7 @@ def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, 
         seen = there if seen is None else seen * there
     assert flat is not None and seen is not None
     count = math.prod(sizes)
-    flat = emit("where", emit("isfinite", seen), flat, scalar(count, int32))  # outside stays so
+    flat = emit("where", emit("isfinite", seen), flat, scalar(count, int32))  # marks ids outside
     first = 0 if apart else dims[0]
     rest = [d for d in range(t.ndim) if d not in ids]
     t = permute(t, (*rest[:first], *dims, *rest[first:]))
@@ -227,7 +231,8 @@ def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, 
 
 
 def _each_row(ids: Tensor, rows: int) -> bool:
-    """Whether `ids` are 0, 1, 2, ... up to the number of `rows`, as `ts.arange(rows)` is."""
+    """Returns whether `ids` are 0, 1, 2, ... up to the number of `rows`, as from
+    `ts.arange(rows)`."""
     recorder = record.current()
     if recorder is None or ids.shape != (rows,):
         return False

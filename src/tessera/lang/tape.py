@@ -1,9 +1,8 @@
-"""How long does a tensor remember how it was made? As long as a gradient could be asked for.
+"""The tape: the history of eager tensors, and when it is freed.
 
-Outside of recorded functions each result holds what it was made of, and so all that came before.
-A finished `ts.grad` lets go of that for the weights that it was by, where they were made of an
-earlier gradient: of the steps before, that is. `ts.stop_gradient` does so at once, and inside
-`ts.no_grad` nothing is remembered.
+Outside of recorded functions each result refers to the tensors that it was made from. A finished
+`ts.grad` frees the history of its weights if they were made from an earlier gradient, that is, the
+history of earlier steps. `ts.stop_gradient` frees it at once, and inside `ts.no_grad` none is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .tree import flatten, tree_map
 
 
 def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
-    """All tensors that `loss` was made from, each after its arguments."""
+    """Returns all tensors that `loss` was made from, each after its arguments."""
     order: list[Tensor] = []
     seen: set[int] = set()
     todo: list[tuple[Tensor, bool]] = [(loss, False)]
@@ -39,9 +38,10 @@ def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
 
 
 def let_go(weights: Iterable[Tensor]) -> None:
-    """Ends the past of those `weights` that were made of an earlier gradient, and of what they were
-    made of that was, too, such as moments. Where a weight is cut from what it was made of, as a
-    parameter that was set is, the moments behind the cut go, and the gradients there stay."""
+    """Frees the history of those `weights` that were made from an earlier gradient, and of tensors
+    in it that were too, such as optimizer moments. If a weight is already separate from its
+    history, as a parameter that was set is, the moments in that history are freed and the gradients
+    are kept."""
     for w in (w if w.of is None else w.of for w in weights):
         if w._made is not None and any(a._made and a._made.of_gradient for a in w._made.args):
             _cut(history(w))
@@ -52,7 +52,7 @@ def let_go(weights: Iterable[Tensor]) -> None:
 
 
 def _cut(order: list[Tensor]) -> None:
-    """Ends the past of those of `order`, each after its arguments, that were made of gradients."""
+    """Frees the history of the tensors in `order` that were made from gradients."""
     past = Past(_alive(order), False)
     for t in order:
         if t._made is not None and t._made.of_gradient:
@@ -60,8 +60,8 @@ def _cut(order: list[Tensor]) -> None:
 
 
 def constants(order: list[Tensor], wanted: set[int]) -> set[int]:
-    """The ids of those of `order` that are constants to gradients by `wanted`, as
-    `Changes.constants` says."""
+    """The ids of the tensors in `order` that are constants for gradients by `wanted`; the rule is
+    that of `Changes.constants`."""
     others = {id(t) for t in order if t._made is not None and t._made.is_update} - wanted
     made = set(wanted) if others else set()
     for t in order if others else ():
@@ -71,7 +71,7 @@ def constants(order: list[Tensor], wanted: set[int]) -> set[int]:
 
 
 def known_as_updates(weights: Iterable[Tensor]) -> None:
-    """Notes that an optimizer made these of the weights before."""
+    """Marks `weights` as an optimizer's updates of earlier weights."""
     recorder = current()
     for t in weights:
         if recorder is not None:
@@ -82,8 +82,8 @@ def known_as_updates(weights: Iterable[Tensor]) -> None:
 
 @method("detach")
 def stop_gradient(x: Any) -> Any:
-    """The same value as a constant: no gradient flows through it. `x` is a tensor or a tree of
-    tensors."""
+    """Returns the same value as a constant: no gradient flows through it. `x` is a tensor or a tree
+    of tensors."""
     if isinstance(x, (dict, list, tuple)) and any(isinstance(t, Tensor) for t in flatten(x)[0]):
         return tree_map(lambda t: stop_gradient(t) if isinstance(t, Tensor) else t, x)
     out = F.stop_gradient(x)

@@ -1,8 +1,8 @@
-"""The tensor a user holds: a value on devices, or one of a trace, such as a function's recording.
+"""`Tensor`: an array on devices, or a node of a trace, such as the recording of a function.
 
-What an op does is the affair of the `Trace` in force: outside of recorded functions it runs at once
-(lang/eager.py), inside it adds a node (lang/record.py). What can be computed with tensors is
-functions, in modules above this one; those that are methods and operators too are installed.
+The current `Trace` applies ops: outside of recorded functions they run at once (lang/eager.py),
+inside they add nodes (lang/record.py). Functions on tensors are in modules above this one; those
+that are methods and operators too are installed here by `method`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .engine import engine
 from .recipe import Recipe
 
 Scalar = int | float | bool
-Like = Union["Tensor", Scalar, "np.ndarray[Any, Any]"]  # a name in it is a string
+Like = Union["Tensor", Scalar, "np.ndarray[Any, Any]"]  # `|` does not take a string
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Trace(Protocol):
-    """What becomes of the ops on tensors, and of what is asked of their results."""
+    """The handler of ops on tensors, and of reads of their results."""
 
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
-        """The results of the op named `op`."""
+        """Returns the results of the op named `op`."""
 
     def value(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The whole value of `t` on the host."""
@@ -45,8 +45,8 @@ class Trace(Protocol):
     def show(
         self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None], turns: bool = False
     ) -> None:
-        """Lets `act` see the values of `tensors` on the host (`HostValue`) once they are there.
-        Where these are of the `turns` of a loop, they are stacked."""
+        """Calls `act` with the values of `tensors` on the host (`HostValue`) once they exist. With
+        `turns` they are the stacked values of a loop's iterations."""
 
     def check(self, t: Tensor) -> None:
         """Raises UsageError if `t`, of this trace, is used after the trace ended."""
@@ -54,7 +54,7 @@ class Trace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How a tensor outside any recording was made: one op on other tensors."""
+    """The history entry of an eager tensor: one op on other tensors."""
 
     op: str
     args: tuple[Tensor, ...]
@@ -63,21 +63,21 @@ class Made:
     loc: str
     of_gradient: bool = False  # a result of ts.grad, or made of one
     is_gradient: bool = False  # a result of ts.grad itself
-    is_update: bool = False  # what an optimizer made of a weight
+    is_update: bool = False  # a weight that an optimizer has updated
 
 
 def behind(x: Tensor) -> tuple[Tensor, ...]:
-    """What `x` was made of; nothing of a gradient."""
+    """The tensors that `x` was made from; none for a gradient."""
     return () if x._made is None or x._made.is_gradient else x._made.args
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Those of the tensors that a value was made of, and lets go of, that are still there."""
+    """Weak references to the freed history of a value: its tensors that still exist."""
 
     tensors: list[ref[Tensor]]
-    stopped: bool  # by `ts.stop_gradient`: gradients by them are zeros
-    by: str = ""  # the compiled function whose result it is: nothing is known of what that was of
+    stopped: bool  # freed by `ts.stop_gradient`: gradients by these tensors are zero
+    by: str = ""  # the compiled function that made the value; its inputs are not recorded
 
     def has(self, wanted: Iterable[Tensor]) -> list[Tensor]:
         there = {id(t): t for r in self.tensors if (t := r()) is not None}
@@ -85,7 +85,7 @@ class Past:
 
 
 class _Size(int):
-    """A number of elements; a call of it, as in PyTorch, says what to write."""
+    """A number of elements. Calling it, as in PyTorch, raises UsageError with the replacement."""
 
     def __call__(self, dim: int | None = None) -> NoReturn:
         raise UsageError(
@@ -96,32 +96,33 @@ class _Size(int):
 
 
 ON_READ: list[Callable[[Tensor], None]] = []
-"""What is told of each tensor with a value whose value is read on the host (lang/record.py)."""
+"""Called with each eager tensor whose value is read on the host (lang/record.py)."""
 
 
 class Tensor:
     """A tensor with a type: dtype, shape, layout and mesh. `t.type` prints all of it.
 
     `ts.tensor` makes one from host data, `ts.dist.tensor` on the devices. A Tensor is immutable;
-    functions and operators return new ones. Those with a dim that does not exist raise ShapeError.
+    functions and operators return new ones. A method with a dim that does not exist raises
+    ShapeError.
     """
 
-    # Defaults on the class, so that wrapping a result sets two fields and no more.
+    # Defaults on the class, so that wrapping a result sets two fields only.
     name: str = ""
     _node: Node | None = None
-    _trace: Trace | None = None  # of which the node is; None once there is a value
+    _trace: Trace | None = None  # the trace of `_node`; None for an eager value
     _made: Made | None = None
-    _past: Past | None = None  # what it was made of, when that was let go of (lang/tape.py)
+    _past: Past | None = None  # its freed history (lang/tape.py)
     _pending: Callable[[], Any] | None = None
-    _recipe: Recipe | None = None  # of `_pending`, where it makes the data in any layout, ever anew
-    _given: np.ndarray[Any, Any] | None = None  # integers, where they came from the host
-    drawn: bool = False  # by dist.tensor: a weight, which a training step may name
+    _recipe: Recipe | None = None  # the recipe in `_pending`, if the data can be made repeatedly
+    _given: np.ndarray[Any, Any] | None = None  # the values of integers from the host
+    drawn: bool = False  # made by dist.tensor: a weight, which a training step may name
     frozen: bool = False  # a parameter that is not trained
-    box: Tensor | None = None  # the parameter that this was in
-    of: Tensor | None = None  # what this has the value of, apart from which it is differentiated
+    box: Tensor | None = None  # the box whose value this is or was
+    of: Tensor | None = None  # the tensor that this is a separate copy of, for gradients
     home: Any = None  # a weak reference to the module whose attribute this became
-    _reports: tuple[object, ...] = ()  # what the function that made it said of itself
-    remake: Callable[..., Tensor] | None = None  # the same weight anew: (shape, name="")
+    _reports: tuple[object, ...] = ()  # the reports of the function that made it
+    remake: Callable[..., Tensor] | None = None  # makes the weight anew: (shape, name="")
 
     def __init_subclass__(cls) -> None:
         KINDS.add(cls)
@@ -131,7 +132,8 @@ class Tensor:
         self.type = type
 
     def wait(self, recipe: Recipe) -> None:
-        """For those who make tensors: its data come of `recipe`, in the layout that it has then."""
+        """Defers the data to `recipe`, which makes them in the layout at the first use. For
+        creators of tensors."""
         self._recipe, self._pending = recipe, lambda: recipe(self.type)
 
     def __class_getitem__(cls, items: Any) -> TensorSpec:
@@ -141,7 +143,7 @@ class Tensor:
         """The current value of a parameter as an immutable tensor; any other tensor itself."""
         return self
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- type -------------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, ...]:
         """The global shape: the size of each dim over all devices."""
@@ -159,7 +161,7 @@ class Tensor:
 
     @property
     def layout(self) -> str:
-        """How the dims are split over mesh axes, as text, e.g. `[8@dp, 4096] +tp`.
+        """The splits of the dims over mesh axes, as text, e.g. `[8@dp, 4096] +tp`.
 
         `8@dp` is a dim of size 8 split over axis dp; `+tp` means that a sum over axis tp is
         pending.
@@ -178,8 +180,9 @@ class Tensor:
 
     @property
     def stored(self) -> Any:
-        """For the engine: its array behind this tensor, as it lies on the devices: with the rows
-        that fill up uneven parts, and blocks as dims. `jax` is the call for users."""
+        """The engine's array of this tensor as it lies on the devices: with padding rows of uneven
+        parts, and blocks as dims. For the engine; users call `jax`. Raises UsageError for a tensor
+        of a recorded function."""
         if self._data is None:
             if self._trace is not None:
                 self._trace.check(self)
@@ -207,7 +210,7 @@ class Tensor:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if self._trace is not None:
-            return self  # it never changes
+            return self  # a node never changes
         other = Tensor(None, self.type)
         if self._data is None and self._recipe is not None:
             other.wait(self._recipe)
@@ -222,7 +225,7 @@ class Tensor:
         return other
 
     def copied(self) -> Any:
-        """A copy of its data, which stays when the data are donated."""
+        """Returns a copy of the data, which stays valid when the data are donated."""
         return engine().alive(self.stored, self.type).copy()
 
     def __repr__(self) -> str:
@@ -247,7 +250,8 @@ class Tensor:
     # -- reading ----------------------------------------------------------------------------------
     @whole
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The whole value on the host. Inside a recorded function this cuts the program here."""
+        """The whole value on the host. Inside a recorded function the program is split at this
+        line."""
         now = self.now()
         if now._trace is not None:
             return now._trace.value(now)
@@ -316,8 +320,8 @@ class Tensor:
         return (1, 0)  # the host: a gathered copy
 
     def jax(self) -> Any:
-        """The `jax.Array` behind this value: one array dim a factor, its sharding the layout's.
-        Raises DonatedError if the value was given up."""
+        """The `jax.Array` behind this value: one array dim per factor, its sharding that of the
+        layout. Raises DonatedError if the value was donated."""
         for noted in ON_READ:
             noted(self)
         return engine().alive(self.stored, self.type)
@@ -374,19 +378,19 @@ class Tensor:
             """`ts.reshape`: the same elements in another shape; one size may be -1."""
 
         def transpose(self, a: int | Sequence[int] | None = None, b: int = -1) -> Tensor:
-            """Exchanges two dims; of a matrix its two."""
+            """Exchanges two dims; for a matrix its two dims."""
 
         def permute(self, *dims: int | Sequence[int]) -> Tensor:
             """`ts.permute`: the dims in another order."""
 
         def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
-            """`ts.squeeze`: the tensor without its dims of size 1, or those among `dim`."""
+            """`ts.squeeze`: the tensor without its dims of size 1, or without those in `dim`."""
 
         def unsqueeze(self, dim: int) -> Tensor:
             """`ts.unsqueeze`: the tensor with a new dim of size 1."""
 
         def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-            """`ts.flatten`: dims as one, by default all."""
+            """`ts.flatten`: several dims joined to one, by default all."""
 
         def repeat(self, *repeats: int | Sequence[int]) -> Tensor:
             """`ts.tile`, as in PyTorch. NumPy's repeat is `ts.repeat_interleave`."""
@@ -396,7 +400,7 @@ class Tensor:
 
         @property
         def data(self) -> Tensor:
-            """The value without its past, as `detach` gives it. Of a parameter it can be set."""
+            """The value without its history, as from `detach`. For a parameter it can be set."""
 
         @data.setter
         def data(self, value: Like) -> None: ...
@@ -414,10 +418,10 @@ class Tensor:
             """`ts.min`: the smallest element along `dim`, by default over all dims."""
 
         def any(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-            """`ts.any`: whether one element along `dim` is true, by default one of all."""
+            """`ts.any`: True where at least one element along `dim` is true, by default of all."""
 
         def all(self, dim: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-            """`ts.all`: whether all elements along `dim` are true, by default all there are."""
+            """`ts.all`: True where all elements along `dim` are true, by default all elements."""
 
         def var(
             self,
@@ -451,7 +455,7 @@ class Tensor:
 
 
 def method(*names: str) -> Callable[[Function], Function]:
-    """A decorator for a function of a tensor: it is the method of these names too."""
+    """A decorator that installs a function of a tensor as the Tensor methods `names`."""
 
     def install(fn: Function) -> Function:
         for name in names:
@@ -463,14 +467,14 @@ def method(*names: str) -> Callable[[Function], Function]:
 
 
 KINDS: set[type] = {Tensor}
-"""The class and those derived of it."""
+"""Tensor and its subclasses."""
 
 _empty = object.__new__
 
 
 def wrapped(data: Any, type: TensorType, past: Past | None = None) -> Tensor:
-    """The tensor of an engine's array: `Tensor(data, type)` without the questions about a user's
-    arguments. Programs wrap all their results with it."""
+    """Returns the tensor of an engine's array: `Tensor(data, type)` without checks of arguments, as
+    programs wrap all their results with it."""
     made = _empty(Tensor)
     made._data = data
     made.type = type

@@ -1,4 +1,4 @@
-"""How long may a collective take? `dist.set_collective_timeout(seconds)`."""
+"""The timeout of collectives: `dist.set_collective_timeout(seconds)`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def set_collective_timeout(seconds: float, *, records: int | None = None) -> Non
     """Sets how many seconds a collective may take before it ends the process with an error.
 
     In a fused program the limit is for the whole program. The error names the ranks that have not
-    arrived and what each did last. The default is 300 seconds, or `TESSERA_COLLECTIVE_LIMIT`.
-    `records` is how many of its last collectives each rank remembers (default 256, or
-    `TESSERA_FLIGHT_RECORDS`). Raises UsageError if `seconds` is not above 0.
+    arrived and the last collectives of each. The default is 300 seconds, or
+    `TESSERA_COLLECTIVE_LIMIT`. `records` is how many of its last collectives each rank remembers
+    (default 256, or `TESSERA_FLIGHT_RECORDS`). Raises UsageError if `seconds` is not above 0.
     """
     limit_s = number("set_collective_timeout", "the limit", seconds, above=0, below=math.inf)
     if records is not None:

@@ -1,4 +1,4 @@
-"""How does each process read what others hold? By a collective that all of them call."""
+"""Reads of tensors by every process: `to_host`, a collective that all processes call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .tree import flatten, tree_map, unflatten
 
 
 def to_host(tree: Any) -> Any:
-    """`tree` with NumPy arrays in place of tensors, in every process, wherever the tensors lie.
+    """`tree` with NumPy arrays in place of tensors, in every process, for tensors on any devices.
 
-    All processes call it with the same tree, as a collective: where one does not, the others wait
+    All processes call it with the same tree, as a collective: if one does not, the others wait
     until the limit of collectives and name it. In one process it is `x.numpy()` for each tensor.
     (PyTorch calls it `full_tensor`.)
     """
@@ -29,10 +29,10 @@ def to_host(tree: Any) -> Any:
 
 
 def read_by_all(who: str, tree: Any) -> Any:
-    """`tree`, whose tensors every process can read: what the processes of their mesh call for
-    `who`, those do too that have no device of it, such as one that is folded onto fewer. They wait
-    for the first process that has one, which waits for nobody: a mesh of each process's own is
-    read by it alone."""
+    """Returns `tree` with tensors that every process can read. All processes call it, in the name
+    of `who`. Processes without a device of a tensor's mesh, such as a mesh folded onto fewer
+    devices, receive the values from the first process that has one. That process waits for nobody,
+    so it can read a mesh of its own alone."""
     if process_count() == 1:
         return tree
     leaves, spec = flatten(tree)
@@ -50,7 +50,8 @@ _turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 def _read(who: str, group: tuple[int, ...], xs: list[Tensor]) -> list[Tensor]:
-    """`xs`, whose mesh has devices of the processes `group`, where this one can read them."""
+    """Returns `xs`, whose mesh has devices of the processes `group`, as tensors that this process
+    can read."""
     if process_index() in group:
         xs = [*map(on_its_devices, xs)]
     if len(group) == process_count():
@@ -67,19 +68,20 @@ def _read(who: str, group: tuple[int, ...], xs: list[Tensor]) -> list[Tensor]:
 
 
 def _here(value: Any, t: TensorType) -> Tensor:
-    """A tensor on no mesh, whatever mesh is in force."""
+    """Returns a tensor on no mesh, also inside of `with mesh:`."""
     return Tensor(engine().place(np.asarray(value, t.dtype.numpy).reshape(t.shape), t), t)
 
 
 def is_here(x: Tensor) -> bool:
-    """Whether this process has a device of its mesh."""
+    """Returns whether this process has a device of the mesh of `x`."""
     if process_count() == 1 or x.mesh is None:
         return True
     return process_index() in engine().processes(x.mesh)
 
 
 def on_its_devices(x: Tensor) -> Tensor:
-    """`x` where each process that has a device of its mesh can read it: whole, on all of them."""
+    """Returns `x` replicated over its mesh, so that each process with a device of the mesh can read
+    it."""
     t = x.type
     if process_count() == 1 or t.mesh is None or not (t.split_axes or t.partial):
         return x
@@ -87,17 +89,17 @@ def on_its_devices(x: Tensor) -> Tensor:
 
 
 def value_here(x: Tensor) -> np.ndarray[Any, Any]:
-    """The whole value, in each process that has a device of its mesh. What each device has of its
-    own comes with a leading dim for each axis, as by `numpy`."""
+    """The whole value, in each process that has a device of the mesh. A value that differs by
+    device has a leading dim for each such axis, as from `numpy`."""
     t = x.type
     if process_count() > 1 and t.mesh is not None and t.mesh.onto is None and t.varying:
-        rows = [(Factor(t.sizes[a], (a,)),) for a in t.varying]  # as the array lies
+        rows = [(Factor(t.sizes[a], (a,)),) for a in t.varying]  # the leading dims of the array
         x = Tensor(x.stored, t.with_varying(()).with_dims((*rows, *t.dims)))
     return on_its_devices(x).numpy()
 
 
 def on_each_host(x: Tensor) -> Tensor:
-    """`x` where each process can read it: whole, on a device of each."""
+    """Returns `x` replicated on one device of each process, so that each process can read it."""
     processes = process_count()
     if processes == 1 or x.mesh is None:
         return x

@@ -1,4 +1,4 @@
-"""A function's graph without running it: `graph.trace(model, batch)`."""
+"""`graph.trace(model, batch)`: a function's graph, without running it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .store import owned_by, store_of
 from .tensor import Tensor
 from .tree import call_paths, flatten, path_name, spec_paths, unflatten
 
-# What an input of a recorded call stands for: a tensor, only its type, or the random key.
+# The argument of an input: a tensor, only a type, or None for the random key.
 Given = Tensor | TensorType | None
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded call: its graph, what was given for each of the graph's inputs, the names of its
-    results, and those of its results that are no tensors; `piped` where a pipeline is part of it
-    as a plain function."""
+    """A recorded call: its graph, the argument of each of the graph's inputs, the names of its
+    results, and the results that are no tensors. `piped` is True if a pipeline ran as a plain
+    function in it."""
 
     graph: Graph
     given: tuple[Given, ...]
@@ -45,8 +45,8 @@ class Recorded:
 def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwargs: Any) -> Graph:
     """The Graph that `fn(*args, **kwargs)` records. Nothing is computed and no device is needed.
 
-    Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; the rest is
-    static. A read of a value inside `fn` is an error here.
+    Arguments are tensors, arrays, or types (`TensorType`) in place of tensors; the rest is static.
+    A read of a value inside `fn` is an error here.
     """
     return record_call("trace", fn, args, kwargs, reduce_partial=reduce_partial).graph
 
@@ -60,12 +60,10 @@ def record_call(
     reduce_partial: bool = True,
     reader: Callable[[dict[Node, Given]], Reader] | None = None,
 ) -> Recorded:
-    """What `fn(*args, **kwargs)` records, for the function `who`. With
-    `reduce_partial` sums over devices that are pending in its results are completed.
-
-    `reader` gets the inputs recorded so far and gives what answers a read of a value; without it
-    a read is an error. With it floats and arrays of them that `fn` returns are results, too.
-    """
+    """Records `fn(*args, **kwargs)`, in the name of `who`. With `reduce_partial` the pending sums
+    of its results are completed. `reader` gets the inputs recorded so far and returns a function
+    that answers reads of values; without it a read is an error. With it floats and arrays of them
+    that `fn` returns are results, too."""
     function_of(who, "the function", fn)
     own = (fn.chosen,) if isinstance(fn, Jit) and fn.chosen is not None else ()
     local = frozenset[object]()
@@ -78,8 +76,8 @@ def record_call(
 
 
 def _need_one_mesh(who: str, inputs: Sequence[Node]) -> None:
-    """Raises MeshError where the arguments lie on several meshes, as the weights of a pipeline do
-    once they are on their stages."""
+    """Raises MeshError if the arguments lie on several meshes, such as the weights of a pipeline on
+    their stages."""
     first: dict[Mesh, Node] = {}
     for n in inputs:
         if n.type.mesh is not None:

@@ -69,7 +69,7 @@ def backward(
 
 
 class TrainingStep(Generic[P, R]):
-    """A compiled step and the weights that it uses: `step(batch)`, `step.parameters`."""
+    """A compiled step and its weights: `step(batch)`, `step.parameters`."""
 
     def __init__(self, fn: Callable[P, R], module: str, strategy: Strategy | None) -> None:
         functools.update_wrapper(self, fn, updated=())
@@ -77,12 +77,12 @@ class TrainingStep(Generic[P, R]):
         self._store = Store(module)
         self._weights: dict[str, Box] = {}
         self._checked = False  # whether the strategy reaches the weights
-        self._seen: Builder | None = None  # whose idle axes were looked for
+        self._seen: Builder | None = None  # the last recording checked for idle axes
         self._warned: set[str] = set()
         self._fn = fn
         self._held: list[tuple[Place, Box]] = []  # the variables that hold weights
-        self._found: Mesh | None = None  # that of the pipeline that it calls
-        self._batch_on: Mesh | None = None  # of this call
+        self._found: Mesh | None = None  # the mesh of the pipeline that it calls
+        self._batch_on: Mesh | None = None  # the mesh of the batch in this call
 
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -93,6 +93,7 @@ class TrainingStep(Generic[P, R]):
                 before = self._meets()
                 out = fn(*args, **kwargs)
                 self._adopt(before)
+                # The weights of this recording show the mesh: record again with the batch on it.
                 if asks and self._batch_on is None and (mesh := self._mesh()) is not None:
                     raise NeedsMesh(mesh, False)
                 if strategy is not None and not self._checked:
@@ -105,12 +106,12 @@ class TrainingStep(Generic[P, R]):
 
     @property
     def compiled(self) -> Jit[P, R]:
-        """The compiled function that it runs."""
+        """The compiled function of the step."""
         return self._jit
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """`Jit.ways` of the function that it runs."""
+        """`Jit.ways` of the compiled function."""
         return self._jit.ways
 
     def __deepcopy__(self, memo: object) -> NoReturn:
@@ -121,7 +122,7 @@ class TrainingStep(Generic[P, R]):
         )
 
     def under(self, options: ScheduleOptions) -> TrainingStep[P, R]:
-        """Itself, compiled under these choices too: `@schedule(...)`."""
+        """Returns the step itself, compiled with these options too: `@schedule(...)`."""
         self._jit = self._jit.under(options)
         return self
 
@@ -140,7 +141,7 @@ class TrainingStep(Generic[P, R]):
     def _with_batch(
         self, run: Callable[..., T], args: Any, kwargs: Any, lay: Callable[[Tensor, Mesh], Tensor]
     ) -> T:
-        """`run` of the arguments, with the batch on the mesh on which the step runs."""
+        """Calls `run` with the arguments, with the batch on the mesh of the step."""
         self._take_anew()
         mesh = self._mesh()
         while True:
@@ -150,13 +151,14 @@ class TrainingStep(Generic[P, R]):
                 given = self._laid(given, mesh, lay)
             try:
                 return run(*given[0], **given[1])
-            except NeedsMesh as needs:  # it is not the cause of what the next turn may raise
+            except NeedsMesh as needs:  # repeats outside of the handler: no chained traceback
                 mesh = needs.mesh
                 self._found = mesh if needs.always else None
 
     def _mesh(self) -> Mesh | None:
-        """The mesh of the pipeline that it calls, the one in force, or that of the weights: those
-        that the step has met, or those that stand under names which it uses."""
+        """The mesh of the pipeline that the step calls, the current mesh, or the mesh of its
+        weights: weights that it has used, or before the first call those in variables that it
+        names."""
         if self._found is not None or settings().mesh is not None:
             return self._found or settings().mesh
         named = (p.now() for p in ([] if self._weights else _variables(self._fn)))
@@ -171,7 +173,8 @@ class TrainingStep(Generic[P, R]):
         return Tensor(None, self.strategy.batch(t.type.on(mesh)))
 
     def _laid(self, x: Any, mesh: Mesh, lay: Callable[[Tensor, Mesh], Tensor]) -> Any:
-        """The arrays of a batch, which lie on no mesh yet, as the strategy lays out batches."""
+        """Returns `x` with the arrays of a batch, which are on no mesh yet, laid out by the
+        strategy."""
         if type(x) is dict:
             return {k: self._laid(v, mesh, lay) for k, v in x.items()}
         if isinstance(x, (list, tuple)):
@@ -184,7 +187,7 @@ class TrainingStep(Generic[P, R]):
         return lay(t, mesh)
 
     def _see_idle(self) -> None:
-        """One StrategyWarning for axes of the mesh along which all devices do the same."""
+        """Gives one StrategyWarning for mesh axes along which all devices compute the same."""
         if self._seen is self._jit.builder:
             return
         self._seen = self._jit.builder
@@ -202,8 +205,8 @@ class TrainingStep(Generic[P, R]):
             )
 
     def _take_anew(self) -> None:
-        """Puts the tensor that a variable of a weight was bound to since the last call into the
-        weight, and the weight into the variable."""
+        """If a variable of a weight was bound to a plain tensor since the last call, puts the
+        tensor into the weight, and the weight back into the variable."""
         for spot, box in self._held:
             x = spot.now()
             if type(x) is Tensor:
@@ -217,7 +220,7 @@ class TrainingStep(Generic[P, R]):
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The weights that the step uses, by name. Set it to train; the step is not recorded again.
+        """The weights of the step, by name. Set it to train; the step is not recorded again.
 
         Raises UsageError before the first call, which makes them: `graph.parameters(step, batch)`
         makes them without running the step.
@@ -237,15 +240,15 @@ class TrainingStep(Generic[P, R]):
         store.assign(f"training_step {self._jit.name}", self._weights, new, whole=False)
 
     def _meets(self) -> int:
-        """The number of tensors that a function around the step has read from outside before it."""
+        """The number of tensors that the recording has captured before the step's body runs."""
         recorder = current()
         assert recorder is not None
         recorder.root.again |= {n: p for n, p in self._weights.items() if p.drawn}
         return len(recorder.captured)
 
     def _adopt(self, before: int) -> None:
-        """Makes the boxes that the step has read from outside, since capture `before`, weights of
-        this step. Raises UsageError if two have one name."""
+        """Makes the outer boxes captured since capture `before` weights of this step. Raises
+        UsageError if two have one name."""
         recorder = current()
         assert recorder is not None
         known = set(map(id, self._weights.values()))
@@ -311,15 +314,15 @@ def training_step(
     """A decorator that compiles `step(batch)` and keeps the weights that are made in it.
 
     `step` returns gradients and metrics. Arrays in the arguments that lie on no mesh are a batch,
-    which `strategy` splits over the mesh in force or that of the weights; without a strategy they
-    are whole on each device, and where nothing is divided along an axis, a StrategyWarning says so.
-    `module` is the scope of its nodes and the first part of
-    the names of its weights. Weights are replicated on the mesh of the tensors that they are used
-    with, or laid out as `strategy` says. Their first values depend on `ts.seed` and their names.
-    Inside, `graph.backward(loss)` covers them all, and all named tensors from outside that the step
-    uses (guide 3, 4.5); a tensor of `dist.tensor` without a name gets the name of its variable
-    (guide 1, 7.6). When the weights are set, the variables where the step has found them are too.
-    Raises StrategyError if `strategy` is not a strategy, UsageError if two weights have one name.
+    which `strategy` splits over the current mesh or that of the weights. Without a strategy they
+    are whole on each device; if nothing is split along an axis, a StrategyWarning says so. `module`
+    is the scope of its nodes and the first part of the names of its weights. Weights are replicated
+    on the mesh of the tensors that they are used with, or laid out by `strategy`. Their first
+    values depend on `ts.seed` and their names. Inside, `graph.backward(loss)` covers all of them,
+    and all named tensors from outside that the step uses (guide 3, 4.5); a tensor of `dist.tensor`
+    without a name gets the name of its variable (guide 1, 7.6). Setting the weights also sets the
+    variables in which the step found them. Raises StrategyError if `strategy` is not a strategy,
+    UsageError if two weights have one name.
     """
     _named("training_step", "module", module, empty=True)
     laid_by = strategy_or_none("training_step", "the strategy", strategy)
@@ -364,7 +367,7 @@ def _variables(fn: Callable[..., Any]) -> list[Place]:
 
 
 def _name_variables(fn: Callable[..., Any]) -> None:
-    """Weights that `dist.tensor` made and nobody named are called as `fn` calls them."""
+    """Names the unnamed weights of `dist.tensor` in variables of `fn` like their variables."""
     for spot in _variables(fn):
         t = spot.now()
         if isinstance(t, Tensor) and t.drawn and not t.name:
@@ -379,8 +382,8 @@ def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:
 def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
     """The weights that `fn(*args, **kwargs)` makes, as a dict by name, without running it.
 
-    Arguments may be types in place of tensors. For a training step these are all its weights.
-    Raises UsageError for a module, which has them already.
+    Arguments may be types in place of tensors. For a training step the dict has all its weights.
+    Raises UsageError for a module, which has its weights already.
     """
     function_of("parameters", "the function", fn)
     if callable(getattr(type(fn), "parameters", None)):
@@ -395,6 +398,6 @@ def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, T
 
 
 def _now(weights: Mapping[str, Box]) -> dict[str, Tensor]:
-    """The values by name; in a recorded function the weights themselves."""
+    """Returns the values by name; in a recorded function the weights themselves."""
     recorded = current() is not None
     return {name: p if recorded else p.now() for name, p in weights.items()}

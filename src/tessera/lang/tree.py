@@ -1,10 +1,10 @@
-"""Nested containers of tensors: taken apart and put together again.
+"""Trees: nested containers of tensors, flattened to leaves and a structure, and rebuilt.
 
 Containers are dicts (in their own order), lists, tuples, named tuples, registered classes
-(modules), a user's dataclasses that hold tensors, and classes registered with JAX; None holds
-nothing; everything else is a leaf. A call of a compiled function takes apart its arguments, so this
-is on the way of every step: a dict of 900 weights took 30 µs here, and 150 in a general library for
-it, which would be a tenth of the call.
+(modules), a user's dataclasses that hold tensors, and classes registered with JAX; None is an empty
+container; everything else is a leaf. A call of a compiled function flattens its arguments, so this
+runs at every step: a dict of 900 weights took 30 µs here, and 150 in a general library, which would
+be a tenth of the call.
 
 >>> leaves, spec = flatten({"a": 1, "b": [2, (3, None)]})
 >>> leaves, unflatten(spec, [x * 10 for x in leaves])
@@ -31,8 +31,8 @@ from .record import current
 from .tensor import KINDS, Tensor
 
 LEAF, EMPTY = "leaf", "none"
-# A parameter of a module. Elsewhere it is a leaf like others: what a step makes of a dict of
-# weights is a dict of tensors, and the step must know it again.
+# A parameter of a module. In other containers a parameter is a plain leaf: a step that gets a dict
+# of weights returns a dict of tensors, and both must have one structure.
 BOX = "box"
 # A structure: LEAF, EMPTY, BOX, or (class, keys, structures of the values; None where all are
 # leaves, BOX where all are parameters).
@@ -45,7 +45,7 @@ _PLAIN = {int, float, bool, str}
 
 
 def register(cls: type) -> None:
-    """Makes instances of `cls` containers of their attributes."""
+    """Registers `cls`: its instances are containers of their attributes."""
     _REGISTERED.add(cls)
 
 
@@ -54,7 +54,7 @@ def is_registered(cls: type) -> bool:
 
 
 def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
-    """(class, keys, values) of a container, None for a leaf."""
+    """Returns (class, keys, values) of a container, None for a leaf."""
     kind = type(x)
     if kind is dict or kind is TensorDict:
         return kind, tuple(x), list(x.values())
@@ -82,8 +82,7 @@ def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
 
 
 class Keys(tuple[Any, ...]):
-    """Those of a dict of a kind of its own, and what else there is of it: its attributes, and what
-    a `defaultdict` makes."""
+    """The keys of a dict subclass, together with its attributes and its `default_factory`."""
 
     rest: tuple[Any, Any]
 
@@ -94,7 +93,7 @@ class Keys(tuple[Any, ...]):
         except AttributeError:
             own = {}
         factory = x.default_factory if isinstance(x, defaultdict) else None
-        out.rest = factory, None if own is x else tuple(own.items())  # it may be its own attributes
+        out.rest = factory, None if own is x else tuple(own.items())  # None: it is its __dict__
         return out
 
     def __eq__(self, other: object) -> bool:
@@ -111,7 +110,7 @@ class Keys(tuple[Any, ...]):
     __hash__ = tuple.__hash__
 
     def filled(self, kind: Any, values: Iterable[Any]) -> Any:
-        """Such a dict with these values."""
+        """Returns a dict of class `kind` with these values."""
         made = kind.__new__(kind)
         if issubclass(kind, defaultdict):
             made.default_factory = self.rest[0]
@@ -125,7 +124,7 @@ class Keys(tuple[Any, ...]):
 
 
 class Foreign(tuple[Any, ...]):
-    """The names in a container that is registered with the engine, and what makes one anew."""
+    """The names in a container registered with the engine, and the function that rebuilds it."""
 
     make: Any
 
@@ -150,8 +149,8 @@ def _has_array(x: Any) -> bool:
 
 
 class Shared(tuple[Any, ...]):
-    """The structure of a tree that has a module in several places, as a layer that is used twice:
-    of each module in turn, the first that it is."""
+    """The structure of a tree with one module in several places, such as a layer that is used
+    twice. `same` has, for each module in order, the index of its first occurrence."""
 
     same: tuple[int, ...]
 
@@ -169,7 +168,8 @@ class Shared(tuple[Any, ...]):
     __hash__ = tuple.__hash__
 
     def joined(self, x: Any, met: list[Any]) -> Any:
-        """`x`, of this structure, with one module in all of its places; `met` are those so far."""
+        """Returns `x`, of this structure, with shared modules made one object; `met` are the
+        modules so far."""
         kind, keys, values = opened(x) or (None, (), ())
         if kind is None:
             return x
@@ -187,8 +187,8 @@ class Shared(tuple[Any, ...]):
 
 
 def _take(x: Any, leaves: list[Any], met: list[int], module: bool = False) -> Spec:
-    """The structure of `x`, whose leaves go to `leaves`, its modules to `met`. Containers that
-    hold leaves only are taken in one step, since each call of a compiled function comes here."""
+    """Returns the structure of `x` and adds its leaves to `leaves`, its modules to `met`. A
+    container with only leaves is taken in one step, for the speed of calls."""
     if x is None:
         return EMPTY
     found = opened(x)
@@ -209,20 +209,20 @@ def _take(x: Any, leaves: list[Any], met: list[int], module: bool = False) -> Sp
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
-    """(leaves, structure). The structure is hashable and compares by content."""
+    """Returns (leaves, structure). The structure is hashable and compares by content."""
     leaves, met = list[Any](), list[int]()
     spec = _take(tree, leaves, met)
     return leaves, spec if len(set(met)) == len(met) else Shared(spec, met)
 
 
 def unflatten(spec: Spec, leaves: Iterable[Any]) -> Any:
-    """The tree of `spec` with these leaves."""
+    """Returns the tree of structure `spec` with these leaves."""
     tree = _give(spec, iter(leaves))
     return spec.joined(tree, []) if type(spec) is Shared else tree
 
 
 def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
-    """The inverse of `_take`: a container of the structure `spec`, with the next of `leaves`."""
+    """The inverse of `_take`: returns a container of structure `spec` with the next of `leaves`."""
     if spec is LEAF or spec == LEAF:
         return next(leaves)
     if spec == BOX:
@@ -264,12 +264,12 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
 
 
 def _boxed(x: Any) -> Any:
-    """`x` as the parameter of a module that it stands for."""
+    """Returns a float tensor as a Parameter, any other value as it is."""
     return Parameter(x) if type(x) is Tensor and x.dtype.is_float else x
 
 
 def _boxes(spec: Spec) -> list[bool]:
-    """Of each leaf, whether it is a parameter of a module."""
+    """Returns for each leaf whether it is a parameter of a module."""
     if not isinstance(spec, tuple):
         return [] if spec == EMPTY else [spec == BOX]
     _, keys, inner = spec
@@ -279,7 +279,7 @@ def _boxes(spec: Spec) -> list[bool]:
 
 
 def containers(x: Any) -> Iterator[Any]:
-    """`x` and all registered objects below it."""
+    """Yields `x` and all objects of registered classes below it."""
     found = opened(x)
     if found is not None:
         if found[0] in _REGISTERED:
@@ -307,7 +307,7 @@ def paths(tree: Any) -> list[Path]:
 
 
 def path_name(path: Path) -> str:
-    """A path as a dotted name."""
+    """Returns a path as a dotted name."""
     return ".".join(map(str, path))
 
 
@@ -326,8 +326,8 @@ def call_paths(signature: inspect.Signature, spec: Spec) -> list[Path]:
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`f` on each leaf of `tree` and the leaves at the same paths of `rest`. Parameters of modules
-    stay frozen, and one under two names stays one.
+    """Applies `f` to each leaf of `tree` and the leaves at the same paths of `rest`. Parameters of
+    modules stay frozen, and a shared parameter stays shared.
 
     Raises UsageError if a path is missing in one of `rest`.
     """
@@ -344,7 +344,7 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def tree_update(f: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> Any:
-    """`f` on the path of each leaf of `tree` and the leaf; modules are changed in place."""
+    """Applies `f` to the path and value of each leaf of `tree`; modules are changed in place."""
     found = None if tree is None else opened(tree)
     if found is None:
         return None if tree is None else f(path, tree)
@@ -362,8 +362,8 @@ def tree_update(f: Callable[[Path, Any], Any], tree: Any, path: Path = ()) -> An
 
 
 def tree_fill(tree: Any, leaves: Iterator[Any]) -> Any:
-    """`tree` with the next of `leaves` in it. What can change is changed itself: dicts, lists,
-    modules and dataclasses. The rest, such as tuples, is made anew where something in it is new."""
+    """Replaces the leaves of `tree` by `leaves`. Dicts, lists, modules and dataclasses are changed
+    in place; immutable containers, such as tuples, are made anew if a value in them is new."""
     found = None if tree is None else opened(tree)
     if found is None:
         return None if tree is None else next(leaves)
@@ -387,7 +387,8 @@ def tree_fill(tree: Any, leaves: Iterator[Any]) -> Any:
 
 
 def aligned(spec: Spec, other: Any) -> list[Any]:
-    """The leaves of `other` in the order of `spec`, matched by path."""
+    """The leaves of `other` in the order of `spec`, matched by path. Raises UsageError if the paths
+    differ."""
     leaves, other_spec = flatten(other)
     if other_spec == spec:
         return leaves
@@ -415,9 +416,9 @@ def fitted(
     fix: str,
     dtypes: bool = True,
 ) -> list[Tensor]:
-    """The tensors `given`, of the structure `other`, in the order of those that one has, `have` of
-    the structure `spec`. Raises ShapeError, which says `what`, unless they are alike: of one
-    structure but for the order of names, as in JAX, of one shape each and, if asked, one dtype."""
+    """Returns the tensors `given`, of structure `other`, in the order of the tensors `have`, of
+    structure `spec`. Raises ShapeError with the message `what` unless both have one structure (up
+    to the order of dict keys, as in JAX), the same shapes and, with `dtypes`, the same dtypes."""
     wrong = [] if spec == other else list(_differences(spec, other))
     if not wrong:
         if spec != other:
@@ -436,7 +437,7 @@ def fitted(
 
 
 def _differences(spec: Spec, other: Spec, path: Path = ()) -> Iterator[str]:
-    """Where two structures differ, in words. The order of names is no difference."""
+    """Yields the differences of two structures, in words. The order of dict keys does not count."""
     kinds = [
         x[0].__name__ if isinstance(x, tuple) else "None" if x == EMPTY else "tensor"
         for x in (spec, other)

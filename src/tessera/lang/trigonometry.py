@@ -1,4 +1,5 @@
-"""Angles and hyperbolas: functions that compute each element from those at the same place."""
+"""Trigonometric, hyperbolic and error functions, elementwise: `atan2`, `sinh`, `hypot`,
+`erfinv`."""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ def acos(x: Like) -> Tensor:
 
 
 def _other_side(t: Tensor) -> Tensor:
-    """The cosine of an angle by its sine, and the other way round; without `1 - t * t`, which loses
-    digits near one."""
+    """The cosine of an angle from its sine, or the reverse. `1 - t * t` would lose digits near
+    one."""
     return sqrt(1.0 - t) * sqrt(1.0 + t)
 
 
 def sinh(x: Like) -> Tensor:
-    """`(exp(x) - exp(-x)) / 2`, elementwise, exact for small `x` too. Integers are computed as
+    """`(exp(x) - exp(-x)) / 2`, elementwise, accurate for small `x` too. Integers are computed as
     f32."""
     t = as_float("sinh", x)
     near = where(abs(t) < 1.0, t, 0.0)
@@ -57,7 +58,7 @@ def cosh(x: Like) -> Tensor:
 
 
 def _half_exp(t: Tensor) -> Tensor:
-    """Half of `exp(t)`, also where `exp(t)` itself is beyond the largest number."""
+    """Half of `exp(t)`, without overflow of `exp(t)` itself."""
     root = exp(t * 0.5)
     return (root * 0.5) * root
 
@@ -74,19 +75,19 @@ def asinh(x: Like) -> Tensor:
 
 
 def _large(t: Tensor) -> float:
-    """What `t` may be larger than without its square being beyond the largest number; 1 is nothing
-    beside its square."""
+    """The limit up to which the square of `t` does not overflow; above it, 1 is negligible beside
+    the square."""
     return 1e4 if t.dtype.bytes > 2 else 100.0
 
 
 def _log_of_double(t: Tensor, none: Tensor) -> Tensor:
-    """`log(2 t)`; where there is `none`, anything."""
+    """`log(2 t)`; any value where `none` is true."""
     return log(where(none, 1.0, t)) + math.log(2.0)
 
 
 def acosh(x: Like) -> Tensor:
-    """The number from 0 on whose `cosh` is `x`, elementwise: NaN below 1. Integers are computed as
-    f32."""
+    """The number of at least 0 whose `cosh` is `x`, elementwise: NaN below 1. Integers are computed
+    as f32."""
     t = as_float("acosh", x)
     near = t < _large(t)
     more = where(near, t, 2.0) - 1.0
@@ -112,7 +113,7 @@ def hypot(x: Like, y: Like) -> Tensor:
 
 
 def erfc(x: Like) -> Tensor:
-    """`1 - erf(x)`, elementwise, exact for large `x` too. Integers are computed as f32."""
+    """`1 - erf(x)`, elementwise, accurate for large `x` too. Integers are computed as f32."""
     return emit("erfc", as_float("erfc", x))
 
 

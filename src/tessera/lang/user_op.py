@@ -1,4 +1,4 @@
-"""`ts.op`: a JAX function of the user's as an op, with an index string that says how it splits."""
+"""`ts.op`: a user's JAX function as an op, with an index string for its splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["UserOp", "user_op"]
 
 
 class UserOp:
-    """A user's function on tensors; made by `ts.op`."""
+    """A user's JAX function as a function on tensors, made by `ts.op`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class UserOp:
         name = name or getattr(fn, "__name__", "user")
         self._function = add_function(name, fn, grad, at)
         self._groups, self._dtypes, self._told = groups, dtypes, told
-        self._seen: dict[Any, Any] | None = None  # what its functions find outside of themselves
+        self._seen: dict[Any, Any] | None = None  # the outer variables of its functions
         self._turn = 0
 
     def __repr__(self) -> str:
@@ -76,8 +76,9 @@ class UserOp:
         return tuple(results) if len(results) > 1 else results[0]
 
     def _turn_of_now(self) -> int:
-        """How often the variables of the functions have changed between calls at once, whose
-        programs have what was there. (`ts.jit` looks for itself.)"""
+        """The number of changes of the functions' outer variables between eager calls. Eager
+        programs have these variables as constants, so the number is part of their cache key.
+        (`ts.jit` compares the variables itself.)"""
         functions = [f for f in (self._function.fn, self._function.grad) if f is not None]
         found = {p.name: mark_of(p.now()) for p in variables(functions)}
         if found != self._seen:

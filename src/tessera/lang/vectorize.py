@@ -1,9 +1,9 @@
-"""One function for many rows: `ts.vmap` applies it to all of them at once.
+"""`ts.vmap`: a function of one row, applied to many rows at once.
 
-The function is recorded for one row, and each of its ops is then applied to what all rows have: an
-op says itself how it takes one dim more in front (`Op.batched`). What has no such form runs row by
-row, in a loop. Changes of layout are left out, as they change no value; those that the whole needs
-are derived for it. In a local body they do, and stay.
+The function is recorded for one row. Each of its ops is then applied to all rows together: an op
+defines its form with one more leading dim (`Op.batched`). An op without such a form runs row by
+row, in a loop. Changes of layout are dropped, as they change no value, and the layouts for all rows
+are derived anew. In a local body they change values, so they are kept.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from .tensor import Tensor
 from .tree import flatten, unflatten
 
 Rows = tuple[Tensor, bool]
-"""A value, and whether it has a dim of rows in front."""
+"""A value, and whether it has a leading dim of rows."""
 
 
 def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callable[..., Any]:
     """A function that applies `fn` to each slice of its arguments, all at once, and stacks results.
 
-    `in_dims` says along which dim the tensors of each positional argument are taken apart: a number
+    `in_dims` is the dim along which the tensors of each positional argument are sliced: a number
     for all, or a tuple with a number, None (whole for each) or a tree of them for each argument.
-    Arguments by name are whole for each. `out_dims` says the same of the results: the dim along
-    which they are stacked, or None for one that is the same for all. As in `torch.func.vmap`;
+    Arguments by name are whole for each. `out_dims` does the same for the results: the dim along
+    which they are stacked, or None for a result that is the same for all. As in `torch.func.vmap`;
     gradients by `ts.grad` inside are those of each slice.
 
-    Raises ShapeError if the dims do not exist or differ in size; UsageError if no argument is taken
-    apart, `in_dims` or `out_dims` do not fit, or `fn` draws random numbers, reads a value or sets
+    Raises ShapeError if the dims do not exist or differ in size; UsageError if no argument is
+    sliced, `in_dims` or `out_dims` do not fit, or `fn` draws random numbers, reads a value or sets
     the state of a module.
 
     >>> import tessera as ts
@@ -70,7 +70,7 @@ def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callabl
 
 
 def _spread(what: str, dims: Any, tree: Any) -> list[int | None]:
-    """The dim of each leaf of `tree`; `dims` is like it, or ends above it."""
+    """Returns the dim of each leaf of `tree`; `dims` is a tree like it, or a prefix of it."""
     if dims is None or is_whole(dims):
         return [dims] * len(flatten(tree)[0])
     parts = _below(dims, tree)
@@ -92,7 +92,7 @@ def _below(dims: Any, tree: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _taken_apart(x: Any, dim: int | None) -> Any:
-    """A leaf, with the dim of rows in front."""
+    """Returns (a leaf with the dim of rows in front, whether it has one)."""
     if dim is None or isinstance(x, (str, bytes)):
         return as_tensor(x) if is_array(x) else x, False
     t = as_tensor(x)
@@ -166,7 +166,7 @@ def _need_pure(r: Recorder) -> None:
 
 
 def _applied(graph: Graph, have: dict[Node, list[Rows]], rows: int) -> None:
-    """Fills `have` with what each node of `graph` is for all rows."""
+    """Fills `have` with the values of each node of `graph` for all rows."""
     local = any(n.op == reinterpret.name for n in graph.nodes)  # else layouts change no value
     recorder = current()
     for n in graph.nodes:
@@ -187,7 +187,7 @@ def _of_node(n: Node, given: list[list[Rows]], rows: int, local: bool) -> list[R
 
 
 def _laid(n: Node, t: Tensor, has: bool) -> Rows:
-    """What moves between the devices, or is read as their own blocks, for all rows."""
+    """Applies a change of layout, or of the meaning as local blocks, for all rows."""
     here, to = n.args[0].type, n.type
     if has:
         used = {*here.split_axes, *here.partial_axes, *here.varying}
@@ -200,7 +200,7 @@ def _laid(n: Node, t: Tensor, has: bool) -> Rows:
         t = relayout(t, to if n.op != reinterpret.name else here)
         return emit("reinterpret", t, layout=to) if n.op == reinterpret.name else t, has
     b = recorder.builder
-    node = t._node if t._trace is recorder else recorder.node(t)  # on the way it is no block
+    node = t._node if t._trace is recorder else recorder.node(t)  # own nodes skip `frame.part`
     assert node is not None
     if n.op == reinterpret.name:
         return symbolic(b("reinterpret", b.redistribute(node, here), layout=to), recorder), has

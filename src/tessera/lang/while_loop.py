@@ -1,6 +1,6 @@
-"""How does a program repeat something until it is good enough? `while_loop`.
+"""`while_loop`: a loop whose number of iterations depends on its values.
 
-It is a loop (lang/loop.py) that carries whether to go on beside the user's values, and stacks
+It is a loop of lang/loop.py that carries its condition beside the user's values, and stacks
 nothing.
 """
 
@@ -22,15 +22,15 @@ from .tree import Spec, fitted, flatten, unflatten
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
     """Runs `value = body(value)` from `init` on as long as `cond(value)`, as `jax.lax.while_loop`.
 
-    `init` and what `body` returns are trees of tensors of one structure, with the same shapes and
-    dtypes; `cond` returns one bool. Both may use tensors from outside. Returns the first value that
-    `cond` is false for. The devices of a mesh go on together; in a local body each goes on by its
-    own bool, and then the loop has no collectives. It has no gradient, as nothing says how often
-    the body runs: `ts.scan` over the most turns has one.
+    `init` and the results of `body` are trees of tensors of one structure, with the same shapes and
+    dtypes; `cond` returns one bool. Both may use tensors from outside. Returns the first value for
+    which `cond` is false. The devices of a mesh iterate together; in a local body each iterates by
+    its own bool, and then the loop has no collectives. It has no gradient, as the number of
+    iterations is unknown: `ts.scan` over the most iterations has one.
 
     Raises UsageError if `cond` or `body` is no function, draws random numbers, or shows a value;
     ShapeError if `cond` does not return one bool, or `body` changes a shape, a dtype or the
-    structure; GraphError where a gradient of the result is taken.
+    structure; GraphError if a gradient of the result is taken.
 
     >>> import tessera as ts
     >>> collatz = lambda x: ts.where(x % 2 == 0, x // 2, 3 * x + 1)
@@ -69,7 +69,7 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
 
 
 def _goes_on(cond: Callable[[Any], Any], spec: Spec, values: Sequence[Tensor]) -> Tensor:
-    """What `cond` says, complete. Raises ShapeError if it is not one bool."""
+    """Returns the complete bool of `cond`. Raises ShapeError if it is not one bool."""
     said = cond(unflatten(spec, values))
     go = as_tensor(said)
     if go.dtype is not bool_ or go.shape:

@@ -1,5 +1,4 @@
-"""What does a recorded call do besides its program? What its result is made of, and where it puts
-what the function has written."""
+"""Outputs and writes of a recorded call: the structure of its result, and its state changes."""
 
 from __future__ import annotations
 
@@ -22,20 +21,21 @@ from .tree import Spec, unflatten
 
 @dataclass
 class Written:
-    """What a recorded call does besides its program: its result's structure and its writes."""
+    """The outputs of a recorded call: the structure of its result, its writes and its host
+    outputs."""
 
     spec: Spec
-    leaves: list[Any]  # the result's leaves; those that the program gives are None
-    slots: list[int]  # where in `leaves` the program's results go, in order
-    edits: list[Edit]  # how the function changed its arguments' containers
-    put: list[Any]  # the leaves of what it put there
-    written_slots: list[int]  # which of `put` take the program's further results
-    places: Sequence[Place]  # the variables in which edits are made
-    host_outputs: list[HostOutput]  # what sees the program's last results
-    fills: list[int]  # the parameters among the call's tensors that take results before those
-    same: list[tuple[int, int]]  # (which of `leaves` is a parameter, which of the call's it is)
-    assigned: list[Place]  # attributes of modules, and items in them, that take those between
-    pasts: list[Past | None]  # of the results; None where no gradient would flow to one
+    leaves: list[Any]  # the result's leaves; None for each result of the program
+    slots: list[int]  # the indices in `leaves` of the program's first results
+    edits: list[Edit]  # the changes of the containers of the arguments, and of variables
+    put: list[Any]  # the leaves of the new values in `edits`
+    written_slots: list[int]  # the indices in `put` of the program's next results
+    places: Sequence[Place]  # the variables that `edits` may change
+    host_outputs: list[HostOutput]  # these take the program's last results
+    fills: list[int]  # the parameters that take the results after `written_slots`
+    same: list[tuple[int, int]]  # returned parameters: (index in `leaves`, index of the tensor)
+    assigned: list[Place]  # the attributes and items that take the results after `fills`
+    pasts: list[Past | None]  # of all results; None for one without a gradient
 
     def __post_init__(self) -> None:
         into = self.edits, self.fills, self.assigned
@@ -50,8 +50,8 @@ class Written:
         kwargs: Any,
         tensors: Sequence[Any],
     ) -> Any:
-        """The call's result from the program's; writes go into the caller's containers, parameters
-        among the call's `tensors`, and modules."""
+        """Returns the call's result from the program's results, and writes new values into the
+        caller's containers, the parameters among the call's `tensors`, and modules."""
         made = list(map(wrapped, outs, types, repeat(None) if settings().no_grad else self.pasts))
         if self.plain:
             return unflatten(self.spec, made)
@@ -65,7 +65,7 @@ class Written:
             try:
                 self._put_all(rest[:taken], pending, tensors)
             except BaseException:
-                with contextlib.suppress(Exception):  # of another thread, say: all weights or none
+                with contextlib.suppress(Exception):  # after an interrupt: all weights or none
                     self._put_all(rest[:taken], pending, tensors)
                 raise
         for i, k in self.same:
@@ -78,8 +78,7 @@ class Written:
         return unflatten(self.spec, leaves)
 
     def _put_all(self, values: list[Tensor], pending: Pending, tensors: Sequence[Any]) -> None:
-        """Puts the results of a call where its function has put them. To do it twice does no
-        harm."""
+        """Writes the results of a call to their places. It may be repeated."""
         rest = iter(values)
         for i in self.written_slots:
             pending.leaves[i] = next(rest)

@@ -1,1 +1,1 @@
-"""The local view: bodies that see one device's blocks."""
+"""The local view: function bodies that get one device's blocks."""

@@ -1,6 +1,8 @@
-"""Do the ranks of a local body agree? Which collectives they come to, in which order, what they
-send and receive, what they return: where they differ, nothing runs, and the error names the ranks
-and their lines."""
+"""Checks that the ranks of a local body agree, before anything runs.
+
+They compare the order of collectives, the messages, and the returned structures. The errors name
+the ranks that differ, and their lines.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from .ranks import Log, Waits
 
 
 def check_order(logs: Sequence[Log]) -> None:
-    """The k-th collective of each rank is that of every other."""
+    """Raises UsageError unless all ranks issue the same collectives in the same order."""
     for k in range(max(len(log.calls) for log in logs)):
         seen: dict[tuple[Any, ...] | None, list[int]] = {}
         where: dict[tuple[Any, ...] | None, str] = {}
@@ -37,7 +39,8 @@ def check_order(logs: Sequence[Log]) -> None:
 
 
 def check_collectives(logs: Sequence[Log], parts: Iterable[tuple[Node, set[int]]]) -> None:
-    """What moves data outside the calls above (a gradient completed) all ranks must have."""
+    """Raises UsageError if some ranks lack a collective that the body did not issue itself, such as
+    the completion of a gradient."""
     every = set(range(len(logs)))
     for n, ranks in parts:
         if n.op in COLLECTIVES and ranks != every:
@@ -59,7 +62,7 @@ def check_collectives(logs: Sequence[Log], parts: Iterable[tuple[Node, set[int]]
 
 
 def check_messages(logs: Sequence[Log]) -> None:
-    """What is sent is received."""
+    """Raises UsageError if a message is sent and never received."""
     for log in logs:
         for (to, name), items in log.sent.items():
             got = len(logs[to].taken.get((log.rank, name), []))
@@ -73,7 +76,7 @@ def check_messages(logs: Sequence[Log]) -> None:
 
 
 def check_structure(logs: Sequence[Log]) -> None:
-    """All ranks return the same keys and lengths."""
+    """Raises UsageError unless all ranks return the same keys and lengths."""
     first = logs[0]
     for log in logs[1:]:
         if log.spec != first.spec:
@@ -88,7 +91,7 @@ def check_structure(logs: Sequence[Log]) -> None:
 
 
 def progress(logs: Sequence[Log], waits: dict[int, Waits]) -> bool:
-    """Whether one of those that wait could go on with what the others have sent since."""
+    """Returns whether one of the waiting ranks can go on with a message sent since."""
     for rank, wait in waits.items():
         taken = len(logs[rank].taken.get((wait.source, wait.name), []))
         if len(logs[wait.source].sent.get((rank, wait.name), [])) > taken:
@@ -99,7 +102,8 @@ def progress(logs: Sequence[Log], waits: dict[int, Waits]) -> bool:
 def some_raise(
     logs: Sequence[Log], waits: dict[int, Waits], raised: dict[int, Exception]
 ) -> UsageError:
-    """The bodies of some ranks raised an error of their own: which, and where the others go on."""
+    """The error if the bodies of some ranks raised: it names them, and the lines where the others
+    go on."""
     groups: dict[str, list[int]] = {}
     for log in logs:
         if log.rank in raised:

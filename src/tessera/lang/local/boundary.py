@@ -1,5 +1,4 @@
-"""How does a value enter a local body, and how does it leave it? As blocks, cut and joined by a
-strategy or by the layouts that were said."""
+"""Layouts of values that enter and leave a local body, by a strategy or by `layouts=`."""
 
 from __future__ import annotations
 
@@ -27,21 +26,22 @@ from .view import View
 
 @dataclass(frozen=True)
 class Borders:
-    """Of one call of the function `name`, seen as `view` says."""
+    """The arguments and results of one call of the function `name`, whose local body has the
+    `view`."""
 
     name: str
     strategy: Strategy | None
     layouts: Mapping[str, ShardSpec]
-    batch: tuple[str, ...] | None  # the arguments that hold it, where that was said
-    data: Strategy  # over the data axes
+    batch: tuple[str, ...] | None  # the arguments of `batch=`, or None
+    data: Strategy  # the part of `strategy` over the data axes
     view: View
 
     def of_batch(
         self, leaves: Sequence[Any], paths: Sequence[Path], types: Mapping[int, TensorType]
     ) -> frozenset[int]:
-        """The places of the tensors whose rows are split over the data axes: those that `batch=`
-        names. Else, of those that no one has placed, the ones with as many rows as the first. In a
-        body that is local along these axes nothing else than `batch=` says it."""
+        """The indices of the tensors whose rows are split over the data axes: those of `batch=`;
+        else the tensors without a layout that have as many rows as the first of them. In a body
+        that is local along the data axes only `batch=` counts."""
         if not self.data.parts:
             return frozenset()
         if self.batch is not None:
@@ -55,8 +55,8 @@ class Borders:
         return frozenset(i for i, n in rows.items() if n == first)
 
     def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
-        """One StrategyWarning where along an axis nothing is cut that the body is given or takes
-        from outside, and nothing in it, `made` there, asks for the rank."""
+        """Gives one StrategyWarning for each axis along which no argument or outer tensor
+        (`blocks`) is split, and no node of the body (`made`) reads the rank."""
         every = {a for n in blocks for a in (*n.type.varying, *n.type.split_axes)}
         for n in made:
             every.update(n.types[0].varying if n.op == axis_index.name else ())
@@ -80,7 +80,8 @@ class Borders:
             )
 
     def on(self, x: Tensor, path: Path) -> TensorType:
-        """The type of the argument `x` on the mesh."""
+        """Returns the type of the argument `x` on the mesh. Raises MeshError if it lies on another
+        mesh."""
         t = x.type.on(self.view.mesh) if x.type.mesh is None else x.type
         if t.mesh != self.view.mesh:
             raise MeshError(
@@ -92,7 +93,7 @@ class Borders:
         return t.complete()
 
     def enter(self, recorder: Recorder, x: Tensor, want: TensorType) -> Tensor:
-        """This device's block of the argument `x`, which is laid as `want` first."""
+        """Returns this device's block of the argument `x`, laid out as `want` first."""
         came = recorder.node(x)
         node = recorder.builder.redistribute(came, want)
         if node is not came:
@@ -107,7 +108,7 @@ class Borders:
         return block
 
     def wanted(self, t: TensorType, path: Path, batch: bool) -> TensorType:
-        """How an argument of type `t` is laid, a `batch` or a weight."""
+        """Returns the layout of an argument of type `t`: a `batch` or a weight."""
         spec = self.layouts.get(str(path[0])) if path else None
         axes = (*self.view.axes, *self.view.data)
         if spec is not None:
@@ -136,14 +137,16 @@ class Borders:
         like: Tensor | None,
         laid: TensorType | None = None,
     ) -> Tensor:
-        """The global value of the result `x`; `laid` is how that is laid whose blocks have its
-        name, such as a weight for its gradient."""
+        """Returns the global value of the result `x`. `like` is the tensor from outside in whose
+        place it is put. `laid` is the layout of the argument of the same name with equal blocks,
+        such as a weight for its gradient. Raises ShapeError for a number that differs between
+        devices."""
         node = recorder.node(x)
         t = node.type
         own = [a for a in self.view.axes if a in t.varying]
         home = like.type if like is not None and like.shape else None
         if t.rest and not (home is not None and home.split_axes):
-            return symbolic(node, recorder)  # state that one rank alone works on (owned.py)
+            return symbolic(node, recorder)  # optimizer state that one rank updates (owned.py)
         if home is not None and home.mesh is not None and t.shape == home.shape and not own:
             return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
         if home is not None and own and as_local(home, self.view.axes) is t:
@@ -166,9 +169,9 @@ class Borders:
         return symbolic(recorder.builder("reinterpret", node, layout=whole), recorder)
 
     def _whole(self, block: Node, own: Sequence[str]) -> TensorType:
-        """The type of the whole of which each device along the axes `own` has a `block`. Raises
-        LayoutError if the arguments' blocks lie in an order of their own that says nothing of it.
-        """
+        """Returns the type of the whole tensor whose `block` each device along the axes `own` has.
+        Raises LayoutError if blocks of the arguments are not in the order of the devices, so that
+        the order of the result's blocks is ambiguous."""
         whole, odd = self.view.joined(block.type, own)
         if odd is None:
             return whole
@@ -184,8 +187,8 @@ class Borders:
     def weight(
         self, recorder: Recorder, x: Tensor, path: Path, box: Tensor, laid: TensorType
     ) -> Tensor:
-        """The global value of what a body puts into the weight `box`. Raises ShapeError if it
-        would be another weight: one with a block from each device."""
+        """Returns the global value that a body puts into the weight `box`. Raises ShapeError if it
+        has another shape, as with a block from each device."""
         new = self.leave(recorder, x, path, box, laid)
         if new.shape != box.shape:
             raise ShapeError(
@@ -198,8 +201,8 @@ class Borders:
         return new
 
     def _returned(self, recorder: Recorder, node: Node, spec: ShardSpec) -> Tensor:
-        """The result `node` as `spec` lays it out. Raises LayoutError if an axis is left along
-        which the devices' values differ."""
+        """Returns the result `node` laid out by `spec`. Raises LayoutError if the devices' values
+        differ along an axis that is not in `spec`."""
         t = node.type
         cut = spec.type(t.shape, t.dtype, self.view.mesh)
         for d, dim in enumerate(cut.dims):
@@ -222,8 +225,8 @@ class Borders:
 def by_name(
     path: Path, block: TensorType, laid: Mapping[Path, TensorType], axes: Sequence[str]
 ) -> TensorType | None:
-    """How the argument is laid whose blocks along `axes` are cut and have the type `block`, and
-    whose path ends as `path` does for the longest; None where there is no such one, or several."""
+    """Returns the layout of the argument whose blocks along `axes` have the type `block` and whose
+    path shares the longest end with `path`; None if there is none, or several."""
     found: dict[int, set[TensorType]] = defaultdict(set)
     for other, t in laid.items():
         if t is not block and as_local(t, axes) is block:
@@ -236,6 +239,6 @@ def by_name(
 
 
 def _placed(x: Tensor) -> bool:
-    """Whether `x` lies where someone has laid it, or is a weight by how it was made."""
+    """Returns whether `x` has a layout, or is a weight by its origin."""
     made = isinstance(x, Parameter) or bool(x.name) or x.drawn
     return made or x.mesh is not None

@@ -1,5 +1,8 @@
-"""What is a literal collective made of? Each device's own blocks are read as a split dim or as the
-summands of a sum, the layout changes, and what comes out is read as blocks again (ops/local.py)."""
+"""Literal collectives of local bodies, built from changes of layout.
+
+The devices' blocks are read as a split dim or as the terms of a sum, the layout changes, and the
+result is read as blocks again (ops/local.py).
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from .view import View, view
 
 
 def reduced(x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
-    """all_reduce: each device's blocks become the summands of a sum, which is completed. A maximum
-    or minimum has a gradient for those that hold it."""
+    """all_reduce: the devices' blocks become the terms of a sum, which is completed. The gradient
+    of a maximum or minimum goes to the devices that have it, in equal parts."""
     recorder = recorder_now()
     if op == "mean":
         return reduced(x, axes, "sum") * (1.0 / ways(axes, mesh_of(x).sizes))
     if op == "sum":
         return folded(recorder, x, axes, op)
     best = folded(recorder, functions.stop_gradient(x), axes, op)
-    # The gradient goes to those who hold the extreme value, in equal parts.
+    # 1 on each device that has the extreme value; divided by their number below.
     hit = functions.cast(functions.stop_gradient(x) == best, x.dtype)
     share = hit / folded(recorder, hit, axes, "sum")
     if not x.dtype.is_float:
@@ -47,8 +50,8 @@ def folded(recorder: Recorder, x: Tensor, axes: tuple[str, ...], kind: str) -> T
 
 
 def scattered(x: Tensor, axes: tuple[str, ...], dim: int, op: str) -> Tensor:
-    """reduce_scatter: as `reduced`, but completed into a split dim, of which each device keeps its
-    part."""
+    """reduce_scatter: like `reduced`, but completed into a split dim, of which each device keeps
+    its part."""
     recorder, x = recorder_now(), each_own(x, axes)
     n = divided("reduce_scatter", x, dim, axes)
     t = x.type
@@ -56,7 +59,7 @@ def scattered(x: Tensor, axes: tuple[str, ...], dim: int, op: str) -> Tensor:
     pending = TensorType(t.dtype, t.dims, (*t.partial, *((a, "sum") for a in axes)), t.mesh, left)
     made = recorder.builder("reinterpret", recorder.node(x), layout=pending)
     done = completed(pending, axes)
-    # Its parts by place: the axes' digits stand above what is left of the dim.
+    # The axes become the major digits of the dim, so that each device gets a contiguous part.
     parts = _below(t, dim, n)
     split = with_dim(done, dim, joined_dim(axes, parts, t))
     node = recorder.builder.redistribute(made, split)
@@ -72,7 +75,7 @@ def collected(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
 
 
 def sent(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
-    """The block of the device at `root` along `axes`, on each of them."""
+    """broadcast: the block of the device at `root` along `axes`, on each of them."""
     recorder = recorder_now()
     x = each_own(x, axes)
     if not set(axes) & set(x.type.varying):  # axes of one device each
@@ -81,19 +84,19 @@ def sent(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
 
 
 def only(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
-    """`x` on the device at `root` along `axes`, zeros on the others."""
+    """Returns `x` on the device at `root` along `axes`, zeros on the others."""
     here = rank_along(axes) == root
     return functions.where(here, x, functions.zeros(x.shape, x.dtype))
 
 
 def exchanged(x: Tensor, axes: tuple[str, ...], split: int, concat: int) -> Tensor:
-    """all_to_all: the parts of dim `split` become a dim that is split over the devices in place of
-    where the blocks come from, which is joined into dim `concat`."""
+    """all_to_all: the dim of source devices is joined into dim `concat`, and the parts of dim
+    `split` are split over the devices instead."""
     recorder, shape = recorder_now(), x.shape
     n = divided("all_to_all", x, split, axes)
-    # The parts as a dim of their own, and a dim of one before `concat` for where they come from.
+    # A dim for the parts of `split`, and a dim of size 1 before `concat` for the source device.
     x = reshape(x, (*shape[:split], n, shape[split] // n, *shape[split + 1 :]))
-    at = concat + (concat > split)  # `concat` in the reshaped tensor, its first half where equal
+    at = concat + (concat > split)  # the number of dim `concat` in the reshaped tensor
     source = split if concat == split else at
     x = reshape(x, (*x.shape[:source], 1, *x.shape[source:]))
     parts = split + (source <= split)
@@ -132,19 +135,19 @@ def view_now() -> View:
 
 
 def mesh_of(x: Tensor) -> Mesh:
-    """The mesh of `x`: its own, or that of the body."""
+    """The mesh of `x`, or else the mesh of the body."""
     return x.type.mesh or view_now().mesh
 
 
 def rank_along(axes: tuple[str, ...]) -> Tensor:
-    """This device's place along `axes`, as a number or a symbol."""
+    """This device's place along `axes`, as a symbolic number."""
     seen, recorder = view_now(), recorder_now()
     whole = View(seen.mesh, axes)
     return whole.symbol(recorder)
 
 
 def each_own(x: Tensor, axes: Sequence[str]) -> Tensor:
-    """`x` as each device's own along `axes`, also where all hold the same."""
+    """Returns `x` as a value that varies along `axes`, also if all devices have the same."""
     t = x.type if x.type.mesh is not None else x.type.on(mesh_of(x))
     return functions.relayout(x, t.with_varying((*t.varying, *axes)))
 
@@ -157,7 +160,8 @@ def divided(name: str, x: Tensor, dim: int, axes: Sequence[str]) -> int:
 
 
 def _below(t: TensorType, dim: int, n: int) -> list[Digit]:
-    """The digits of `dim` without its first `n` parts. The dim must begin with local ones."""
+    """Returns the digits of `dim` without its first `n` parts. Raises LayoutError if the dim begins
+    with split digits."""
     run = digits(t.dims[dim], t.sizes)
     if n == 1:
         return run

@@ -1,10 +1,9 @@
-"""`@ts.distribute` and `@op.kernel`: functions whose arguments are laid out on a mesh, and whose
-body is what one device does with its blocks along the axes that are local.
+"""`@ts.distribute` and `@op.kernel`: functions with a local body, which gets one device's blocks.
 
-The data axes of a strategy are global: the body sees whole tensors, whose rows are split there.
-They are local in a body that asks for its rank along them. The body is recorded once, with a symbol
-for the rank, into the same graph as everything else; only if it asks for the rank as a number is it
-recorded per rank (lang/local/ranks.py).
+The arguments are laid out on a mesh. The data axes of a strategy are global: the body gets whole
+tensors, whose rows are split there. They are local in a body that reads its rank along them. The
+body is recorded once, with a symbolic rank, into the same graph as all other ops; only if it reads
+the rank as a number is it recorded per rank (lang/local/ranks.py).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ R = TypeVar("R")
 
 
 class Local(Generic[P, R]):
-    """A function with a local body. `.graph` of what `ts.jit` makes of it shows the collectives."""
+    """A function with a local body. The `.graph` of its `ts.jit` shows the collectives."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class Local(Generic[P, R]):
                 )
             return self._compiled.at_once(*args, **kwargs)
         around = view_of(recorder)
-        if around is not None:  # a part of a body that is local already
+        if around is not None:  # called inside a local body
             mesh = around.mesh
             local = [a for a in self._axes() or mesh.axes if a not in self._data()]
             more = [a for a in local if a not in around.axes]
@@ -119,9 +118,9 @@ class Local(Generic[P, R]):
 
     # -- one call ---------------------------------------------------------------------------------
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The body, recorded inside the recording that is open: arguments enter, as blocks along
-        local axes, the body runs (once per rank, if it asks for its rank as a number), and results
-        and changed containers leave as whole tensors."""
+        """Records the body inside the current recording: arguments enter, as blocks along local
+        axes, the body runs (once per rank, if it reads its rank as a number), and results and
+        changed containers leave as whole tensors."""
         recorder = recorder_now()
         leaves, spec = flatten((args, kwargs))
         leaves = [as_tensor(x) if is_array(x) else x for x in leaves]
@@ -150,7 +149,7 @@ class Local(Generic[P, R]):
             boxes = flatten((mine_args, mine_kwargs))[0]
             out = self.body(*mine_args, **mine_kwargs)
             edits, now = before.changes()
-            here = recorder_now()  # that of a rank, where they are told apart
+            here = recorder_now()  # the recorder of one rank, if recorded per rank
             first: dict[int, int] = {}  # a weight may have several names
             for i, box in enumerate(boxes):
                 if type(box) is Parameter and type(leaves[i]) is Parameter:
@@ -165,7 +164,7 @@ class Local(Generic[P, R]):
                 out = None
                 with contextlib.suppress(NeedsRank):
                     out = body()
-                if out is None:  # an error from here on has no NeedsRank behind it
+                if out is None:  # outside of the handler: errors do not chain to NeedsRank
                     _forget(recorder, mark)
                     out = self._by_ranks(
                         recorder,
@@ -198,11 +197,11 @@ class Local(Generic[P, R]):
     def _by_ranks(
         self, recorder: Recorder, view: View, body: Callable[[], Any], before: dict[Path, Any]
     ) -> Any:
-        """The body recorded per rank. What only one rank puts into a container is put there: the
-        others, which left it as it was, take it from that rank."""
+        """Records the body per rank. A value that only one rank puts into a container is put there
+        for all: the other ranks take it from that rank."""
 
         def padded() -> Any:
-            # Every rank hands back every place that any rank may have written.
+            # Ranks may write different places, but must return one structure: all places.
             out = body()
             edits = out["edits"]
             paths = [path for edit in edits for path in edit.paths()]
@@ -255,13 +254,13 @@ class Local(Generic[P, R]):
         return tuple(dict.fromkeys(p.axis for p in self.strategy.parts)) if self.strategy else ()
 
     def _data(self) -> tuple[str, ...]:
-        """The data axes of its strategy, among the axes of the body."""
+        """The data axes of the strategy, among the axes of the body."""
         parts, axes = self.strategy.parts if self.strategy is not None else (), self._axes()
         return tuple(p.axis for p in parts if p.splits_batch and p.axis in axes)
 
     def _view(self, mesh: Mesh, recorder: Recorder) -> View:
-        """What a device sees on `mesh`, where the data axes are global, or local if the body asks
-        for its rank along them. Raises MeshError if an axis of the body does not exist."""
+        """The view of a device on `mesh`: the data axes are global, or local if the body reads its
+        rank along them. Raises MeshError if an axis of the body does not exist."""
         axes = self._axes() or mesh.axes
         lost = [a for a in axes if a not in mesh]
         if lost:
@@ -292,7 +291,7 @@ def _full_paths(args: Any, kwargs: Any) -> list[Path]:
 
 
 def _on_tape(x: Any) -> bool:
-    """Whether a gradient may be asked for by `x`, or by what it was made of."""
+    """Returns whether a gradient may be taken through `x`."""
     made = isinstance(x, Tensor) and x.dtype.is_float and (x.of is not None or x._made is not None)
     return made and not (x._past is not None and x._past.stopped)
 
@@ -302,7 +301,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _forget(recorder: Recorder, mark: tuple[int, int]) -> None:
-    """Takes back what was recorded since `mark`, but for inputs."""
+    """Removes the nodes recorded since `mark`, except for inputs."""
     b, (at, host_outputs) = recorder.builder, mark
     del recorder.host_outputs[host_outputs:]
     kept = b.nodes[:at] + [n for n in b.nodes[at:] if n.op == "input"]
@@ -315,9 +314,9 @@ def _forget(recorder: Recorder, mark: tuple[int, int]) -> None:
 def _strategy(
     given: str | Strategy | None, axes: tuple[str, ...], layouts: Mapping[str, ShardSpec]
 ) -> Strategy | None:
-    """The strategy `given`; a name stands for it over the axes of the body, but for those that
-    `layouts` cut arguments over, which are the body's own. Its usual axis is never one of them.
-    Raises StrategyError if none is left."""
+    """Returns the strategy `given`. A name means the strategy over the axes of the body, without
+    the axes that `layouts` use; its default axis is always included. Raises StrategyError if no
+    axis is left."""
     if given is None or isinstance(given, Strategy):
         return given
     usual = strategy_named(given)
@@ -344,22 +343,22 @@ def distribute(
     layouts: Mapping[str, ShardSpec] | None = None,
     batch: str | Sequence[str] | None = None,
 ) -> Any:
-    """A decorator: the arguments are laid out by a strategy or as `layouts` say, and the body is
+    """A decorator: the arguments are laid out by a strategy or by `layouts`, and the body is
     recorded on the mesh.
 
     `strategy` is "data_parallel", "tensor_parallel", "zero_redundancy_optimizer" or a sum of
-    strategies. Its data axes are global: the body sees whole tensors whose rows are split over
+    strategies. Its data axes are global: the body gets whole tensors whose rows are split over
     them, so a loss, its gradient and state are those of the whole batch. Parameters, named tensors
-    and what lies on a mesh stay as they lie; of the other tensors, those with as many rows as the
+    and tensors on a mesh keep their layout; of the other tensors, those with as many rows as the
     first are split. `batch` names the arguments that are split instead. This changes the speed,
     never a value. `layouts` gives the ShardSpec of an argument by name, and that of the result as
     "return".
 
-    All other axes of the body are local: it sees one device's blocks, as tensor parallelism and
-    `layouts` split them. So are the data axes of a body that asks for its rank: there all tensors
-    are whole but those that `batch` names. `mesh_axes` are the axes of the body (default: those of
-    the strategy, or all). A strategy given by name goes over all of them, but for those that
-    `layouts` name, unless it is the strategy's usual axis ("dp", "tp").
+    All other axes of the body are local: it gets one device's blocks, as tensor parallelism and
+    `layouts` split them. The data axes are local too in a body that reads its rank: there all
+    tensors are whole except for those of `batch`. `mesh_axes` are the axes of the body (default:
+    those of the strategy, or all). A strategy given by name is over all of them, except for axes in
+    `layouts`, unless such an axis is the strategy's default ("dp", "tp").
 
     A result that is equal on all devices is one value; blocks along local axes are joined along dim
     0 (along the last dim if the body is tensor parallel).
@@ -421,12 +420,13 @@ def kernel(
     mesh_axes: str | Sequence[str] | None = None,
     mesh: Mesh | None = None,
 ) -> Any:
-    """A decorator: the body sees one device's blocks of its arguments as they lie (guide 3, 4.3).
+    """A decorator: the body gets one device's blocks of its arguments in their layouts (guide 3,
+    4.3).
 
     There is no strategy: each argument keeps its layout, and a replicated one is whole in the body.
-    Blocks that the body returns are joined along dim 0, however the arguments are split; in a dict,
-    under an argument's name, as that argument is. Raises the errors of `distribute`, and ShapeError
-    if a number that the body returns differs between devices.
+    Returned blocks are joined along dim 0, for any split of the arguments; a block in a dict under
+    an argument's name is joined as that argument is split. Raises the errors of `distribute`, and
+    ShapeError if a returned number differs between devices.
 
     >>> from tessera import dist, op
     >>> @op.kernel

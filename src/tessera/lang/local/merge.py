@@ -1,9 +1,8 @@
-"""A body that asks for its rank as a number is recorded once per rank. How do the ranks' programs
-become one?
+"""Merge of the recordings of a body, one per rank, into one program.
 
-Equal parts merge: what all ranks compute alike stands once. What they hand to a collective, and
-what they return, is chosen by rank (`cond`), each branch with only what its ranks do on their own.
-The k-th collective of one rank is the k-th of every other (lang/local/agree.py).
+Equal parts merge: nodes that all ranks compute appear once. Operands of collectives and results are
+chosen by rank (`cond`); each branch has only the nodes that its ranks compute alone. The k-th
+collective of one rank is the k-th of every other (lang/local/agree.py).
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ from .view import view_of
 
 
 def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path, Tensor]) -> Any:
-    """What `body` gives, recorded once for each rank of the view of `around` and merged into it.
+    """Records `body` once for each rank of the view of `around`, merges the recordings into
+    `around`, and returns the merged result.
 
-    Where a rank gives at a path what stood there `before`, it left it alone: what one rank put
-    there holds for all.
+    A rank that returns at a path the tensor that was there `before` has not written it: the value
+    that one rank put there holds for all. Raises UsageError if the ranks do not agree.
     """
     view = view_of(around)
     assert view is not None
@@ -64,11 +64,11 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
                     continue
                 except TesseraError:
                     raise
-                except Exception as error:  # the user's own: do all ranks raise it?
+                except Exception as error:  # the user's own: raised if all ranks raise
                     raised[rank] = error
                     continue
             log.leaves, log.spec = flatten(out)
-            for x in (*log.leaves, *log.recorder.host_tensors):  # also what is handed through
+            for x in (*log.leaves, *log.recorder.host_tensors):  # captures returned outer tensors
                 if isinstance(x, Tensor) and not isinstance(x, Promised):
                     log.recorder.node(x)
             log.paths, log.done = spec_paths(log.spec), True
@@ -92,7 +92,7 @@ class _Merge:
         self.parts: dict[Any, Part] = {}
         self.of: list[dict[Node, Part]] = []  # per rank
         self.outside: dict[int, Tensor] = {}
-        self.making: list[object] = []  # what is being made, to see a circle
+        self.making: list[object] = []  # keys in progress, to detect a cycle
         self.made: dict[object, Node] = {}
         self.alike: dict[Part, Node] = {}
         self._symbol: Node | None = None
@@ -106,14 +106,14 @@ class _Merge:
         first = self.logs[0]
         check_structure(self.logs)
         for k in range(len(first.calls)):
-            self._call(k)  # also those whose result nobody reads
+            self._call(k)  # also collectives whose results are not used
         out = unflatten(first.spec, [self._leaf(i) for i in range(len(first.leaves))])
         for log in self.logs:
             self._host_outputs(log)
         return out
 
     def _host_outputs(self, log: Log) -> None:
-        """What is seen of one rank on the way."""
+        """Adds the host outputs of one rank to the merged recording."""
         assert log.recorder is not None
         for output in log.recorder.host_outputs:
             nodes = [self._chosen({log.rank: self._part(log, t)}) for t in output.tensors]
@@ -124,7 +124,8 @@ class _Merge:
 
     # -- equal parts ------------------------------------------------------------------------------
     def _numbered(self, log: Log) -> dict[Node, Part]:
-        """Every node of the rank's recording as a part that other ranks may have too."""
+        """Returns the part for each node of the rank's recording; ranks with an equal node share
+        the part."""
         recorder = log.recorder
         assert recorder is not None
         outside = {node: t for t, node in recorder.captured}
@@ -162,9 +163,9 @@ class _Merge:
 
     # -- values -----------------------------------------------------------------------------------
     def _leaf(self, i: int) -> Any:
-        """The `i`-th result as one value: the same for all ranks, one rank's value that the others
-        got from it, or a choice by rank. Raises UsageError if no value can stand for
-        all."""
+        """Returns result number `i` as one value: equal on all ranks, one rank's value that the
+        others took from it, or a choice by rank. Raises UsageError if no single value can stand for
+        all ranks."""
         values = [log.leaves[i] for log in self.logs]
         path = path_name(self.logs[0].paths[i])
         if not any(isinstance(v, Tensor) for v in values):
@@ -180,7 +181,7 @@ class _Merge:
             owner, part = next(iter(put.items()))
             made = self._alike(part) or self._everywhere(owner, part)
             return symbolic(made, self.around)
-        # What its owner returns and the others take from it is one value.
+        # A value that its owner returns, and the others return from `recv_from`, is one value.
         asked = {p.leaf for p in parts if p.leaf is not None and p.leaf[0] == "from"}
         if len(asked) == 1:
             _, owner, name = leaf = next(iter(asked))
@@ -194,7 +195,7 @@ class _Merge:
         return symbolic(self._chosen(dict(enumerate(parts))), self.around)
 
     def _chosen(self, parts: dict[int, Part]) -> Node:
-        """The value that is `parts[rank]` on each rank; ranks that are left out have anything."""
+        """Returns the value that is `parts[rank]` on each rank; on other ranks it is arbitrary."""
         groups: dict[Part, list[int]] = {}
         for rank, part in parts.items():
             groups.setdefault(part, []).append(rank)
@@ -202,6 +203,7 @@ class _Merge:
             return self._plain(next(iter(groups)))
         leaves = dict.fromkeys(p for part in groups for p in part.cone()[1])
         given = {p: self._plain(p) for p in leaves}
+        # The largest group comes last: `choose` needs no comparison of ranks for it.
         few_first = dict(sorted(groups.items(), key=lambda group: len(group[1])))
         return choose(self.around.builder, self.symbol, given, few_first)
 
@@ -212,7 +214,7 @@ class _Merge:
         return self._symbol
 
     def _plain(self, part: Part) -> Node:
-        """The node of what all ranks have."""
+        """Returns the merged node of a part that all ranks have."""
         if part.made is None:
             if part.leaf is not None:
                 part.made = self._outside(part)
@@ -237,8 +239,8 @@ class _Merge:
         raise AssertionError(part.leaf)
 
     def _once(self, key: object, loc: str, make: Callable[[], Node]) -> Node:
-        """The node under `key`, made by `make` when it is first asked for. Raises UsageError if it
-        is asked for while it is being made: ranks that wait for each other in a circle."""
+        """Returns the node under `key`, made by `make` at the first request. Raises UsageError for
+        a request during `make`: the ranks wait for each other in a cycle."""
         known = self.made.get(key)
         if known is not None:
             return known
@@ -259,8 +261,8 @@ class _Merge:
         return made
 
     def _call(self, k: int) -> Node:
-        """The result of the ranks' `k`-th collective, which takes the operand that each rank
-        gave."""
+        """Returns the result of the ranks' `k`-th collective, applied to the operand of each
+        rank."""
         first = self.logs[0].calls[k]
         if first.build is None:
             return self.symbol
@@ -309,15 +311,16 @@ class _Merge:
             return self.of[log.rank][log.recorder.node(t)]
         key = ("from", t.owner, t.key)
         if key not in self.parts:
-            t.value()  # or it is an error
-            self._from(t.owner, t.key)  # a circle of promises has no type
+            t.value()  # raises UsageError if the owner returns no such value
+            self._from(t.owner, t.key)  # raises UsageError for a cycle of promises
             self.parts[key] = Part(t._node, (), len(self.logs), leaf=key)
         return self.parts[key]
 
     def _alike(self, part: Part) -> Node | None:
-        """What only some ranks compute, element by element and from values that all have, in the
-        split in which the strategy keeps state: each device computes its block of it. None if it
-        is anything else: one device computes that (`_everywhere`)."""
+        """Returns a part of only some ranks as a computation of all devices, in the split of
+        optimizer state: each device computes its block. The part must be elementwise and follow
+        from values of all ranks; None if not, and then its rank alone computes it
+        (`_everywhere`)."""
         if part in self.alike:
             return self.alike[part]
         own, leaves = part.cone()
@@ -328,7 +331,8 @@ class _Merge:
         b, rests = self.around.builder, self.view.rests
 
         def value(p: Part) -> Node:
-            """`p` as it is computed with: in the layout of state where it is as large as that."""
+            """Returns the merged node of `p`, in the layout of optimizer state if it has the shape
+            of `part`."""
             if p in self.alike:
                 return self.alike[p]
             made = self._plain(p)
@@ -346,7 +350,7 @@ class _Merge:
         return self.alike.get(part) or given[part]
 
     def _everywhere(self, owner: int, part: Part) -> Node:
-        """What rank `owner` has, on all ranks: the sum of it and of zeros."""
+        """Returns the value of rank `owner` on all ranks: its sum with zeros from the others."""
         n, zero = part.node, Part(part.node, (), len(self.logs))
         zero.leaf = ("zeros", n.type.with_varying(()))
         others = dict.fromkeys(range(len(self.logs)), zero)

@@ -1,5 +1,5 @@
-"""What do only some of the ranks compute, where a body is recorded once per rank? Parts, which are
-put into branches of the one program (lang/local/merge.py)."""
+"""Parts: nodes that only some ranks compute, and their branches in the merged program
+(merge.py)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from ...ops.movement import broadcast_to
 
 @dataclass(eq=False)
 class Part:
-    """A node as the ranks in `ranks` have it in common, of `every` ranks."""
+    """A node that the ranks in `ranks`, of `every` ranks, have in common."""
 
-    node: Node  # of the first rank that has it
+    node: Node  # the node of the first rank
     args: tuple[Part, ...]
     every: int
     ranks: set[int] = field(default_factory=set)
-    made: Node | None = None  # in the merged program
-    leaf: Any = None  # what gives it a value, where it stands for something from outside
+    made: Node | None = None  # its node in the merged program
+    leaf: Any = None  # the source of an input's value; None for other nodes
 
     @property
     def common(self) -> bool:
         return self.leaf is not None or len(self.ranks) == self.every
 
     def cone(self) -> tuple[list[Part], list[Part]]:
-        """(what only some ranks compute for it, in order; what it takes from all)."""
+        """Returns (the parts of only some ranks that it depends on, in order; the common parts that
+        these read)."""
         own: dict[Part, None] = {}
         leaves: dict[Part, None] = {}
 
@@ -56,7 +57,8 @@ def choose(
     groups: dict[Part, list[int]],
     top: bool = True,
 ) -> Node:
-    """In `b`: the part of the group that `rank` belongs to; the last group needs no question."""
+    """Adds to `b` a choice by `rank` among the parts of `groups`, as nested `cond` nodes. The last
+    group needs no condition."""
     part, ranks = next(iter(groups.items()))
     if len(groups) == 1:
         return _replayed(b, leaves, part, top)
@@ -78,7 +80,7 @@ def choose(
 
 
 def _among(b: Builder, rank: Node, ranks: Sequence[int]) -> Node:
-    """Whether `rank` is one of `ranks`."""
+    """Returns a node for `rank` in `ranks`."""
     asks = [b("eq", rank, b("full", dtype=int32, shape=(), value=r)) for r in ranks]
     found = asks[0]
     for ask in asks[1:]:
@@ -87,8 +89,8 @@ def _among(b: Builder, rank: Node, ranks: Sequence[int]) -> Node:
 
 
 def _replayed(b: Builder, leaves: dict[Part, Node], part: Part, top: bool) -> Node:
-    """The nodes that only some ranks have, in `b`. In a branch they are one device's own work, so
-    their types leave out that they are its own."""
+    """Adds the nodes of `part` that only some ranks have to `b`. In a branch they are one device's
+    own, so their types do not vary."""
     new = dict(leaves)
     for p in part.cone()[0]:
         n = p.node
@@ -100,8 +102,8 @@ def _replayed(b: Builder, leaves: dict[Part, Node], part: Part, top: bool) -> No
 
 
 def _alone(n: Node, args: tuple[Node, ...]) -> Node:
-    """`n` of `args`, where its types leave out that the values are each device's own; so do those
-    of a loop's body. Raises UsageError for what is of all devices."""
+    """Returns `n` with the arguments `args` and types that do not vary, also in a loop's body.
+    Raises UsageError for a node that involves all devices."""
     if n.op == reinterpret.name:
         if args[0].type is not n.type.with_varying(()):
             raise UsageError(
@@ -127,7 +129,7 @@ def _graph_alone(graph: Graph) -> Graph:
 
 
 def each_element(n: Node) -> bool:
-    """Whether a block of its result is computed of the same blocks of its arguments."""
+    """Returns whether each block of the result depends on the same blocks of the arguments only."""
     if n.op == broadcast_to.name:
         return not n.args[0].type.rank
     return n.kind.pure and (n.kind.creates or n.kind.elements in ("computed", "same"))

@@ -1,8 +1,8 @@
-"""What does one rank do, where a body is recorded once per rank? Its `Log` says.
+"""The recording of one rank, for bodies that are recorded once per rank: its `Log`.
 
-A collective is not built then: what stands for its result is an input of the rank's recording,
-until all ranks are known and lang/local/merge.py makes one program of them. Sends and receives meet
-by ranks and name.
+A collective is not built during such a recording: its result is an input, until all ranks are
+recorded and lang/local/merge.py makes one program of them. Sends and receives are matched by ranks
+and name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Build = Callable[[Tensor], Tensor]
 
 @dataclass(eq=False)
 class Issued:
-    """A collective that a rank came to: its kind, what it hands in, what stands for the result."""
+    """A collective or message of a rank: its kind, its operand, and the input that stands for its
+    result."""
 
     key: tuple[Any, ...]
     loc: str
@@ -37,7 +38,8 @@ class Issued:
 
 @dataclass(eq=False)
 class Log:
-    """What one rank did: collectives in order, messages, and what it waits for under which name."""
+    """The record of one rank: its collectives in order, its messages, and the values that it takes
+    by name."""
 
     rank: int
     every: list[Log]
@@ -53,13 +55,13 @@ class Log:
 
     @property
     def view(self) -> View:
-        """How the rank sees."""
+        """The view of the rank."""
         seen = view_of(self.recorder)
         assert seen is not None
         return seen
 
     def returned(self, name: str) -> Tensor | None:
-        """What the rank returns under `name`."""
+        """The tensor that the rank returns under `name`, or None."""
         for path, leaf in zip(self.paths, self.leaves, strict=True):
             if path and str(path[-1]) == name and isinstance(leaf, Tensor):
                 return leaf
@@ -67,13 +69,13 @@ class Log:
 
 
 class Waits(Exception):
-    """This rank needs to know what another sends first."""
+    """This rank needs a value that another rank has not sent yet."""
 
     def __init__(self, source: int, name: str, loc: str) -> None:
         self.source, self.name, self.loc = source, name, loc
 
 
-# -- while a body is recorded ---------------------------------------------------------------------
+# -- during the recording of a body ---------------------------------------------------------------
 def _log() -> Log | None:
     seen = view()
     log: Log | None = seen.log if seen is not None else None
@@ -81,7 +83,7 @@ def _log() -> Log | None:
 
 
 def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
-    """A collective on `x`: built now, or once all ranks' operands are known."""
+    """Issues a collective on `x`: built now, or after all ranks' operands are known."""
     log, recorder = _log(), current()
     if recorder is not None and (seen := view()) is not None:
         x = seen.handed_in(recorder, x)
@@ -108,7 +110,7 @@ def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
 
 
 def _type_of(around: Recorder, x: Tensor, build: Build) -> TensorType:
-    """The type of `build(x)`."""
+    """The type of `build(x)`, found in a scratch recording."""
     seen = view_of(around)
     assert seen is not None
     scratch = Recorder("scratch", around)
@@ -118,7 +120,7 @@ def _type_of(around: Recorder, x: Tensor, build: Build) -> TensorType:
 
 
 def mark(key: tuple[Any, ...]) -> None:
-    """A place that all ranks come to, where nothing moves."""
+    """Logs a barrier: all ranks must reach it, and no data moves."""
     log = _log()
     if log is not None:
         log.calls.append(Issued(key, caller()))
@@ -132,8 +134,8 @@ def send(x: Tensor, to: int, name: str) -> None:
 
 
 def recv(source: int, name: str) -> Tensor:
-    """What rank `source` sent to this rank under `name`, in order. If it has not sent it yet, this
-    rank is recorded again later (`Waits`). Raises UsageError if it never will."""
+    """The next value that rank `source` sent to this rank under `name`. If it is not sent yet,
+    raises Waits, and this rank is recorded again later. Raises UsageError if it is never sent."""
     log, recorder = _log(), current()
     assert log is not None and recorder is not None
     mine = log.taken.setdefault((source, name), [])
@@ -154,8 +156,8 @@ def recv(source: int, name: str) -> Tensor:
 
 
 class Promised(Tensor):
-    """What another rank returns under a name. Its type is known once that rank is recorded; who
-    asks before waits for it."""
+    """A value that another rank returns under a name. Its type is known after that rank is
+    recorded; a read of the type before raises Waits."""
 
     _trace: Recorder | None
 
@@ -175,7 +177,7 @@ class Promised(Tensor):
         return t.with_varying(a for a in t.varying if a not in seen.axes)
 
     def value(self) -> Tensor:
-        """What the owner returns. Raises UsageError if there is none."""
+        """The tensor that the owner returns. Raises UsageError if there is none."""
         theirs = self._log.every[self.owner]
         found = theirs.returned(self.key)
         if found is None:

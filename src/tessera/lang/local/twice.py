@@ -1,5 +1,8 @@
-"""Is a gradient added up over the devices a second time? In a local body a gradient by what all
-devices hold is a sum over them; a collective that adds it up again counts it once per device."""
+"""Warnings for gradients that are summed over the devices twice.
+
+In a local body a gradient by a replicated value is a sum over devices already; a further all_reduce
+counts it once per device.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from ...ops.cast import cast
 from ...ops.redistribute import NAMES
 
 Slopes = Mapping[Node, Mapping[str, bool]]
-"""Gradients that are sums over devices, pending or not: of each, along which axes, and along which
-of them the losses differ."""
+"""Gradients that are sums over devices, pending or complete: for each node, the axes of its sum,
+and for each axis whether the losses differ along it."""
 
 
 def summed_over(g: Node) -> tuple[str, ...]:
@@ -24,16 +27,17 @@ def summed_over(g: Node) -> tuple[str, ...]:
 
 
 def pending(slopes: Slopes, node: Node) -> list[str]:
-    """Over which axes the sum of the gradient `node` is still to be made."""
+    """The axes over which the sum of the gradient `node` is pending."""
     return [a for a in slopes.get(node, ()) if a in node.type.partial_axes]
 
 
 def check_sum(
     name: str, x: Node, axes: Sequence[str], mean: bool, slopes: Slopes, told: set[Node]
 ) -> None:
-    """One StrategyWarning where `x`, the same on all devices, is made of a gradient that is a sum
-    over `axes`, and a sum or `mean` over them is asked for; `told` has those warned of."""
-    if any(a in axes for a in pending(slopes, x)):  # each device hands in its share
+    """Gives one StrategyWarning if `x`, equal on all devices, is computed from a gradient that is a
+    sum over `axes`, and is summed or averaged (`mean`) over them again. `told` has the nodes warned
+    of."""
+    if any(a in axes for a in pending(slopes, x)):  # the collective completes the pending sum
         return
     todo, seen = [x], set[Node]()
     while todo:

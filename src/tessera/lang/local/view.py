@@ -1,9 +1,9 @@
-"""What does one device see? The `View` of a body, and its mesh, which has a rank there.
+"""The `View` of a local body: its local axes, this device's rank, and the mesh that has the rank.
 
 Along the view's axes every tensor is one device's block: a value that varies along them
-(ops/local.py). Along the data axes of a strategy it is whole, until the body asks for its rank
-there (`NeedsLocal`). The body is recorded once, with a rank that is a symbol. Code that needs the
-rank as a number raises `NeedsRank`, and the body is recorded once per rank (ranks.py).
+(ops/local.py). Along the data axes of a strategy it is whole, until the body reads its rank there
+(`NeedsLocal`). The body is recorded once, with a symbolic rank. Code that needs the rank as a
+number raises `NeedsRank`, and the body is recorded once per rank (ranks.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from .twice import summed_over
 
 
 class NeedsRank(Exception):
-    """The body cannot go on with a symbol for its rank. Caught where the body is recorded."""
+    """The body needs its rank as a number. Caught where the body is recorded."""
 
 
 class Rank(Tensor):
-    """A rank as a symbol: an i32 tensor, and a number as soon as it is used as only numbers are."""
+    """A symbolic rank: an i32 tensor, which becomes a number in operations that only numbers
+    have."""
 
     def __xor__(self, other: Any) -> Any:
         return int(self) ^ other
@@ -54,7 +55,7 @@ class Rank(Tensor):
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
-    def __hash__(self) -> int:  # of a dict's key
+    def __hash__(self) -> int:  # as the key of a dict it must be a number
         return hash(int(self))
 
     def __divmod__(self, other: int) -> tuple[int, int]:
@@ -63,12 +64,12 @@ class Rank(Tensor):
 
 @dataclass(eq=False)
 class View(Frame):
-    """The `body` of a distributed function: local along `axes` of `mesh`, global along the others.
+    """The frame of a distributed function's `body`: local along `axes` of `mesh`, global along
+    others.
 
-    `data` are its data axes, as long as they are global. Along `tensor` a device has blocks of
-    weights. Blocks are joined along `dim` where nothing else is said. `rank` is the place along
-    `axes`, major first, where the body is recorded for one rank, whose collectives are then listed
-    in `log`.
+    `data` are its data axes, while they are global. Along `tensor` a device has blocks of weights.
+    Blocks are joined along `dim` by default. `rank` is the place along `axes`, major first, if the
+    body is recorded for one rank; the collectives of that rank are in `log`.
     """
 
     mesh: Mesh
@@ -79,15 +80,14 @@ class View(Frame):
     body: object = None
     rank: int | None = None
     log: Any = field(default=None, repr=False)
-    outer: Frame = WHOLE  # that of the function which calls the body
-    entered: list[TensorType] = field(default_factory=list, repr=False)  # how its arguments enter
-    told: set[Node] = field(default_factory=set, repr=False)  # what was warned of
-    told_of: set[tuple[str, ...]] = field(default_factory=set, repr=False)  # what along which axes
-    # How the strategy lays state at rest, and of what is whole here, as what it came in.
+    outer: Frame = WHOLE  # the frame of the function that calls the body
+    entered: list[TensorType] = field(default_factory=list, repr=False)  # the arguments' layouts
+    told: set[Node] = field(default_factory=set, repr=False)  # nodes warned of
+    told_of: set[tuple[str, ...]] = field(default_factory=set, repr=False)  # same, (name, *axes)
+    # The strategy's layout of optimizer state; for each laid-out argument, its node before.
     rests: Callable[[TensorType], TensorType] | None = field(default=None, repr=False)
     came: dict[Node, Node] = field(default_factory=dict, repr=False)
-    # Gradients that are sums over devices, pending or not: of each, along which axes, and along
-    # which of them the losses differ.
+    # Gradients that are sums over devices, as in twice.py: {gradient: {axis: losses differ}}.
     slopes: dict[Node, dict[str, bool]] = field(default_factory=dict, repr=False)
 
     @property
@@ -95,14 +95,14 @@ class View(Frame):
         return ways(self.axes, self.mesh.sizes)
 
     @property
-    def one_of_many(self) -> bool:  # type: ignore[override]  # it depends
+    def one_of_many(self) -> bool:  # type: ignore[override]  # a property here
         return self.rank is not None
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
         return self.outer.type_of(t, place)
 
     def part(self, recorder: Recorder, node: Node) -> Node:
-        """This device's block of `node`, which is whole along the axes of the view."""
+        """Returns this device's block of `node`, which is whole along the axes of the view."""
         left = tuple(p for p in node.types[0].partial if p[0] not in self.axes)
         if len(left) < len(node.types[0].partial):
             node = recorder.builder.redistribute(node, node.type.with_partial(left))
@@ -113,10 +113,10 @@ class View(Frame):
         return recorder.builder("reinterpret", node, layout=as_local(node.type, axes))
 
     def joined(self, t: TensorType, own: Sequence[str]) -> tuple[TensorType, TensorType | None]:
-        """(the type of the whole of which each device along the axes `own` has a block of type
-        `t`, where nothing else is said; an argument that leaves it open). Blocks follow each other
-        as the devices do, or, where an argument's lie in another order and are like them, as
-        these."""
+        """Returns (the default type of the whole tensor whose block of type `t` each device along
+        `own` has, an argument that makes the order of blocks ambiguous, or None). Blocks are in the
+        order of the devices, or in the order of the arguments' blocks if these are alike and in
+        another order."""
         d = self.dim % t.rank
         here = [x for x in self.entered if x.rank > d and {*own} & _axes(x.dims[d])]
         odd = [x for x in here if not self._in_order(x, d)]
@@ -129,7 +129,7 @@ class View(Frame):
         return joined(t, own, d), odd[0] if odd else None
 
     def _in_order(self, t: TensorType, d: int) -> bool:
-        """Whether the devices' blocks of dim `d` follow each other as the devices do."""
+        """Returns whether the devices' blocks of dim `d` are in the order of the devices."""
         own = [a for a in self.axes if a in _axes(t.dims[d])]
         return joined(as_local(t, own), own, d).dims[d] == t.dims[d]
 
@@ -145,7 +145,8 @@ class View(Frame):
         )
 
     def laid(self, to: TensorType, of: TensorType) -> TensorType:
-        """A block stays this device's own; what it is laid along are axes that are not local."""
+        """Returns the layout `to` of a block, which stays this device's own. Raises LayoutError if
+        `to` names a local axis."""
         if here := [a for a in (*to.split_axes, *to.partial_axes) if a in self.axes]:
             raise LayoutError(
                 f"redistribute: {here[0]!r} is local here, where a tensor is one device's block",
@@ -165,7 +166,7 @@ class View(Frame):
         weights: Sequence[Tensor],
         goals: Sequence[Goal],
     ) -> list[Node]:
-        """As of the sum of the devices' losses, where these are each device's own."""
+        """The gradients of `loss`, or of the sum of the devices' losses if they differ."""
         for weight, to in zip(weights, goals, strict=True):
             if to is not None and (local := [a for a in to.split_axes if a in self.axes]):
                 raise LayoutError(
@@ -193,9 +194,9 @@ class View(Frame):
         return found
 
     def handed_in(self, recorder: Recorder, x: Tensor) -> Tensor:
-        """What a device hands in to a collective: its block of `x`, or its share of a gradient
+        """Returns a device's operand of a collective: its block of `x`, or its term of a gradient
         whose sum over devices is pending."""
-        own, made_in = x._node, x._trace  # of a loop's body, or around it
+        own, made_in = x._node, x._trace  # its recorder may be an enclosing one
         if own is not None and (axes := pending_over(self.slopes, own)):
             assert isinstance(made_in, Recorder)
             x = symbolic(own_along(made_in.builder, own, axes), made_in)
@@ -204,7 +205,7 @@ class View(Frame):
     def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         calls = self.log.calls if self.rank is not None and self.log is not None else ()
         made_of = set(made_of)
-        for c in reversed(calls):  # what a later one hands in may be an earlier one's result
+        for c in reversed(calls):  # an operand may be the result of an earlier collective
             if c.result in made_of:
                 before = reached(c.operand)
                 if not before.isdisjoint(wrt):
@@ -218,12 +219,12 @@ class View(Frame):
         return None
 
     def reads(self, node: Node) -> None:
-        """Raises NeedsRank if `node`, whose value is read, follows from the rank alone."""
+        """Raises NeedsRank if `node`, whose value is read, depends on the rank alone."""
         if self.rank is None and all(n.op != "input" for n in reachable([node])):
             raise NeedsRank
 
     def symbol(self, recorder: Recorder) -> Tensor:
-        """The rank as a tensor: i32, each device's own."""
+        """The rank as an i32 tensor that varies along the axes."""
         t = plain(int32, (), self.mesh).with_varying(self.axes)
         node = recorder.builder("axis_index", axes=self.axes, layout=t)
         found = Rank(None, t)
@@ -232,18 +233,18 @@ class View(Frame):
 
 
 def view_of(recorder: Recorder | None) -> View | None:
-    """The view of the local body that `recorder` records, if it does."""
+    """The view of the local body that `recorder` records, or None."""
     frame = recorder.frame if recorder is not None else None
     return frame if isinstance(frame, View) and frame.axes else None
 
 
 def view() -> View | None:
-    """The view of the local body that is being recorded, if any."""
+    """The view of the local body that is being recorded, or None."""
     return view_of(current())
 
 
 class LocalMesh(Mesh):
-    """The mesh of a local body: the axes that are local, and this device's place on it."""
+    """The mesh of a local body, with this device's rank on it."""
 
     __slots__ = ("_view",)
     _view: View
@@ -254,8 +255,8 @@ class LocalMesh(Mesh):
 
     @property
     def rank(self) -> Any:
-        """The place of this device along the mesh's axes, major first: a number once it is used as
-        one, an i32 tensor until then."""
+        """This device's place along the mesh's axes, major first: an i32 tensor, or a number once
+        it is used as one."""
         seen = self._view
         if seen.rank is not None:
             at = np.unravel_index(seen.rank, [seen.mesh.sizes[a] for a in seen.axes])
@@ -299,7 +300,7 @@ def _local(part: Mesh, seen: View) -> LocalMesh:
 
 
 def _place(at: dict[str, int], mesh: Mesh) -> int:
-    """The place along the axes of `mesh`, major first, of the device `at` these places."""
+    """The place along the axes of `mesh`, major first, of the device at the coordinates `at`."""
     place = 0
     for axis in mesh.axes:
         place = place * mesh.sizes[axis] + at[axis]
@@ -307,7 +308,7 @@ def _place(at: dict[str, int], mesh: Mesh) -> int:
 
 
 def pending(recorder: Recorder, x: Tensor, axes: Sequence[str]) -> Tensor:
-    """Each device's `x` along `axes` as a summand of one value, which is still to be added up."""
+    """Returns each device's `x` along `axes` as a term of one pending sum."""
     t = x.type
     partial = (*t.partial, *((a, "sum") for a in axes))
     to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))

@@ -1,1 +1,1 @@
-"""Pipelines as they are written: stages marked, composed, cut into microbatches."""
+"""Pipelines in the user's code: marked stages, composition, microbatches."""

@@ -1,4 +1,4 @@
-"""How a pipeline is asked for: `graph.pipeline`, `pipeline.compose`, `pipeline.run`."""
+"""The three ways to make a pipeline: `graph.pipeline`, `pipeline.compose`, `pipeline.run`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _checked(
 
 
 def names_of(name: str, batch: object) -> tuple[str, ...] | None:
-    """The arguments that `batch` names. Raises UsageError if they are not names."""
+    """Returns the names of arguments in `batch`. Raises UsageError if they are not names."""
     names = (batch,) if isinstance(batch, str) else batch
     if names is None:
         return None
@@ -58,13 +58,13 @@ def pipeline(
 ) -> Callable[[Callable[..., Any]], Pipe]:
     """`@graph.pipeline(stages=[encoder, decoder], axis="pp")`: runs a model as a pipeline.
 
-    It stands above the function that calls the `stages`. The stages are placed along `axis` and
+    It decorates the function that calls the `stages`. The stages are placed along `axis` and
     microbatches go through them by `schedule` (guide 3, 4.4): a name ("GPipe", "1F1B",
     "Interleaved1F1B", "ZB-H1", "ZB-H2", "ZBV", "DualPipeV"), a table or a CSV file. If there are
-    more functions than stages, neighbours are grouped by cost. The batch is known by the first
-    argument of whole numbers or truths, such as tokens, or where there is none by the first that is
-    a tensor and no parameter; what has as many rows is cut into microbatches. `batch` names the
-    arguments instead. That matters for speed and memory alone.
+    more functions than stages, neighbours are grouped by cost. The batch is found by the first
+    argument of integers or bools, such as tokens, or else by the first that is a tensor and no
+    parameter; tensors with as many rows are split into microbatches. `batch` names the arguments
+    instead. This changes the speed and memory only.
 
     Raises UsageError if `stages` is not a list of functions or a setting is unknown, MeshError at
     the call if no mesh has the axis.
@@ -125,9 +125,9 @@ def run(
 ) -> Callable[[Callable[..., Any]], Pipe]:
     """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)`: pipelines a function.
 
-    The function is split into stages of similar cost at places where one value passes (guide 2,
-    3.3). `batch` names arguments, as in `graph.pipeline`. Raises UsageError if `mesh_axes` is not
-    one axis or a setting is unknown.
+    The function is split into stages of similar cost, at points where only one value crosses (guide
+    2, 3.3). `batch` names arguments, as in `graph.pipeline`. Raises UsageError if `mesh_axes` is
+    not one axis or a setting is unknown.
     """
     axis, count, many = _checked("run", mesh_axes, microbatches, chunks, schedule)
 

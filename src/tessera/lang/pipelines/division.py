@@ -1,6 +1,6 @@
-"""Which nodes does each stage of a pipeline compute?
+"""Division of a pipeline's nodes into stages.
 
-The parts of the pipeline are joined, or its one function is cut, so that all stages compute about
+The parts of the pipeline are grouped, or its one function is cut, so that all stages compute about
 as much.
 """
 
@@ -19,14 +19,14 @@ from .microbatch import Microbatch
 class Division:
     """A pipelined function in stages; every list has an entry for each stage."""
 
-    nodes: list[list[Node]]  # of the forward pass
-    parts: list[int]  # how many parts a stage is made of
-    flops: list[float]  # for a microbatch, forward and backward
-    weight_bytes: list[int]  # on a device
+    nodes: list[list[Node]]  # the nodes of the forward pass
+    parts: list[int]  # the number of parts
+    flops: list[float]  # the FLOPs of a microbatch, forward and backward
+    weight_bytes: list[int]  # the bytes of weights on a device
 
 
 def divided(m: Microbatch, count: int) -> Division:
-    """`m` in `count` stages. Raises UsageError if it has fewer parts."""
+    """Divides `m` into `count` stages. Raises UsageError if it has fewer parts."""
     parts = m.parts
     if len(parts) == 1:
         parts = _pieces(parts[0])
@@ -66,7 +66,7 @@ def _weight_bytes(nodes: Sequence[Node], other: set[Node]) -> int:
 
 
 def _pieces(nodes: list[Node]) -> list[list[Node]]:
-    """`nodes` cut wherever one value crosses, and scalars beside it."""
+    """Cuts `nodes` wherever only one value other than scalars crosses, of two dims or more."""
     last_use = {a: i for i, n in enumerate(nodes) for a in n.args}
     alive: set[Node] = set()
     here = set(nodes)

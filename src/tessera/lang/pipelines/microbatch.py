@@ -1,9 +1,9 @@
-"""A pipelined function, as it was recorded, in microbatches: what one of them computes, and what
-comes after all of them.
+"""The microbatches of a recorded pipeline: the graph of one, and the graph after all of them.
 
-The function is recorded once, for the whole batch, whose rows lie over an axis in time. What is
-split over that axis belongs to a microbatch, sums over it are added up, and what needs all of them
-comes after, or before if it follows from the batch alone, such as how many labels count.
+The function is recorded once, for the whole batch, whose rows are split over a mesh axis in time.
+Nodes split over that axis belong to a microbatch, and sums over it are accumulated. Nodes that need
+all microbatches run after them, or before them if they depend on the batch alone, such as a count
+of labels.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ...passes.time import Turns, in_turns, rested, turned
 from ..record import KEY_TYPE, Held, Recorder
 from ..slices import laid_on, with_two_axes
 
-# What makes one gradient of several, where a weight is read at several places or in slices.
+# Ops that join several gradients of a weight, which was read at several places or in slices.
 TOGETHER = (add.name, concat.name, pad.name)
 
 
 class Pipeline(Protocol):
-    """What is asked of a pipeline while a function that calls it is recorded."""
+    """The interface of a pipeline for the recording of a function that calls it."""
 
     parts: Sequence[Any]
     axis: str
@@ -51,15 +51,15 @@ class Pipeline(Protocol):
 
 @dataclass(eq=False)
 class PipeState:
-    """What a recording knows of the pipeline that it calls: the mesh as it is `given`, and with
-    two axes at least; how many microbatches there are, of so many rows each."""
+    """The pipeline of a recording: its mesh as `given`, and `mesh` with at least two axes; `count`
+    microbatches of `rows` rows each."""
 
     pipe: Pipeline
     given: Mesh
     count: int
     rows: int = 0
-    spans: list[tuple[int, int]] = field(default_factory=list)  # where each part was recorded
-    graph: Graph | None = None  # what was recorded, on the mesh of one stage
+    spans: list[tuple[int, int]] = field(default_factory=list)  # each part's range of nodes
+    graph: Graph | None = None  # the recorded graph, on the mesh of one stage
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -71,7 +71,8 @@ class PipeState:
         return [self.mesh.slice(**{self.pipe.axis: r}) for r in range(n)]
 
     def on_stage(self, t: TensorType) -> TensorType:
-        """`t` on the slice that stands for each stage, whole along the stages' axis."""
+        """Returns `t` on the slice of the first stage, which stands for all, gathered along the
+        stages' axis."""
         here = self.slices[0]
         if t.mesh is None or t.mesh in self.slices:
             return t.on(here)
@@ -80,7 +81,7 @@ class PipeState:
         return on_fewer_axes(t, here)
 
     def whole(self, t: TensorType) -> TensorType:
-        """The type in which a value of type `t` is given to the program."""
+        """Returns the type in which a value of type `t` is an input of the program."""
         return t if t.mesh in self.slices else laid_on(at_rest(t), self.mesh)
 
     def scheduled(
@@ -94,8 +95,8 @@ class PipeState:
 class Microbatch:
     """One microbatch of the function that `recorder` has recorded, with the results `outputs`.
 
-    `graph` is on the mesh of a stage. It has what one microbatch computes, and what comes after
-    all of them; `rows`, `sums`, `ahead` and `early` are those of `Recorded`.
+    `graph` is on the mesh of a stage. It has the nodes of one microbatch and those after all of
+    them; `rows`, `sums`, `ahead` and `early` are those of `Recorded`.
     """
 
     def __init__(self, recorder: Recorder, outputs: Sequence[Node]) -> None:
@@ -105,13 +106,13 @@ class Microbatch:
         self.turns = self._turns()
         self.rows: dict[Node, tuple[Node | None, TensorType]] = {}
         self.sums: dict[Node, tuple[Node, TensorType]] = {}
-        self._early: dict[Node, Node] = {}  # nodes of `whole` to the inputs that stand for them
-        self._after: dict[Node, Node] = {}  # the same, of what all microbatches make
-        self.one: dict[Node, Node] = {}  # nodes of `whole` to those of a microbatch
+        self._early: dict[Node, Node] = {}  # nodes of `whole`, computed before: their inputs
+        self._after: dict[Node, Node] = {}  # results of all microbatches: their inputs
+        self.one: dict[Node, Node] = {}  # nodes of `whole`: the nodes in `graph`
         self.graph = self._divided()
         at = {n: self.one.get(x) for n, x in self.staged.items()}
         of, nodes = recorder.builder.origins, recorder.builder.nodes
-        plain = {at.get(n) for n in nodes if n not in of}  # a gradient may read one of these as is
+        plain = {at.get(n) for n in nodes if n not in of}  # forward nodes that gradients share
         pairs = ((at.get(n), at.get(o)) for n, o in of.items())
         self.origins = {n: o for n, o in pairs if n and o and n not in plain}
         self.parts = self._parts()
@@ -122,7 +123,7 @@ class Microbatch:
         return tuple(self._early.values())
 
     def _on_stage(self, outputs: Sequence[Node]) -> tuple[Graph, dict[Node, Node]]:
-        """What was recorded, on the mesh of a stage; and of each recorded node the one there."""
+        """Returns (the recorded graph on the mesh of a stage, its node for each recorded node)."""
         b, state = self.recorder.builder, self.state
         graph, finals = b.graph(outputs), b.finals
         made, new = Builder(graph.name, graph.options), dict[Node, Node]()
@@ -139,7 +140,8 @@ class Microbatch:
         return whole, staged
 
     def _turns(self) -> Turns | _Once:
-        """Which nodes are computed for each microbatch. Raises UsageError where none is."""
+        """The nodes that are computed for each microbatch. Raises UsageError if no argument holds a
+        batch."""
         meshes = (t.mesh for n in self.whole.nodes for t in n.types if t.mesh is not None)
         mesh = next((m for m in meshes if m.time), None)
         if mesh is not None:
@@ -156,14 +158,15 @@ class Microbatch:
         inner = depends(self.whole.nodes, own) - after
         return _Once(inner, dict.fromkeys(self.whole.nodes, 0), self.state.slices[0])
 
-    # -- taking it apart --------------------------------------------------------------------------
+    # -- one microbatch, and the nodes after all --------------------------------------------------
     def _divided(self) -> Graph:
-        """One microbatch, and what comes after all: where a node of the first reads a value of the
-        whole batch, or one of the second a value of each microbatch, an input stands for it."""
+        """Returns the graph of one microbatch and of the nodes after all. An input stands for each
+        value of the whole batch that a node of the microbatch reads, and for each value of the
+        microbatches that a later node reads."""
         turns, b = self.turns, Builder(self.whole.name, self.whole.options)
         late = depends(self.whole.nodes, turns.inner) - turns.inner
         before = {n for n in late if turns.phase[n]}
-        # Rows that need what all microbatches make are computed after them, of the whole batch.
+        # Nodes over rows that depend on results of all microbatches are computed after them.
         inner = self.inner = turns.inner - depends(self.whole.nodes, late - before)
         self._add_up_apart()
         number = b.input(plain(uint32, ()), "microbatch")
@@ -180,7 +183,7 @@ class Microbatch:
             if not depends_on_time(a.type):
                 return early(a) if a in before else self.one[a]
             source = a
-            while source.op in (shard.name, to_mesh.name):  # no other value at rest
+            while source.op in (shard.name, to_mesh.name):  # the same value at rest
                 source = source.args[0]
             source = self.one[source] if source.op == "input" else early(source)
             known = next((k for k, v in self.rows.items() if v == (source, a.type)), None)
@@ -194,7 +197,7 @@ class Microbatch:
                 if a not in self._after:
                     x, t = self.one[a], a.type
                     if combined(t) not in ("", "same", "sum") or t.dtype is bool_:
-                        x = b.redistribute(x, x.type.complete())  # only sums may stay open
+                        x = b.redistribute(x, x.type.complete())  # only sums may stay pending
                         t = t.with_partial(tuple(p for p in t.partial if p[0] in turns.mesh.time))
                     made = self._after[a] = b.input(at_rest(t), f"sum{len(self.sums)}")
                     self.sums[made] = x, t
@@ -219,8 +222,8 @@ class Microbatch:
         return Graph(self.whole.name, tuple(b.nodes), *ends, self.whole.options)
 
     def _add_up_apart(self) -> None:
-        """Leaves what makes one gradient of several, of a weight that several stages use, to what
-        comes after all microbatches: each is added up where it is made."""
+        """Moves the nodes that join several gradients of a weight behind all microbatches: each
+        gradient is accumulated on the stage that computes it."""
         needed = {a for n in self.inner for a in n.args}
         for n in reversed(self.whole.nodes):
             moves = n.op in NAMES and bool(n.args) and n.args[0].op in TOGETHER
@@ -231,7 +234,8 @@ class Microbatch:
                 needed = {a for m in self.inner for a in m.args}
 
     def _ahead(self) -> Graph | None:
-        """What computes the values `early`. Raises GraphError where that is what stages compute."""
+        """The graph of the values `early`. Raises GraphError if they depend on the work of a
+        stage."""
         if not self._early:
             return None
         needed = reachable(self._early)
@@ -255,18 +259,18 @@ class Microbatch:
     # -- its stages -------------------------------------------------------------------------------
     @cached_property
     def free(self) -> frozenset[Node]:
-        """What each stage makes for itself."""
+        """The nodes that each stage computes for itself."""
         return free_nodes(self.graph.nodes)
 
     @cached_property
     def forward(self) -> set[Node]:
-        """The nodes of the forward pass, of which gradients are derived."""
+        """The nodes of the forward pass."""
         behind = depends(self.graph.nodes, self.origins)
         ends = (x for x, _ in self.sums.values() if x not in behind)
         return reachable(ends) | (set(self.graph.nodes) - behind)
 
     def _parts(self) -> list[list[Node]]:
-        """The nodes of the forward pass of each part that the pipeline was written with."""
+        """The forward nodes of each part of the pipeline."""
         at = {n: self.one[x] for n, x in self.staged.items() if x in self.one}
         left = {n for n in self.forward if n.op != "input"} - self.free
         parts = []
@@ -276,15 +280,17 @@ class Microbatch:
         return parts
 
     def _written(self, at: Mapping[Node, Node], graph: Graph) -> list[list[Node]]:
-        """The nodes of each part, as the recorded ones stand in `graph`: `at` has them."""
+        """The nodes in `graph` of each part of the pipeline; `at` maps recorded nodes to nodes of
+        `graph`."""
         pipe, nodes = self.state.pipe, self.recorder.builder.nodes
-        if pipe.body is not None:  # its parts are known by the names of their scopes
+        if pipe.body is not None:  # the body calls the parts: their scopes identify the nodes
             scopes = [getattr(p, "name", "") for p in pipe.parts]
             return [[n for n in graph.nodes if s in n.scope.split("/")] for s in scopes]
         return [[at[n] for n in nodes[a:b] if n in at] for a, b in self.state.spans]
 
     def shares(self, parts: Sequence[Sequence[Node]]) -> list[list[Node]]:
-        """What each of `parts` computes for a microbatch: with gradients, and with the loss."""
+        """The nodes that each of `parts` computes for a microbatch, with gradients and with the
+        loss."""
         marked = {n: i for i, part in enumerate(parts) for n in part}
         numbers = stage_numbers(self.graph.nodes, marked, self.origins, len(parts) - 1, self.free)
         used = reachable(x for x, _ in self.sums.values())
@@ -295,8 +301,8 @@ class Microbatch:
         return out
 
     def recorded(self, stages: Sequence[Sequence[Node]], outputs: Sequence[Node]) -> Recorded:
-        """All that a schedule is made of, with the nodes of each of the `stages`. Of the results
-        `outputs` gradients come back to where their weights lie."""
+        """Returns the input of the scheduler, with the nodes of each of the `stages`. Gradients
+        among the results `outputs` are returned to where their weights lie."""
         state, slopes = self.state, self.recorder.root.changes.slopes
         back = {
             made: state.whole(o.type)
@@ -311,7 +317,8 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class _Once:
-    """A batch in one microbatch, as `Turns`: `inner` is what the stages compute, gradients too."""
+    """A batch in one microbatch, with the fields of `Turns`: `inner` has the nodes of the stages,
+    with gradients."""
 
     inner: set[Node]
     phase: Mapping[Node, int]
@@ -320,8 +327,8 @@ class _Once:
 
 
 def _with_loops(nodes: Iterable[Node]) -> list[Node]:
-    """`nodes`, each once, and before each that is a result of several what gives them: a loop that
-    gives its own gradient too was made late, in place of another."""
+    """Returns `nodes`, each once, and before each item of a node the node itself: a loop that
+    computes its gradient too was made later, in place of another loop."""
     found: dict[Node, None] = {}
     for n in nodes:
         if n.op == "item":

@@ -1,9 +1,9 @@
 """Pipelines: a model whose stages lie on slices of the mesh, run microbatch by microbatch.
 
-A function that calls one is recorded once, for the whole batch; the pipeline lays the batch among
-its arguments over an axis in time. What needs all microbatches, such as what a function does with
-gradients, happens once, after all of them. The schedule (ir/schedule/pipelines/pipeline.py) plays a
-table of actions.
+A function that calls one is recorded once, for the whole batch; the pipeline splits the batch among
+its arguments over an axis in time. Nodes that need all microbatches, such as the use of gradients,
+run once, after all of them. The schedule (ir/schedule/pipelines/pipeline.py) follows a table of
+actions.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .microbatch import PipeState
 from .placing import placed
 from .program import PipeProgram, pipe_program
 
-MICROBATCHES = 2  # for each stage, where nobody says how many
+MICROBATCHES = 2  # the default number for each stage
 
 
 @dataclass(eq=False, repr=False)
 class Pipe:
-    """A pipelined function: `parts` in order, or one function alone that is split by cost.
+    """A pipelined function: `parts` in order, or a single function that is split by cost.
 
-    `graph.pipeline`, `pipeline.compose` and `pipeline.run` make one. What follows from a recording
-    is in `program`, which each recording replaces as a whole.
+    `graph.pipeline`, `pipeline.compose` and `pipeline.run` make one. Each recording replaces
+    `program`, the result of the last one.
     """
 
     parts: Sequence[Callable[..., Any]]
@@ -52,12 +52,12 @@ class Pipe:
     mesh: Mesh | None
     kind: Any  # the order in which stages run: its name, a table, a CSV file or a function
     count: int | None  # microbatches
-    chunks: int | None  # stages a rank
+    chunks: int | None  # stages per rank
     name: str
     stages: int | None = None
-    body: Callable[..., Any] | None = None  # calls the parts, known by the names of their scopes
+    body: Callable[..., Any] | None = None  # calls the parts, which have scopes of their names
     batch: tuple[str, ...] | None = None  # the arguments that hold the batch
-    said: set[str] = field(default_factory=set, init=False)  # what was warned of
+    said: set[str] = field(default_factory=set, init=False)  # the warnings that were given
     program: PipeProgram | None = field(default=None, init=False)  # of the last recording
     _jit: Any = field(default=None, init=False)
 
@@ -94,14 +94,14 @@ class Pipe:
                 f"{self.name}: a value is read before the pipeline, in the function that calls it",
                 fix="return the value, and read it after the call",
             )
-        recorder.reader = None  # nor is one read after it
+        recorder.reader = None  # no value can be read after it either
         tensors = [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         mesh = self._mesh(tensors)
         state = PipeState(self, mesh, self.microbatches(mesh.sizes[self.axis]))
         recorder.root.stages, b = state, recorder.builder
         wide = () if state.mesh == mesh else (state.mesh,)
         b.slices, b.whole, b.stages_axis = (*state.slices, *wide), mesh, self.axis
-        b.gathers_again = False  # all microbatches share what is gathered
+        b.gathers_again = False  # all microbatches share the gathered weights
         near, first = self._batch(args, kwargs)
         if first is not None and self.axis in dim_axes(first.type.dims[0]):
             raise MeshError(
@@ -109,6 +109,7 @@ class Pipe:
                 batch=first.type,
                 fix="leave it replicated there: each stage gets what it uses",
             )
+        # Without a batch the count stays as requested, and `Microbatch` raises if it is above 1.
         count, state.count = state.count, state.count if first is None else 1
         cut = {id(t): x for t, x in zip(near, in_microbatches(near, count, first, mesh))}
         for x in cut.values():
@@ -117,7 +118,8 @@ class Pipe:
                 state.rows = x.shape[0] // state.count
 
         def in_turns(arg: Any) -> Any:
-            """An argument, its batch over time; one without, such as a module, is itself."""
+            """Returns an argument with its batch split over time; an argument without one, such as
+            a module, as it is."""
             leaves, spec = flatten(arg)
             now = [cut.get(id(x), x) for x in leaves]
             return arg if all(map(is_, now, leaves)) else unflatten(spec, now)
@@ -126,9 +128,9 @@ class Pipe:
         return self._play(args, kwargs, state, recorder)
 
     def _batch(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor | None]:
-        """(the tensors among which the batch is, the one whose rows it has): those of the arguments
-        that `batch` names, or those that are an argument alone, of whole numbers or truths, or in
-        the same argument as that one."""
+        """Returns (the tensors that may hold the batch, the first that holds its rows). The tensors
+        are those of the arguments `batch`; else tensors that are arguments themselves, integers and
+        bools, and tensors of the same argument as the first."""
         each = [flatten(x)[0] for x in (*args, *kwargs.values())]
         if self.batch is not None:
             fn = self.body or self.parts[0]
@@ -149,7 +151,7 @@ class Pipe:
     def _play(
         self, args: Any, kwargs: Any, state: PipeState | None = None, recorder: Any = None
     ) -> Any:
-        """Runs the stages, one after the other, or the body that calls them."""
+        """Runs the stages one after the other, or the body that calls them."""
         if state is None and self.mesh is not None and settings().mesh != self.mesh:
             with replaced(mesh=self.mesh):
                 return self._play(args, kwargs)
@@ -172,7 +174,7 @@ class Pipe:
                 state.spans.append((first, len(recorder.builder.nodes)))
         return out
 
-    # -- what was recorded last -------------------------------------------------------------------
+    # -- the last recording -----------------------------------------------------------------------
     def _recorded(self, what: str) -> PipeProgram:
         if self.program is None:
             raise UsageError(
@@ -183,10 +185,10 @@ class Pipe:
     def place(self, tree: Any) -> Any:
         """Moves each weight of `tree` (a dict, a module's parameters) to the stage that uses it.
 
-        If several stages use it, it goes to the first. The weights then stay on the devices where
+        A weight of several stages goes to the first. The weights then stay on the devices where
         they are used, and a step sends none. They are found by their names in the last recording,
         or by the ends of these names. Raises UsageError before the first call, or if a name is
-        unknown or stands for several weights.
+        unknown or matches several weights.
         """
         return placed(self._recorded("place"), tree)
 
@@ -215,7 +217,7 @@ class Pipe:
 
     @property
     def sizes(self) -> list[int]:
-        """How many parts each stage consists of; [] before the first call."""
+        """The number of parts of each stage; [] before the first call."""
         return [] if self.program is None else self.program.division.parts
 
     # -- from a recording to a schedule -----------------------------------------------------------
@@ -235,7 +237,7 @@ class Pipe:
         return self.count or settings().program.schedule.microbatches or MICROBATCHES * ranks
 
     def table_of(self, state: PipeState) -> Table:
-        """The table of actions for what is being recorded."""
+        """The table of actions for the current recording."""
         ranks = state.mesh.sizes[self.axis]
         chunks = self.chunks
         if chunks is None and isinstance(self.kind, str) and not self.kind.endswith(".csv"):
@@ -246,6 +248,6 @@ class Pipe:
     def scheduled(
         self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
     ) -> Schedule:
-        """The schedule of what `recorder` has recorded; `wholes` are the types of its inputs."""
+        """The schedule of the recording of `recorder`; `wholes` are the types of its inputs."""
         self.program = pipe_program(recorder, outputs, wholes)
         return self.program.schedule

@@ -1,4 +1,4 @@
-"""How do weights get to the stages that use them, once, instead of in each step?"""
+"""Placement of a pipeline's weights on their stages, once instead of in each step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .program import PipeProgram
 
 
 def placed(program: PipeProgram, tree: Any) -> Any:
-    """`tree` with each weight on the stage where `program` uses it first. Raises UsageError if a
-    name is unknown or stands for several weights."""
+    """Returns `tree` with each weight on the stage where `program` uses it first. Raises UsageError
+    if a name is unknown or matches several weights."""
     leaves, spec = flatten(tree)
     at = {
         i: path_name(path)
@@ -34,14 +34,14 @@ def placed(program: PipeProgram, tree: Any) -> Any:
 
 
 def _together(program: PipeProgram, t: Tensor) -> Tensor:
-    """`t`, not split over the stages' axis, so that it can be sent to one of them."""
+    """Returns `t` gathered over the stages' axis, so that it can be sent to one stage."""
     axis = program.state.pipe.axis
     apart = axis in t.type.split_axes and t._data is not None
     return relayout(t, gathered(t.type, (axis,))) if apart else t
 
 
 def _sent(program: PipeProgram, weights: list[Tensor], names: list[str]) -> list[Tensor]:
-    """`weights`, sent to their stages by one schedule. One without values is made there."""
+    """Sends `weights` to their stages by one schedule. A weight without data is made there."""
     state = program.state
     to = []
     for t, name in zip(weights, names, strict=True):

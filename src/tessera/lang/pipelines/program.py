@@ -1,8 +1,7 @@
-"""The schedule of a pipelined function.
+"""`PipeProgram`: the schedule of a pipelined function.
 
-What was recorded is taken apart into one microbatch and what comes after all (microbatch.py),
-divided into stages (division.py), and played by a table of actions
-(ir/schedule/pipelines/pipeline.py).
+The recording is divided into one microbatch and the nodes after all (microbatch.py), then into
+stages (division.py), and scheduled by a table of actions (ir/schedule/pipelines/pipeline.py).
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ from .microbatch import Microbatch, PipeState
 
 @dataclass(frozen=True)
 class PipeProgram:
-    """A pipelined function as it was recorded: its stages, and the schedule that runs them.
+    """A recorded pipeline: its stages, and the schedule that runs them.
 
-    `homes` has the weights by name, each with the rank that uses it first, None where no stage
-    does.
+    `homes` has the rank that uses each weight first, by name; None if no stage uses it.
     """
 
     state: PipeState
@@ -70,8 +68,8 @@ class PipeProgram:
         return "\n".join(lines)
 
     def home(self, t: Tensor, name: str) -> int | None:
-        """The rank that uses the weight `t`, which is called `name` or something that ends so.
-        Raises UsageError if no weight is, or several on different stages are."""
+        """The rank that uses the weight `t` of this name, or of a longer name with this end. Raises
+        UsageError if there is no such weight, or if there are several on different stages."""
         ends = [k for k in self.homes if k.endswith(f".{name}")]
         names = [k for k in (t.name, name) if k in self.homes][:1] or ends
         ranks = {self.homes[k] for k in names}
@@ -88,14 +86,14 @@ class PipeProgram:
 def pipe_program(
     recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
 ) -> PipeProgram:
-    """The program of what `recorder` has recorded, with the results `outputs`; `wholes` are the
-    types of its inputs as the program is given them."""
+    """Returns the program of the recording of `recorder`, with the results `outputs`; `wholes` are
+    the types of its inputs in the program."""
     m = Microbatch(recorder, outputs)
     state = m.state
     table = state.pipe.table_of(state)
     division = divided(m, table.stages)
     told = f"idle: {table.name}, {table.ranks} ranks, {table.microbatches} microbatches"
-    if told not in state.pipe.said:  # weights that come to lie on stages are recorded once more
+    if told not in state.pipe.said:  # the pipeline is recorded again once weights are placed
         warn_if_few(table, stacklevel=lines_up())
         state.pipe.said.add(told)
     recorded = m.recorded(division.nodes, outputs)

@@ -105,7 +105,7 @@ def _count_devices() -> int:
 
 
 def _place() -> tuple[int, int]:
-    if sys.modules.get("jax") is None:  # as a launcher says, which this process has yet to join
+    if sys.modules.get("jax") is None:  # the launcher's numbers, until this process joins its run
         own = rank_of()
         return (own.rank, own.size) if own is not None else (0, 1)
     from .runtime.devices import process_place
@@ -135,7 +135,7 @@ _wire()
 
 
 def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
-    """A `jax.Array` as a Tensor; a NamedSharding's axes become the mesh's."""
+    """Returns a `jax.Array` as a Tensor; the mesh has the axes of its NamedSharding."""
     return tensor(array, mesh=on)
 
 

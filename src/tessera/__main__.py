@@ -1,4 +1,4 @@
-"""`python -m tessera` is the command `tessera`."""
+"""`python -m tessera`, the same as the command `tessera`."""
 
 from .launch.cli import main
 

@@ -1,11 +1,10 @@
 """Function → graph → schedule → executable, on one page: read this first.
 
-`lang/jit.py` records a user's function into a Graph (ir/graph), layouts settled and collectives
-inserted on the way (ir/graph/build.py with the rules in ops/), and the options that are in force
-then become the graph's. This module takes the graph through the passes (passes/plan.py) to a
-schedule, lowers that to one XLA program (runtime/lower.py) or one for each step
-(runtime/stepped.py), and wraps it as something that takes device arrays and gives device arrays. It
-is the engine that the language sees.
+`lang/jit.py` records a user's function into a Graph (ir/graph); ir/graph/build.py settles layouts
+and inserts collectives on the way, with the rules in ops/. The options in force become the graph's.
+This module takes the graph through the passes (passes/plan.py) to a schedule, lowers that to one
+XLA program (runtime/lower.py) or to one for each step (runtime/stepped.py), and wraps it as a
+function from device arrays to device arrays. It is the engine of `lang/engine.py`.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ from .runtime.transports import transports
 
 
 class Executable:
-    """A compiled schedule. `types` are the results' types, on the program's mesh; `donate` are
-    arguments that are given up, each with the result that takes its memory."""
+    """A compiled schedule. `types` are the results' types, on the program's mesh. `donate` maps
+    each donated argument to the result that reuses its memory."""
 
     def __init__(
         self, schedule: Schedule, donate: Mapping[int, int] = NONE, measure: bool = False
@@ -77,7 +76,7 @@ class Executable:
         self._is_stepped = schedule.is_staged or schedule.options.executor == "stepped"
         self._donate = donate
         self._measured: ways.Measured | None = None
-        # The stepped executor copies what is given up and given twice.
+        # Empty for the stepped executor, which copies an array that is passed twice.
         self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
 
     def start(self) -> None:
@@ -85,8 +84,8 @@ class Executable:
 
     @cached_property
     def run(self) -> Callable[..., Any]:
-        """Device arrays in, a list of device arrays out. It is made when it is first called: a
-        program that is only planned needs no device."""
+        """The function from device arrays to a list of device arrays. It is made at its first use,
+        since a program that is only planned needs no device."""
         self.start()
         s = self.schedule
         ordered = any("order" in n.attrs for n, _ in s.collectives())
@@ -107,7 +106,8 @@ class Executable:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """The ways to compile it that were timed; none before it ran, and without `measure`."""
+        """The compile variants that were timed; empty before the first run, and without
+        `measure`."""
         return () if self._measured is None else self._measured.ways
 
     def __call__(
@@ -125,7 +125,7 @@ class Executable:
         if have is not None and have != self.wants:
             copy = mover()
             if jax.process_count() > 1:
-                args = [  # what lies on no mesh each process has, wherever it has put it
+                args = [  # a value without a mesh is in each process, on any device
                     np.asarray(a) if h.mesh is None and h is not w else a
                     for a, h, w in zip(args, have, self.wants, strict=True)
                 ]
@@ -139,7 +139,8 @@ class Executable:
             ]
         try:
             done = [] if done is None else done
-            done.extend(starmap(self.run, (args,)))  # no bytecode between the run and the list
+            # No bytecode between the run and the list, so that an interrupt loses no result.
+            done.extend(starmap(self.run, (args,)))
             if jax_private.LEAVES and self.given_up:
                 jax_private.give_up(args[i] for i in self.given_up)
             return done[0]
@@ -160,10 +161,10 @@ class Executable:
         )
 
     def _explained(self, error: Exception, args: Sequence[Any]) -> TesseraError:
-        """The engine's `error` as one of ours: an argument that was given up, too little memory, or
-        the engine's own words."""
+        """Returns the engine's `error` as one of Tessera's: a donated argument, too little memory,
+        or the engine's own text."""
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if "deleted" in first:  # not by this call, which gives up what is donated and fails then
+        if "deleted" in first:  # before this call; a failed call has deleted its donations, too
             arrays.alive(args, self.wants)
         if "donated" in first or "donate the same buffer" in first:
             return self._twice()
@@ -173,17 +174,17 @@ class Executable:
 def determinism_of(
     by: ProgramOptions, ordered: bool = False
 ) -> tuple[dict[str, Any] | None, ProgramOptions]:
-    """(compiler options, the options that this backend keeps) for a program under `by`; `ordered`:
-    it has sums with an order of their own.
+    """Returns (compiler options, the options that this backend keeps) for a program under `by`;
+    `ordered`: it has sums with an order of their own.
 
     "run_to_run": the same program on the same devices gives the same bits; sums over devices are
-    added in the order that was chosen. "mesh_invariant": so does any fold of its logical mesh.
-    The engine's algebraic simplifier treats a program for one device otherwise than one for many,
-    so it is left out; and it may not leave out a rounding to bf16 where the op that reads it
-    happens to be its neighbour. Only a CPU keeps that: elsewhere the level is "run_to_run", with
-    one warning. Raises BackendError if a level that is required cannot be kept.
+    added in the chosen order. "mesh_invariant": so does any fold of its logical mesh. The engine's
+    algebraic simplifier treats a program for one device differently from one for many, so it is
+    disabled; and a rounding to bf16 must not be skipped when its reader is fused with it. Only a
+    CPU keeps that: elsewhere the level is "run_to_run", with one warning. Raises BackendError if a
+    required level cannot be kept.
     """
-    # A sum of bf16 in an order of its own is rounded at each addition.
+    # A sum of bf16 with a fixed order must be rounded at each addition.
     found: dict[str, Any] = {"xla_allow_excess_precision": False} if ordered else {}
     if by.determinism == "fast":
         return found or None, by
@@ -192,21 +193,21 @@ def determinism_of(
         if by.mesh_invariant:
             devices.lower_level(backend, by)
             by = replace(by, determinism="run_to_run")
-        # Without this a kernel is chosen by its speed, which differs from run to run.
+        # Without this XLA chooses kernels by their measured time, which differs from run to run.
         found |= {"xla_gpu_deterministic_ops": True} if backend == "gpu" else {}
         return found or None, by
     if by.determinism == "run_to_run":
         return found or None, by
     devices.need_plain()
-    # What the simplifier would take back, the mover of reshapes does again and again. A product
-    # that takes in a transposition adds up in another order than one that is given the result, and
-    # whether both stand in one program depends on the executor.
+    # The reshape mover repeats changes that only the simplifier would undo. A product fused with a
+    # transposition sums in another order than one of the transposed array, and whether both are in
+    # one program depends on the executor.
     passes = "algsimp,reshape-mover,transpose-folding"
     return {"xla_disable_hlo_passes": passes, "xla_allow_excess_precision": False}, by
 
 
 def _is_number(a: Any) -> bool:
-    """Whether `a` is a scalar on the host, which every device takes as it is."""
+    """Returns whether `a` is a scalar on the host, which every device takes without a transfer."""
     return isinstance(a, np.ndarray) and not a.ndim
 
 
@@ -215,8 +216,8 @@ def _buffer(t: TensorType) -> tuple[object, ...]:
 
 
 def _told(s: Schedule) -> Schedule:
-    """`s`, whose collectives and sends are printed where its options ask for that. A transport that
-    they ask for and that is not there gives an OptionWarning."""
+    """Prints the collectives and sends of `s` if its options ask for that; returns `s`. Gives an
+    OptionWarning if the chosen transport is not available."""
     for line in trace_lines(s) if s.options.comm_trace else ():
         print(line)
     asked = s.options.schedule.backend
@@ -231,7 +232,7 @@ def _told(s: Schedule) -> Schedule:
 
 
 class Engine:
-    """Compiles, places and reads: what `lang/engine.py` asks for."""
+    """The engine of `lang/engine.py`: compiles programs, places and reads tensors."""
 
     def start(self, mesh: Mesh | None) -> None:
         devices.start_for(mesh)
@@ -240,7 +241,7 @@ class Engine:
         self, graph: Graph, donate: Sequence[int] = (), measure: bool = False
     ) -> Executable:
         graph = prepared(graph)
-        # The engine warns of what no result can take over.
+        # Only donations that a result can reuse, as the engine warns of others.
         taken = aliases_in(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
         made = Executable(_told(scheduled(graph)), taken, measure)
         made.start()
@@ -268,7 +269,7 @@ class Engine:
         return processes_of(mesh)
 
     def alike(self, who: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
-        self.start(mesh)  # asked for the processes, the engine starts by itself, and alone
+        self.start(mesh)  # `jax.process_count` would start the engine before it joins the run
         group = tuple(range(jax.process_count())) if mesh is None else processes_of(mesh)
         compare_facts(who, group, facts, fix)
 

@@ -1,4 +1,4 @@
-"""Finding what is wrong: `ts.debug.nan_origin(step, model, batch)`, `ts.debug.compare(a, b)`."""
+"""Debugging of programs: `ts.debug.nan_origin(step, model, batch)`, `ts.debug.compare(a, b)`."""
 
 from .core.public import public
 from .lang.debug import breakpoint, check_finite, print

@@ -1,4 +1,4 @@
-"""Processes, and the collectives under the name that training scripts use:
+"""Processes and collectives, under the name that training scripts use:
 `ts.distributed.all_gather(...)`."""
 
 from .core.devices import process_count, process_index
@@ -25,10 +25,11 @@ allreduce = all_reduce
 
 
 def transports() -> Transports:
-    """What can carry data between this program's devices, why or why not, and what "auto" takes.
+    """Returns the transports between this program's devices, why each is available or not, and the
+    choice of "auto".
 
-    Joins the run and starts the engine. A transport that is asked for and is not there changes no
-    result: what "auto" takes carries the data. `print` it for a table.
+    Joins the run and starts the engine. Asking for an unavailable transport changes no result: the
+    choice of "auto" carries the data. `print` it for a table.
     """
     from .runtime.transports import transports as found  # it loads the engine
 

@@ -1,4 +1,5 @@
-"""How does a program get its mesh? `auto()` takes every device, `current()` is the open one."""
+"""Meshes: `auto()` has all devices, `current()` is the open one, `preset` and files have
+machines."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from .lang.local.view import current_mesh as current
 
 
 def show(mesh: Mesh) -> None:
-    """Prints a picture of `mesh`: which device is at which place, by its id.
+    """Prints a picture of `mesh`: the device at each place, by its id.
 
-    `tessera mesh show` prints that of a whole machine, with its links and hosts.
+    `tessera mesh show` prints a whole machine, with its links and hosts.
     """
     from .show.mesh_picture import show as draw  # its library is slow to import
 

@@ -1,4 +1,4 @@
-"""Ops as functions: `from tessera import op`; `ts.op(index=...)` makes one of a JAX function."""
+"""Ops as functions: `from tessera import op`; `ts.op(index=...)` makes an op of a JAX function."""
 
 from .core.callable_module import make_callable
 from .core.public import public

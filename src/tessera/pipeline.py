@@ -17,7 +17,7 @@ __all__ = [
 
 
 def show(what: Pipe | Table | Timeline) -> None:
-    """Prints which rank runs which action when; for a `Pipe`, also how its stages are placed.
+    """Prints the actions of each rank over time; for a `Pipe`, also the placement of its stages.
 
     Raises UsageError if the `Pipe` has not been called yet.
     """

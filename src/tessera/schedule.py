@@ -1,4 +1,4 @@
-"""How programs are carried out: `from tessera import schedule`, to call and to set.
+"""Execution options of programs: `from tessera import schedule`, to call and to set.
 
 >>> import tessera as ts
 >>> from tessera import schedule

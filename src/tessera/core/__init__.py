@@ -1,1 +1,1 @@
-"""What everything stands on: errors, dtypes, meshes, layouts, redistribution, ambient settings."""
+"""Base of all other packages: errors, dtypes, meshes, layouts, redistribution, ambient settings."""

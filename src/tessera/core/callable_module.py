@@ -1,4 +1,4 @@
-"""How does a module become callable? `@schedule(...)` and `ts.op(...)` are calls of modules."""
+"""Callable modules, for `@schedule(...)` and `ts.op(...)`."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 def make_callable(module: str, call: Callable[..., Any]) -> None:
     """Makes a call of the module named `module` a call of `call`.
 
-    Python looks for `__call__` in the class of what is called, not in the module itself. So the
+    Python looks for `__call__` in the class of the called object, not in the module itself. So the
     module gets a class of its own, which the language reference allows for this purpose
     ("Customizing module attribute access"). Imports and attributes of the module do not change.
     """

@@ -1,8 +1,8 @@
-"""Is an argument what a function takes? Public functions ask it first, so that a wrong argument
-gives an error that names it and says what to give, not a traceback from inside the library.
+"""Checks of arguments: public functions call them first, so that a wrong argument gives an error
+that names it and a fix, not a traceback from inside the library.
 
-Each kind of question stands here once: the type of a value, one word of several, a number within
-bounds, a size that divides, the dims and the dtype of a tensor, equal names, a file, a library.
+There is one check of each kind: the type of a value, one word of several, a number within bounds, a
+size that divides, the dims and the dtype of a tensor, equal names, a file, a library.
 
 >>> sizes("zeros", [2, 3]), sizes("zeros", 4), whole("topk", "k", 2), number("adam", "b", 1, most=1)
 ((2, 3), (4,), 2, 1)
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def shown(value: object) -> str:
-    """`value` in a few words."""
+    """Returns `value` as a short text."""
     text = " ".join(repr(value).split()) if type(value).__repr__ is not object.__repr__ else ""
     return text if 0 < len(text) <= 40 else f"an object of type {type(value).__name__}"
 
@@ -45,7 +45,7 @@ def unfit(
     fix: str,
     error: type[TesseraError] = UsageError,
 ) -> TesseraError:
-    """The error that `what`, an argument of `name`, cannot be `value`."""
+    """Returns the error that `what`, an argument of `name`, cannot be `value`."""
     return error(f"{name}: {what} cannot be {shown(value)}", fix=fix)
 
 
@@ -58,14 +58,14 @@ def instance(
     fix: str,
     error: type[TesseraError] = UsageError,
 ) -> T:
-    """`value`, which is a `kind`. Raises `error`."""
+    """Returns `value` if it is a `kind`. Raises `error`."""
     if isinstance(value, kind):
         return value
     raise unfit(name, what, value, fix, error)
 
 
 def taken(name: str, value: object, kind: type[T], fix: str) -> T:
-    """`value`, which is the `kind` that `name` takes. Raises UsageError."""
+    """Returns `value` if it is a `kind`, which `name` takes. Raises UsageError."""
     if isinstance(value, kind):
         return value
     given = type(value).__name__
@@ -73,19 +73,19 @@ def taken(name: str, value: object, kind: type[T], fix: str) -> T:
 
 
 def mapping(name: str, what: str, value: object, fix: str) -> Mapping[Any, Any]:
-    """A dict, or what is like one. Raises UsageError."""
+    """Returns a mapping, such as a dict. Raises UsageError."""
     if isinstance(value, Mapping):
         return value
     raise unfit(name, what, value, fix)
 
 
 def string(name: str, what: str, value: object) -> str:
-    """A string. Raises UsageError."""
+    """Returns a string. Raises UsageError."""
     return instance(name, what, value, str, "give a string")
 
 
 def flag(name: str, what: str, value: object) -> bool:
-    """True or False. Raises UsageError."""
+    """Returns True or False. Raises UsageError."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise unfit(name, what, value, "give True or False")
@@ -94,21 +94,21 @@ def flag(name: str, what: str, value: object) -> bool:
 def function_of(
     name: str, what: str, value: object, fix: str = "give a function"
 ) -> Callable[..., Any]:
-    """Something that can be called. Raises UsageError."""
+    """Returns a callable. Raises UsageError."""
     if callable(value):
         return value
     raise unfit(name, what, value, fix)
 
 
 def several(name: str, xs: object) -> Sequence[Any]:
-    """A list or tuple with something in it. Raises UsageError."""
+    """Returns a list or tuple that is not empty. Raises UsageError."""
     if isinstance(xs, (list, tuple)) and xs:
         return xs
     raise UsageError(f"{name}: nothing to join in {shown(xs)}", fix="give a list of tensors")
 
 
 def axes_of(name: str, axis: object) -> tuple[str, ...]:
-    """One mesh axis or several different ones, as names. Raises UsageError."""
+    """Returns the names of one mesh axis or of several different ones. Raises UsageError."""
     given = (axis,) if isinstance(axis, str) else axis
     if isinstance(given, (tuple, list)) and all(isinstance(a, str) for a in given):
         if len(set(given)) == len(given):
@@ -125,7 +125,7 @@ def one_of(
     known: Iterable[str | None],
     error: type[TesseraError] = UsageError,
 ) -> Any:
-    """One of the words `known`. Raises `error`."""
+    """Returns `value` if it is one of the words `known`. Raises `error`."""
     words = tuple(known)
     if (value is None or isinstance(value, str)) and value in words:
         return value
@@ -144,7 +144,7 @@ def same_names(name: str, missing: Sequence[str], more: Sequence[str], fix: str)
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """The first of `names`, and how many there are more.
+    """Returns the first of `names`, and the number of the others.
 
     >>> some(["a", "b", "c"], 2), some([])
     ('a, b and 1 more', 'none')
@@ -157,15 +157,15 @@ def some(names: Sequence[str], most: int = 5) -> str:
 def whole(
     name: str, what: str, value: object, least: int | None = None, most: int | None = None
 ) -> int:
-    """A whole number, from `least` to `most`. Raises UsageError."""
+    """Returns an integer from `least` to `most`. Raises UsageError."""
     if is_whole(value) and (least is None or value >= least) and (most is None or value <= most):
         return int(value)
     raise unfit(name, what, value, "give " + whole_numbers(least, most)[0])
 
 
 def number(name: str, what: str, value: object, **bounds: float) -> float:
-    """A Python or NumPy number within the bounds `least`, `most`, `above`, `below`: of these, where
-    there are some, no bool is, as it turns something on or off. Raises UsageError."""
+    """Returns a Python or NumPy number within the bounds `least`, `most`, `above`, `below`. With
+    bounds a bool is refused, as it would turn an option on or off. Raises UsageError."""
     if isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
         x = value.item() if isinstance(value, np.generic) else value
         if within(x, bounds) and not (bounds and isinstance(x, bool)):
@@ -174,12 +174,13 @@ def number(name: str, what: str, value: object, **bounds: float) -> float:
 
 
 def probability(name: str, value: object) -> float:
-    """A number from 0 to, but not including, 1. Raises UsageError."""
+    """Returns a number from 0 to, but not including, 1. Raises UsageError."""
     return number(name, "p", value, least=0, below=1)
 
 
 def sizes(name: str, shape: object) -> tuple[int, ...]:
-    """A shape: whole numbers from 0 to 2**31 - 1; a bare number is one dim. Raises ShapeError."""
+    """Returns a shape: integers from 0 to 2**31 - 1; a bare number is one dim. Raises
+    ShapeError."""
     given = (shape,) if is_whole(shape) else shape
     if isinstance(given, (tuple, list, np.ndarray, range)) and all(is_whole(n) for n in given):
         if all(0 <= n <= MOST for n in given):
@@ -219,7 +220,7 @@ def _operand(what: str, t: TensorType) -> list[tuple[str, object]]:
 
 
 def ranked(name: str, what: str, t: TensorType, rank: int, fix: str, more: bool = False) -> None:
-    """Raises ShapeError unless `t` has `rank` dims, or `more`."""
+    """Raises ShapeError unless `t` has `rank` dims; with `more`, at least as many."""
     if t.rank < rank or (t.rank > rank and not more):
         have = f"{t.rank} dim{'s' * (t.rank != 1)}"
         said = f"{name}: {what} has {have}, not {rank}{' or more' * more}"
@@ -229,13 +230,13 @@ def ranked(name: str, what: str, t: TensorType, rank: int, fix: str, more: bool 
 def integers(
     name: str, what: str, t: TensorType, fix: str = "cast them with .to(ts.int32)"
 ) -> None:
-    """Raises DTypeError unless `t` is of whole numbers."""
+    """Raises DTypeError unless the dtype of `t` is an integer type."""
     if not t.dtype.is_int:
         raise DTypeError(f"{name}: {what} must be integers", rows=_operand(what, t), fix=fix)
 
 
 def floats(name: str, what: str, t: TensorType, fix: str = "cast it with .to(ts.f32)") -> None:
-    """Raises DTypeError unless `t` is of floats."""
+    """Raises DTypeError unless the dtype of `t` is a float type."""
     if not t.dtype.is_float:
         raise DTypeError(f"{name}: {what} must be floats", rows=_operand(what, t), fix=fix)
 
@@ -261,8 +262,8 @@ def shaped(
 
 
 def alike(who: str, have: TensorType, given: TensorType, fix: str, exactly: bool = False) -> None:
-    """Raises ShapeError unless `given` has the shape of `have`, DTypeError unless both or neither
-    are of floats, or have one dtype `exactly`."""
+    """Raises ShapeError unless `given` has the shape of `have`. Raises DTypeError unless both or
+    neither have a float dtype; with `exactly`, unless their dtypes are equal."""
     dtype = have.dtype is given.dtype or (
         not exactly and have.dtype.is_float is given.dtype.is_float
     )
@@ -273,8 +274,8 @@ def alike(who: str, have: TensorType, given: TensorType, fix: str, exactly: bool
 
 
 def unread(name: str, options: object, fields: Iterable[str], why: str, fix: str) -> None:
-    """Raises UsageError if one of the `fields` of the dataclass `options`, which nothing reads
-    because of `why`, is not at its default."""
+    """Raises UsageError if one of the `fields` of the dataclass `options` is not at its default:
+    nothing reads it because of `why`."""
     for f in dataclasses.fields(options):  # type: ignore[arg-type]  # any dataclass
         if f.name not in fields:
             continue
@@ -285,7 +286,7 @@ def unread(name: str, options: object, fields: Iterable[str], why: str, fix: str
 
 # -- outside of the program -----------------------------------------------------------------------
 def library(name: str, module: str, extra: str) -> Any:
-    """The module of a library that `extra` installs. Raises UsageError if it is missing."""
+    """Returns the module of a library that `extra` installs. Raises UsageError if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -296,13 +297,13 @@ def library(name: str, module: str, extra: str) -> Any:
 
 
 def existing(name: str, path: Path, fix: str, folder: bool = False) -> None:
-    """Raises UsageError unless `path` is a file, or where `folder` is set anything."""
+    """Raises UsageError unless `path` is a file; with `folder`, a file or a folder."""
     if not (path.exists() if folder else path.is_file()):
         raise UsageError(f"{name}: {str(path)!r} does not exist", fix=fix)
 
 
 def path_of(name: str, what: str, value: object) -> Path:
-    """A path. Raises UsageError."""
+    """Returns a path. Raises UsageError."""
     if not isinstance(value, (str, os.PathLike)):
         raise unfit(name, what, value, "give a path: a string, or a pathlib.Path")
     return Path(value)
@@ -310,7 +311,8 @@ def path_of(name: str, what: str, value: object) -> Path:
 
 @contextlib.contextmanager
 def file_access(name: str, path: object, verb: str, fix: str) -> Iterator[None]:
-    """Raises UsageError if `path` is none, or the body meets an OSError: it cannot be `verb`."""
+    """A context that raises UsageError if `path` is no path, or if its body raises OSError: the
+    file cannot be `verb`."""
     path_of(name, "the path", path)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which ambient choices hold at this line? One frozen `Settings` in one context variable.
+"""Ambient settings: one frozen `Settings` in one context variable.
 
 A recorded function captures the settings it was recorded under and has them in its cache key, so
 they are a value: hashable, compared by content, never changed in place.
@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is in force: the current mesh, the autocast dtype's name and whether it holds for
-    embeddings, strictness, whether sums over devices have a fixed order at every level, the dtype
-    in which those of gradients are sent (None: as they come), whether what is computed is a
-    constant to gradients, or a compiled function runs op by op for them, and the options of the
-    programs that are recorded here."""
+    """The settings in force.
+
+    `mesh`: the current mesh. `autocast`: a dtype's name; `autocast_embeddings`: it holds for
+    embeddings, too. `strict`: strict mode. `ordered`: sums over devices have a fixed order at every
+    level of determinism. `reduce_dtype`: the dtype in which sums of gradients are sent (None: their
+    own). `no_grad`: results are constants to gradients. `op_by_op`: a compiled function runs op by
+    op for gradients. `program`: the options of programs recorded here.
+    """
 
     mesh: Mesh | None = None
     autocast: str | None = None
@@ -51,7 +54,7 @@ class Settings:
 
 
 class Changes(TypedDict, total=False):
-    """What `replaced` and `enter` take: fields of `Settings` and of its `program`."""
+    """Arguments of `replaced` and `enter`: fields of `Settings` and of its `program`."""
 
     mesh: Mesh | None
     autocast: str | None
@@ -103,15 +106,15 @@ def _root() -> _Scope:
 
 
 def settings() -> Settings:
-    """The settings in force here."""
+    """Returns the settings in force here."""
     return (_scope.get() or _root()).settings
 
 
 def enter(**changes: Unpack[Changes]) -> Settings:
-    """Opens a scope with `changes` on top of what is in force; `leave` closes it.
+    """Opens a scope with `changes` to the settings in force; `leave` closes it.
 
-    For objects that are context managers themselves and may be entered more than once
-    (`with mesh:` inside `with mesh:`). Everything else uses `replaced`.
+    For objects that are context managers themselves and may be entered more than once (`with mesh:`
+    inside `with mesh:`). Everything else uses `replaced`.
     """
     outer = _scope.get() or _root()
     inner = _Scope(_changed(outer.settings, changes), outer)
@@ -120,7 +123,7 @@ def enter(**changes: Unpack[Changes]) -> Settings:
 
 
 def put(**changes: Unpack[Changes]) -> None:
-    """Changes the innermost scope itself: for statements that hold from here on."""
+    """Changes the innermost scope itself, for statements that hold from here on."""
     inner = _scope.get() or _root()
     _scope.set(_Scope(_changed(inner.settings, changes), inner.outer))
 
@@ -134,7 +137,7 @@ def leave() -> None:
 
 @contextmanager
 def replaced(**changes: Unpack[Changes]) -> Iterator[Settings]:
-    """Settings with `changes` inside the `with`, and what was there before after it."""
+    """A context with `changes` to the settings, which restores them at its end."""
     token = _scope.get()
     try:
         yield enter(**changes)

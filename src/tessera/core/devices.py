@@ -1,5 +1,4 @@
-"""How many devices does this program have, in how many processes? The module that loads the engine
-gives functions that count them."""
+"""Device and process counts, given by the module that loads the engine; and lost devices."""
 
 from __future__ import annotations
 
@@ -16,13 +15,14 @@ _providers: list[tuple[Count, Place, Kind]] = []
 def set_device_provider(
     devices: Count, processes: Place = lambda: (0, 1), kind: Kind = lambda: "cpu"
 ) -> None:
-    """Says how devices are counted, which of how many processes this is, and of which kind the
-    devices are. The runtime does this, since only it may ask the engine."""
+    """Sets the functions that return the number of devices, (index, count) of this process, and the
+    kind of devices. The runtime calls this, since only it may ask the engine."""
     _providers[:] = [(devices, processes, kind)]
 
 
 def device_count() -> int:
-    """How many devices this program has. Raises `BackendError` if nothing can count them."""
+    """Returns the number of devices of this program. Raises `BackendError` if no engine is
+    loaded."""
     if not _providers:
         raise BackendError(
             "device_count: no engine is loaded, so there are no devices to count",
@@ -32,11 +32,11 @@ def device_count() -> int:
 
 
 LOST: set[int] = set()
-"""The devices, by their ids, that this program has lost."""
+"""The ids of the devices that this program has lost."""
 
 
 def need_devices(what: str, ids: Iterable[int]) -> None:
-    """Raises DeviceLostError if one of the devices `ids` was lost, which `what` needs."""
+    """Raises DeviceLostError if `what` needs one of the devices `ids` that was lost."""
     gone = sorted(LOST.intersection(ids))
     if gone:
         raise DeviceLostError(
@@ -47,7 +47,8 @@ def need_devices(what: str, ids: Iterable[int]) -> None:
 
 
 def devices_text(ids: Sequence[int]) -> str:
-    """
+    """Returns devices in words, with the verb.
+
     >>> devices_text([3]), devices_text([3, 5])
     ('device 3 is', 'devices 3, 5 are')
     """
@@ -56,8 +57,8 @@ def devices_text(ids: Sequence[int]) -> str:
 
 
 def process_index() -> int:
-    """Which of the processes that run this program together this one is, from 0; 0 where it runs
-    alone. The first one prints and writes files.
+    """Returns the index of this process among those that run the program, from 0; 0 if it runs
+    alone. Process 0 prints and writes files.
 
     >>> process_index(), process_count()
     (0, 1)
@@ -66,7 +67,8 @@ def process_index() -> int:
 
 
 def platform() -> str:
-    """The kind of devices on which programs run: "cpu", "gpu" or "tpu". Starts none of them.
+    """Returns the kind of devices on which programs run: "cpu", "gpu" or "tpu". Starts none of
+    them.
 
     >>> platform()
     'cpu'
@@ -75,5 +77,5 @@ def platform() -> str:
 
 
 def process_count() -> int:
-    """How many processes run this program together; 1 where it runs alone."""
+    """Returns the number of processes that run this program; 1 if it runs alone."""
     return _providers[0][1]()[1] if _providers else 1

@@ -1,4 +1,4 @@
-"""Which element types exist, and what is one worth in bytes?
+"""Element types, their sizes in bytes, and promotion.
 
 >>> bf16.name, bf16.bytes, bf16.is_float
 ('bf16', 2, True)
@@ -32,7 +32,7 @@ class DType:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The NumPy form under the name by which NumPy and JAX ask: `np.zeros(3, ts.bf16)`."""
+        """The NumPy dtype, under the attribute that NumPy and JAX read: `np.zeros(3, ts.bf16)`."""
         return self.numpy
 
     @property
@@ -76,18 +76,18 @@ _NARROWED = {"float64": f32, "int64": int32, "uint64": uint32, "int16": int32, "
 
 
 def dtype_of(value: object) -> DType:
-    """The DType for a DType, a name, a dtype or scalar type of NumPy or JAX, a dtype of PyTorch, or
-    a Python scalar type.
+    """Returns the DType for a DType, a name, a dtype or scalar type of NumPy or JAX, a dtype of
+    PyTorch, or a Python scalar type.
 
-    Raises DTypeError for anything else, so for types of 64 bits: who asks for one and gets another
-    must hear of it. What data of such a type become, `held_as` says.
+    Raises DTypeError for anything else, also for types of 64 bits: they are not silently narrowed
+    if they are asked for by name. `held_as` narrows the types of host data.
     """
     if isinstance(value, DType):
         return value
     if isinstance(value, type) and value in _PYTHON:
         return _PYTHON[value]
     name = value if isinstance(value, str) else ""
-    if not name and value is not None:  # to NumPy, None is float64
+    if not name and value is not None:  # NumPy reads None as float64
         try:
             name = np.dtype(value).name  # type: ignore[call-overload]  # anything, errors below
         except (TypeError, ValueError):  # a dtype that NumPy does not know
@@ -115,7 +115,7 @@ def dtype_of(value: object) -> DType:
 
 
 def public_name(dtype: DType) -> str:
-    """What `dtype` is called in `tessera`.
+    """Returns the name of `dtype` in `tessera`.
 
     >>> public_name(int32), public_name(bf16), public_name(bool_)
     ('int32', 'bf16', 'bool')
@@ -124,16 +124,17 @@ def public_name(dtype: DType) -> str:
 
 
 def held_as(dtype: np.dtype[Any]) -> DType:
-    """The DType that host data of a NumPy dtype get: of 64 bits, their 32-bit counterpart.
+    """Returns the DType for host data of a NumPy dtype: a 64-bit type becomes its 32-bit
+    counterpart.
 
-    Raises DTypeError for anything else that is not known.
+    Raises DTypeError for any other unknown dtype.
     """
     return _NARROWED.get(dtype.name) or dtype_of(dtype)
 
 
 def beyond(dtype: DType) -> float:
-    """What an op gives where it has no result: NaN, the lowest of the signed integers, the highest
-    of the unsigned, True.
+    """Returns the value of an op without a defined result: NaN, the lowest signed integer, the
+    highest unsigned integer, True.
 
     >>> beyond(bf16), beyond(int8), beyond(uint8)
     (nan, -128, 255)
@@ -148,12 +149,12 @@ def beyond(dtype: DType) -> float:
 
 @cache
 def largest(dtype: DType) -> float:
-    """The largest finite number of a float dtype."""
+    """Returns the largest finite number of a float dtype."""
     return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]  # it has no types
 
 
-# Promotion follows one order; a float beats an int, a wider float a narrower. Of the pairs in which
-# neither holds the other: what holds both, or nothing that we have.
+# Promotion takes the later dtype in this order: floats after integers, wider after narrower. _APART
+# has the pairs in which neither holds all values of the other: a dtype for both, or None.
 _ORDER = (bool_, uint8, int8, uint32, int32, fp8_e5m2, fp8_e4m3, f16, bf16, f32)
 _APART = {
     frozenset({f16, bf16}): f32,
@@ -167,9 +168,10 @@ _APART = {
 def promote(
     a: DType, b: DType, name: str = "promote", operands: Sequence[tuple[str, object]] = ()
 ) -> DType:
-    """The dtype of a binary op on arrays of `a` and `b`: PyTorch's and NumPy's, where we have it.
+    """Returns the dtype of a binary op on arrays of `a` and `b`, as in PyTorch and NumPy if that
+    dtype exists here.
 
-    Raises DTypeError, as of the op `name`, where no dtype holds the values of both.
+    Raises DTypeError for the op `name` if no dtype holds the values of both.
 
     >>> promote(int32, bf16), promote(f16, bf16), promote(bool_, uint8), promote(uint8, int8)
     (bf16, f32, u8, i32)
@@ -188,7 +190,7 @@ def promote(
 
 
 def counts_to(dtype: DType) -> int:
-    """The largest n such that `dtype` holds each of the whole numbers from 0 to n.
+    """Returns the largest n such that `dtype` holds each integer from 0 to n.
 
     >>> counts_to(uint8), counts_to(f16), counts_to(int32)
     (255, 2048, 2147483647)
@@ -201,6 +203,6 @@ def counts_to(dtype: DType) -> int:
 
 
 def summed(dtype: DType) -> DType:
-    """The dtype in which sums and products of many elements of `dtype` are given: truths and narrow
-    whole numbers in i32, as PyTorch gives its widest. A sum beyond that wraps, as it does there."""
+    """Returns the dtype of sums and products of many elements: i32 for bool and narrow integers, as
+    PyTorch uses its widest. A larger sum wraps around, as in PyTorch."""
     return int32 if not dtype.is_float and dtype.bytes < 4 else dtype

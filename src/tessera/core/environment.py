@@ -1,4 +1,4 @@
-"""Which environment variables does the library read? These, here, and nowhere else.
+"""Environment variables: all that the library reads, and functions to read them.
 
 | switch                  | on means                                                           |
 |-------------------------|--------------------------------------------------------------------|
@@ -13,15 +13,15 @@
 | `TESSERA_JOIN`          | off: this process does not join those that were started with it    |
 | `TESSERA_JOIN_LIMIT`    | seconds that the processes of a run wait for each other (a number) |
 | `TESSERA_ELASTIC`       | where the processes of a run keep safe points (a folder of each host) |
-| `TESSERA_TOKEN`         | what the processes of a run have in common, and no others          |
-| `TESSERA_TOKEN_FILE`    | a file with that, which nobody but its owner may read              |
+| `TESSERA_TOKEN`         | a secret of the processes of a run                                 |
+| `TESSERA_TOKEN_FILE`    | a file with that secret, which only its owner may read             |
 | `TESSERA_MESHES`        | each rank's mesh and host in it ("0.0,0.1"), as the launcher says  |
 | `TESSERA_HEAP`          | off: a CPU backend does not keep the memory that arrays give back  |
 | `TESSERA_PROGRAM_CACHE` | where compiled programs stay for later processes (a folder, or off) |
 | `TESSERA_PROGRAM_CACHE_BYTES` | how much they may take there (a number)                    |
 | `TESSERA_VISIBLE_DEVICES` | which devices a process sees (ids, "0,1"); also `TT_VISIBLE_DEVICES` |
 
-A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, but for
+A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, except
 `TESSERA_HEAP` and `TESSERA_JOIN`, which are on.
 Each is read once, when the first settings are asked for (`core/context.py`).
 """
@@ -60,11 +60,11 @@ OF_TESTS = "TESSERA_TEST_"
 
 
 class EnvironmentVariableWarning(UserWarning):
-    """Warns of an environment variable that begins with TESSERA_ and that Tessera does not read."""
+    """Warns of an environment variable that begins with TESSERA_ but is unknown."""
 
 
 def warn_of_unknown(environment: Mapping[str, str] | None = None) -> None:
-    """One warning for all variables that begin with TESSERA_ and that nothing reads."""
+    """Gives one warning for all unknown variables that begin with TESSERA_."""
     names = os.environ if environment is None else environment
     odd = [n for n in names if n.startswith("TESSERA_") and n not in KNOWN and OF_TESTS not in n]
     if odd:
@@ -86,7 +86,7 @@ _WORDS = {
 def is_on(
     name: str, environment: Mapping[str, str] | None = None, *, default: bool = False
 ) -> bool:
-    """Whether the switch `name` is on; `default` where it is unset.
+    """Returns whether the switch `name` is on; `default` if it is unset.
 
     Raises `UsageError` for a word that is neither yes nor no.
 
@@ -101,7 +101,7 @@ def is_on(
 
 
 def folder(name: str, environment: Mapping[str, str] | None = None) -> str:
-    """The folder in the switch `name`, or "." when unset.
+    """Returns the folder in the variable `name`, or "." if it is unset.
 
     >>> folder(FLIGHT_DIR, {}), folder(FLIGHT_DIR, {"TESSERA_FLIGHT_DIR": "/tmp/dumps"})
     ('.', '/tmp/dumps')
@@ -110,14 +110,14 @@ def folder(name: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def text(name: str, environment: Mapping[str, str] | None = None) -> str:
-    """What the switch `name` says, "" when unset."""
+    """Returns the text of the variable `name`, "" if it is unset."""
     return (os.environ if environment is None else environment).get(name, "").strip()
 
 
 def number(name: str, default: int, environment: Mapping[str, str] | None = None) -> int:
-    """The whole number in the switch `name`, or `default` when unset.
+    """Returns the integer in the variable `name`, or `default` if it is unset.
 
-    Raises `UsageError` for anything but a number of at least 1.
+    Raises `UsageError` for anything but an integer of at least 1.
 
     >>> number(DEVICES, 8, {}), number(DEVICES, 8, {"TESSERA_DEVICES": "64"})
     (8, 64)

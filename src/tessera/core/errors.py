@@ -1,5 +1,5 @@
-"""Errors and warnings. Every error says what happened, shows the operands, names the user's line
-and offers a way out.
+"""Errors and warnings. Each error says what happened, and shows the operands, the user's line and a
+fix.
 
 >>> from tessera.core.errors import MeshError
 >>> print(MeshError("Mesh: axis 'q' is not an axis", mesh="dp=2 tp=4", fix="use dp"))
@@ -23,7 +23,7 @@ PACKAGE = str(Path(__file__).resolve().parent.parent)
 _THREADS = (f"{os.sep}threading.py", f"{os.sep}futures{os.sep}thread.py")
 _BETWEEN = ("contextlib.py", "functools.py", f"{os.sep}dataclasses.py", *_THREADS)
 _PEERS = tuple(f"site-packages{os.sep}{name}{os.sep}" for name in ("jax", "optax", "torch"))
-# Code that libraries make from text: the methods of dataclasses and named tuples, what JAX traces.
+# Functions that libraries generate: methods of dataclasses and named tuples, JAX's lambdas.
 _GENERATED = ("__init__", "__new__", "__eq__", "__repr__", "__hash__", "<lambda>")
 _LIBRARIES = ("tessera", "jax", "numpy", "dataclasses", "importlib", "runpy")
 E = TypeVar("E", bound="TesseraError")
@@ -32,9 +32,9 @@ E = TypeVar("E", bound="TesseraError")
 class TesseraError(Exception):
     """The base class of every error that Tessera raises on purpose.
 
-    Its text is `what`, the operands by name (one that is "" is left out), the user's line, and
-    `fix`, the way out. `rows` are further operands as (name, value); `at` replaces the user's line,
-    for values whose own line matters more than the call's.
+    Its text is `what`, the operands by name (empty ones are left out), the user's line, and `fix`.
+    `rows` are further operands as (name, value); `at` replaces the user's line, for values whose
+    own line matters more than the call's.
     """
 
     def __init__(
@@ -105,12 +105,13 @@ class CheckpointError(TesseraError, RuntimeError):
 
 
 class UsageError(TesseraError, TypeError):
-    """Raised when a call has no meaning: a wrong kind of argument, a tensor out of its scope."""
+    """Raised when a call has no meaning: a wrong kind of argument, a tensor outside of its
+    scope."""
 
 
 class EngineWarning(UserWarning):
-    """Warns of what the engine cannot do as asked: it was started before Tessera could set it up,
-    or its devices keep a lower level of determinism."""
+    """Warns that the engine cannot do something as asked: it was started before Tessera could set
+    it up, or its devices keep a lower level of determinism."""
 
 
 class OptionWarning(UserWarning):
@@ -122,9 +123,8 @@ class StrategyWarning(UserWarning):
 
 
 class TraceWarning(UserWarning):
-    """Warns that a function is recorded again and again, as its arguments differ at each call, that
-    it does something while it is recorded that later calls will not do, or that no gradient flows
-    through it."""
+    """Warns of a recorded function: it is recorded again and again, as its arguments differ at each
+    call; it has side effects that later calls will not have; or no gradient flows through it."""
 
 
 class UnknownNameError(TesseraError, AttributeError):
@@ -132,10 +132,10 @@ class UnknownNameError(TesseraError, AttributeError):
 
 
 class NotYetError(UsageError, UnknownNameError):
-    """A UsageError of an attribute that an object does not have yet: `hasattr` says no."""
+    """A UsageError for an attribute that an object does not have yet: `hasattr` returns False."""
 
 
-NotYetError.__name__ = NotYetError.__qualname__ = UsageError.__name__  # as users know it
+NotYetError.__name__ = NotYetError.__qualname__ = UsageError.__name__  # the documented name
 
 for _cls in (
     TesseraError, ShapeError, DTypeError, LayoutError, MeshError, StrategyError, GraphError,
@@ -146,11 +146,11 @@ for _cls in (
 
 
 def caller(frame: FrameType | None = None) -> str:
-    """The innermost `file:line` outside the package, or "" where there is none; here, or seen from
-    `frame` (of another thread).
+    """Returns the innermost `file:line` outside of the package, or "" without one; here, or seen
+    from `frame` (of another thread).
 
-    Code of no file is a user's too: a string (`exec`, `python -c`), the standard input, a cell of a
-    notebook. A doctest or an interactive line has no place to point at, so it has no location.
+    Code without a file is a user's, too: a string (`exec`, `python -c`), the standard input, a
+    notebook's cell. A doctest or an interactive line has no useful location, so it returns "".
     """
     frame = frame or sys._getframe(1)
     while frame is not None:
@@ -161,16 +161,16 @@ def caller(frame: FrameType | None = None) -> str:
             if is_users(frame):
                 return _place(file, frame.f_lineno)
             if not file.startswith("<"):
-                _INNER.add(file)  # each op asks, from twenty of our frames
+                _INNER.add(file)  # a cache: each op calls this, below twenty frames of the package
         frame = frame.f_back
     return ""
 
 
-_INNER: set[str] = set()  # files of which it was found that they are no user's
+_INNER: set[str] = set()  # files known not to be a user's
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether the code of `frame` is a user's; what a library makes from text is none."""
+    """Returns whether the code of `frame` is a user's; code that a library generates is not."""
     name = frame.f_code.co_filename
     if name.startswith("<"):
         home = str(frame.f_globals.get("__name__", ""))
@@ -182,19 +182,19 @@ def is_users(frame: FrameType) -> bool:
 
 
 def _is_typed(frame: FrameType) -> bool:
-    """Whether `frame` runs a line that was typed at Python's own prompt."""
+    """Returns whether `frame` runs a line typed at Python's own prompt."""
     name = frame.f_code.co_filename
     return name.startswith(("<stdin", "<python-input")) and hasattr(sys, "ps1")
 
 
 def _place(file: str, line: int) -> str:
-    """A file's line; of a cell of a notebook, whose file is a number, only the line."""
+    """Returns a file's line; for a notebook's cell, whose file is a number, the line alone."""
     cell = "ipykernel_" in file or file.startswith("<ipython-input")
     return f"cell:{line}" if cell else f"{file.rpartition('/')[2]}:{line}"
 
 
 def lines_up() -> int:
-    """The `stacklevel` with which the caller's warning names the user's line."""
+    """Returns the `stacklevel` with which the caller's warning names the user's line."""
     frame, k = sys._getframe(1), 1
     while frame.f_back is not None and not is_users(frame):
         frame, k = frame.f_back, k + 1
@@ -203,13 +203,14 @@ def lines_up() -> int:
 
 def warn_no_effect(option: str, why: str, *, means: str, fix: str) -> None:
     """Gives the OptionWarning that `option`, as the user wrote it, has no effect because of `why`;
-    what it `means`, and the way out."""
+    with what it `means`, and the fix."""
     text = f"{option} has no effect: {why}\n  means : {means}\n  fix   : {fix}"
     warnings.warn(text, OptionWarning, stacklevel=lines_up())
 
 
 def line_of(error: BaseException) -> str:
-    """The innermost `file:line` outside the package where `error` was raised, or ""."""
+    """Returns the innermost `file:line` outside of the package at which `error` was raised, or
+    ""."""
     found, tb = "", error.__traceback__
     while tb is not None:
         if is_users(tb.tb_frame):
@@ -226,5 +227,5 @@ def fail(
     fix: str = "",
     at: str | None = None,
 ) -> E:
-    """The error `cls` with this text."""
+    """Returns the error `cls` with this text."""
     return cls(what, rows=operands, fix=fix, at=at)

@@ -1,4 +1,4 @@
-"""How does a file get onto the disk? Whole, or not at all: written beside, forced out, renamed.
+"""Atomic writes of files: written to a temporary file, synced to disk, renamed.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -15,8 +15,8 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes `data` to `path`, whose folder is made. Where it fails or is interrupted, a file that
-    was there stays as it was. Raises OSError."""
+    """Writes `data` to `path`, and creates its folder. If it fails or is interrupted, an existing
+    file stays unchanged. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part-{os.getpid()}")
     try:
@@ -33,7 +33,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Forces what is in a file to the disk, of a folder the names."""
+    """Forces a file's contents, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

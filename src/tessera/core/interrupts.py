@@ -1,10 +1,10 @@
-"""Signals that wait for the end of a compiled call, such as a Ctrl-C.
+"""Deferral of signals, such as a Ctrl-C, to the end of a compiled call.
 
-A `whole` call is never interrupted: weights and moments are those of before it or those of after
-it. A handler of a signal that is a Python function runs DELAY_S after the call has ended, or later
-as the next compiled function is called, so the call's result is in the caller's variable by then;
-only a result that is nothing but an argument of that next call, `g(f(x))`, is lost. A second Ctrl-C
-arrives at once. Python runs handlers in the main thread alone; calls in others have no part in it.
+A `whole` call is never interrupted: weights and moments are those from before it or from after it.
+A Python signal handler runs DELAY_S after the call has ended, or later, when the next compiled
+function is called. By then the call's result is in the caller's variable; only a result that is
+directly an argument of the next call, `g(f(x))`, is lost. A second Ctrl-C is handled at once.
+Python runs handlers in the main thread alone; calls in other threads are not affected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DELAY_S = 0.05
 SAID_S = 1.0
-"""After so long the first Ctrl-C is answered with a line that says what it waits for."""
+"""After this time a Ctrl-C that still waits is answered with a line."""
 CALLS = 4
-"""So many calls in a row that are of no compiled function let a signal wait."""
+"""Number of calls in a row, other than of compiled functions, that defer a signal."""
 SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2")
@@ -36,15 +36,15 @@ SIGNALS = tuple(
 )
 _MAIN = threading.main_thread().ident
 
-_depth = 0  # of whole calls, in the main thread
-_ended_s = -DELAY_S  # when the last one ended
-_waiting: dict[int, float] = {}  # signal -> when it came
-_calls = 0  # since then, and since a compiled function was called
-_sent = False  # whether the next signal is one that waits, sent again
+_depth = 0  # nesting of whole calls in the main thread
+_ended_s = -DELAY_S  # end of the last whole call
+_waiting: dict[int, float] = {}  # deferred signal -> time of its arrival
+_calls = 0  # calls since the signal, and since the last call of a compiled function
+_sent = False  # the next signal is a deferred one, sent again
 
 
 class Handler:
-    """A handler that hands on to `former`, now or later."""
+    """A handler that calls `former`, now or later."""
 
     def __init__(self, former: Callable[[int, FrameType | None], Any]) -> None:
         self.former = former
@@ -75,11 +75,11 @@ class Immediate:
         self.handler(signum, frame)
 
 
-_QUIET = {Handler, Immediate, int, signal.Handlers, type(None)}  # nothing to put a handler before
+_QUIET = {Handler, Immediate, int, signal.Handlers, type(None)}  # types that need no wrapping
 
 
 def whole(fn: F) -> F:
-    """`fn`, within which no signal is handled by a Python function."""
+    """Returns `fn` with Python signal handlers deferred during its calls."""
 
     @boundary
     @functools.wraps(fn)
@@ -103,13 +103,13 @@ def whole(fn: F) -> F:
 
 
 def _install(signum: int) -> None:
-    """Puts a `Handler` before the Python function that handles a signal now."""
+    """Wraps the current Python handler of a signal in a `Handler`."""
     signal.signal(signum, Handler(getsignal(signum)))
 
 
 def handle_waiting(compiled: bool = True) -> None:
-    """Runs the handlers of signals that have waited for DELAY_S, as a call of a compiled function
-    begins, or the last of CALLS of another kind."""
+    """Runs the handlers of signals that have waited for DELAY_S. Called when a compiled function is
+    called; other calls (`compiled=False`) run them only at the last of CALLS in a row."""
     global _calls
     if not _waiting or _depth > 1 or threading.get_ident() != _MAIN:
         return
@@ -125,8 +125,8 @@ def handle_waiting(compiled: bool = True) -> None:
 
 
 def opens(fn: F) -> F:
-    """`fn`, part of a whole call, that calls a function of the user's which is only recorded:
-    signals are handled there."""
+    """Returns `fn`, a part of a whole call, with signals handled during it: it calls a user's
+    function that is only recorded."""
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -143,14 +143,15 @@ def opens(fn: F) -> F:
 
 
 def _send_again(signum: int) -> None:
-    """Sends a signal that waits once more until it was handled; says what a Ctrl-C waits for."""
+    """Sends a deferred signal again until it is handled. Prints a line if a Ctrl-C waits for
+    long."""
     global _sent
     came_s, said = _waiting.get(signum), False
     while came_s is not None and _waiting.get(signum) == came_s:
         time.sleep(DELAY_S)
         if not _depth and _waiting.get(signum) == came_s:
             _sent = True
-            signal.pthread_kill(cast(int, _MAIN), signum)  # which ends a sleep, too
+            signal.pthread_kill(cast(int, _MAIN), signum)  # ends a sleep of the main thread, too
         elif signum == signal.SIGINT and not said and time.monotonic() - came_s > SAID_S:
             said = True
             print(

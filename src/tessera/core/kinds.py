@@ -1,5 +1,4 @@
-"""What may a value be? A kind is that in words, which errors say, and as a question. Tables of
-settings have one a key.
+"""Kinds of values: a description for errors, and a predicate. Tables of settings have one per key.
 
 >>> words, fits = whole_numbers(1)
 >>> words, fits(3), fits(0), fits(True)
@@ -19,17 +18,18 @@ Kind = tuple[str, Callable[[Any], bool]]
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number, Python's or NumPy's; a bool is not."""
+    """Returns whether `value` is an integer of Python or NumPy; a bool is not."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is a number, Python's or NumPy's; a bool is not."""
+    """Returns whether `value` is a number of Python or NumPy; a bool is not."""
     return is_whole(value) or isinstance(value, (float, np.floating))
 
 
 def python_numbers(value: Any) -> Any:
-    """`value`, with Python's numbers in place of NumPy's, which have no `bit_length` and no JSON.
+    """Returns `value` with Python's numbers in place of NumPy's, which have no `bit_length` and no
+    JSON.
 
     >>> python_numbers(np.int64(3)), python_numbers((np.float64(0.5), 2)), python_numbers(None)
     (3, (0.5, 2), None)
@@ -46,8 +46,8 @@ def is_string(value: object) -> TypeGuard[str]:
 
 
 def is_list(value: object, of: Callable[[Any], bool], count: int | None = None) -> bool:
-    """Whether `value` is a list, a tuple, a range or a one-dimensional array, of `count` values if
-    that is said, all of which are `of`."""
+    """Returns whether `value` is a list, a tuple, a range or an array whose elements all satisfy
+    `of`; with `count`, whether it also has this length."""
     if isinstance(value, (tuple, list, range)) or (isinstance(value, np.ndarray) and value.ndim):
         return count in (None, len(value)) and all(map(of, value))
     return False
@@ -59,12 +59,12 @@ _WITHIN: dict[str, Callable[[float, float], bool]] = {
 
 
 def within(x: float, bounds: Mapping[str, float]) -> bool:
-    """Whether `x` is within `bounds`: "least", "most", "above", "below"."""
+    """Returns whether `x` is within `bounds`: "least", "most", "above", "below"."""
     return all(_WITHIN[bound](x, limit) for bound, limit in bounds.items())
 
 
 def _said(bounds: Mapping[str, float]) -> str:
-    """Bounds in words, but for infinite ones."""
+    """Returns the finite bounds in words."""
     told = {how: x for how, x in bounds.items() if math.isfinite(x)}
     if told.keys() == {"least", "most"}:
         return f" from {told['least']} to {told['most']}"
@@ -73,7 +73,7 @@ def _said(bounds: Mapping[str, float]) -> str:
 
 
 def whole_numbers(least: int | None = None, most: int | None = None) -> Kind:
-    """Whole numbers from `least` to `most`.
+    """Returns the kind of integers from `least` to `most`.
 
     >>> whole_numbers(0, 7)[0]
     'a whole number from 0 to 7'
@@ -83,7 +83,7 @@ def whole_numbers(least: int | None = None, most: int | None = None) -> Kind:
 
 
 def numbers(**bounds: float) -> Kind:
-    """Numbers within the bounds `least`, `most`, `above`, `below`.
+    """Returns the kind of numbers within the bounds `least`, `most`, `above`, `below`.
 
     >>> numbers(least=0, below=1)[0], numbers(above=0, below=math.inf)[0]
     ('a number of at least 0 and below 1', 'a number above 0')
@@ -92,18 +92,19 @@ def numbers(**bounds: float) -> Kind:
 
 
 def choices(*known: object) -> Kind:
-    """Some words, True, False or None.
+    """Returns the kind of some words, True, False or None.
 
     >>> choices(True, "bf16", "fp16")[0]
     'True, "bf16" or "fp16"'
     """
     words = [f'"{k}"' if isinstance(k, str) else str(k) for k in known]
     said = ", ".join(words[:-1]) + " or " * (len(words) > 1) + words[-1]
+    # `is` for other values, as 1 == True.
     return said, lambda x: x in known if isinstance(x, str) else any(x is k for k in known)
 
 
 def or_none(kind: Kind) -> Kind:
-    """What `kind` is, or None."""
+    """Returns the kind of the values of `kind` and None."""
     return f"{kind[0]}, or None", lambda x: x is None or kind[1](x)
 
 

@@ -1,10 +1,10 @@
-"""How does a tensor lie on a mesh? A dim is a list of digits; some digits are mesh axes.
+"""Layouts of tensors on a mesh. A dim is a list of digits, some of which are mesh axes.
 
-A dim is read as a mixed-radix number, major digit first. `8@dp` with dp=2 is the digits
+A dim is read as a mixed-radix number, major digit first. `8@dp` with dp=2 has the digits
 `(2@dp·4)`: device dp=0 holds the first 4 of 8. Reshape regroups digits; a collective adds, removes
-or moves one. A `Factor` is a run of axis digits with the local digit below them; a factor that its
-axes do not divide is kept whole, in ceil blocks, the last one short. A dim of size 0 is split over
-nothing: each device has all of it, and `0@dp` is `0`.
+or moves one. A `Factor` is a run of axis digits with the local digit below them. A factor that its
+axes do not divide is one uneven digit, split into ceil blocks with a short last one. A dim of size
+0 is not split: each device has all of it, and `0@dp` is `0`.
 
 >>> from tessera.core.mesh import Mesh
 >>> mesh = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
@@ -45,7 +45,7 @@ _NO_AXES: Mapping[str, int] = {}
 @dataclass(frozen=True, slots=True)
 class Digit:
     """One digit of a dim: an axis digit (one axis, local size 1), a local digit (no axes), or a
-    whole uneven factor (`uneven`), which cannot be cut."""
+    whole uneven factor (`uneven`), which cannot be split into digits."""
 
     size: int
     axes: tuple[str, ...] = ()
@@ -54,12 +54,12 @@ class Digit:
 
 
 def ways(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
-    """Over how many devices `axes` split something."""
+    """Returns the number of shards over `axes`: the product of their sizes."""
     return math.prod(sizes[a] for a in axes)
 
 
 def digits(dim: Dim, sizes: Mapping[str, int]) -> list[Digit]:
-    """The digits of `dim`, major first; digits of size one are left out."""
+    """Returns the digits of `dim`, major first, without digits of size one."""
     if not dim_size(dim):
         return [Digit(0, (), 0)]
     out: list[Digit] = []
@@ -76,7 +76,7 @@ def digits(dim: Dim, sizes: Mapping[str, int]) -> list[Digit]:
 
 
 def grouped(run: Iterable[Digit]) -> Dim:
-    """The canonical dim of a run of digits: what `digits` takes apart."""
+    """Returns the canonical dim of a run of digits; the inverse of `digits`."""
     run = list(run)
     if any(d.size == 0 for d in run):
         return (Factor(0),)
@@ -90,7 +90,7 @@ def grouped(run: Iterable[Digit]) -> Dim:
                 out.append(Factor(size, axes))
             at = len(out)
             while d.size == 1 and at and out[at - 1].size == 1 and out[at - 1].axes > d.axes:
-                at -= 1  # one element over the first device of each: their order says nothing
+                at -= 1  # factors of one element have no order: a canonical one is by their axes
             out.insert(at, Factor(d.size, d.axes))
             size, axes, open_ = 1, (), False
         elif d.axes:
@@ -106,7 +106,7 @@ def grouped(run: Iterable[Digit]) -> Dim:
 
 
 def canonical(dim: Dim, sizes: Mapping[str, int]) -> Dim:
-    """Two dims that lie the same way have the same canonical form."""
+    """Returns the canonical form of a dim: equal for dims with the same placement of elements."""
     if len(dim) == 1 and not dim[0].axes:
         return dim
     return grouped(digits(dim, sizes))
@@ -121,7 +121,7 @@ def dim_size(dim: Dim) -> int:
 
 
 def without(dim: Dim, axes: Iterable[str], sizes: Mapping[str, int]) -> Dim:
-    """`dim` with nothing split over `axes`; its other axes split what they split before."""
+    """Returns `dim` with no split over `axes`; its other axes split the same digits as before."""
     gone = set(axes)
     if not gone & set(dim_axes(dim)):
         return dim
@@ -135,7 +135,7 @@ def without(dim: Dim, axes: Iterable[str], sizes: Mapping[str, int]) -> Dim:
 def regroup(
     dims: Sequence[Dim], shape: Sequence[int], sizes: Mapping[str, int]
 ) -> tuple[Dim, ...] | frozenset[str]:
-    """The dims after a reshape to `shape`, or the axes that must be gathered before it can be."""
+    """Returns the dims after a reshape to `shape`, or the axes that must be gathered before it."""
     if 0 in shape:
         return _regroup_empty(dims, tuple(shape), sizes)
     queue: deque[Digit] = deque()
@@ -162,7 +162,7 @@ def regroup(
             else:
                 return frozenset(next(d.axes for d in queue if d.axes))
         out.append(grouped(got))
-    if queue:  # one element over several devices (1@dp) has no dim left to stand in
+    if queue:  # an uneven factor of one element (1@dp) that no dim of the new shape can hold
         return frozenset(a for d in queue for a in d.axes)
     return tuple(out)
 
@@ -170,8 +170,9 @@ def regroup(
 def _regroup_empty(
     dims: Sequence[Dim], shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> tuple[Dim, ...] | frozenset[str]:
-    """`regroup` without elements: what stands before the first dim of size 0 and what stands after
-    it, each for itself where it keeps its number of places; else nothing stays split."""
+    """Returns `regroup` of tensors without elements. The dims before the first dim of size 0 and
+    those after it are regrouped separately, if each side keeps its number of elements; otherwise
+    all axes are gathered."""
     old = tuple(map(dim_size, dims))
     i, j = old.index(0), shape.index(0)
     if math.prod(old[:i]) != math.prod(shape[:j]) or (
@@ -189,12 +190,12 @@ def _regroup_empty(
 class TensorType:
     """dtype, layout and mesh of a tensor. Interned: equal types are the same object.
 
-    `dims` hold the sizes and how they are split, `partial` the axes over which the value is
-    still to be completed, as (axis, "sum" | "max" | "min"). `varying` are the axes along which
-    each device has a value of its own, as in the body of a `@ts.distribute`: a global value
-    with one leading dim per axis, which the shape leaves out. `rest` are those axes that split
-    it only while it rests (ZeRO's): a program that is mesh invariant sees the tensor
-    whole along them. No text shows it.
+    `dims` hold the sizes and the splits, `partial` the axes over which the value is still to be
+    reduced, as (axis, "sum" | "max" | "min"). `varying` are the axes along which each device has a
+    value of its own, as in the body of a `@ts.distribute`: a global value with one leading dim per
+    axis, which the shape leaves out. `rest` are the axes that split the tensor only between
+    programs (ZeRO): a mesh-invariant program sees it whole along them. The text does not show
+    `rest`.
     """
 
     dtype: DType
@@ -220,6 +221,7 @@ class TensorType:
         except KeyError as unknown:
             raise unknown_axis(str(unknown.args[0]), mesh) from None
         if partial:
+            # An unknown axis counts as of size 2: it stays, for the error of `_check`.
             partial = tuple(
                 sorted((p for p in partial if sizes.get(p[0], 2) > 1), key=lambda p: p[0])
             )
@@ -283,12 +285,13 @@ class TensorType:
 
     @cached_property
     def device_bytes(self) -> int:
-        """The bytes on one device: of a folded mesh those of all of its places, alike ones once."""
+        """The bytes on one device; on a folded mesh those of all its places, equal blocks counted
+        once."""
         return self.local_bytes * self.places_held()
 
     def places_held(self, without: Iterable[str] = ()) -> int:
-        """How many blocks that differ are on one device: one but for a folded mesh. Those along the
-        axes of `without` count as one."""
+        """Returns the number of different blocks on one device: 1 unless the mesh is folded. Blocks
+        that differ only along axes of `without` count as one."""
         if self.mesh is None or self.mesh.onto is None:
             return 1
         own = {*self.split_axes, *self.partial_axes, *self.varying} - {*without}
@@ -326,37 +329,37 @@ class TensorType:
         return TensorType(dtype, self.dims, self.partial, self.mesh, self.varying, self.rest)
 
     def on(self, mesh: Mesh | None) -> TensorType:
-        """The same type on `mesh`; a type without a mesh is replicated there."""
+        """Returns the same type on `mesh`; a type without a mesh is replicated there."""
         return TensorType(self.dtype, self.dims, self.partial, mesh, self.varying, self.rest)
 
     def with_varying(self, varying: Iterable[str]) -> TensorType:
-        """The same block on each device, of a value of its own along the axes `varying`."""
+        """Returns the same block on each device, of a value of its own along the axes `varying`."""
         return TensorType(self.dtype, self.dims, self.partial, self.mesh, varying, self.rest)
 
     def with_rest(self, rest: Iterable[str]) -> TensorType:
-        """The same layout, where the axes `rest` split it only while it rests."""
+        """Returns the same layout, split over the axes `rest` only between programs."""
         return TensorType(self.dtype, self.dims, self.partial, self.mesh, self.varying, rest)
 
     @cached_property
     def in_use(self) -> TensorType:
-        """The layout in which a program sees it: whole along the axes over which it rests."""
+        """The layout that a program sees: whole along the axes of `rest`."""
         if not self.rest:
             return self
         return self.with_dims(without(d, self.rest, self.sizes) for d in self.dims)
 
     def complete(self) -> TensorType:
-        """The type once its partial sums are finished."""
+        """Returns the type after the reduction of its partial values."""
         return self.with_partial(()) if self.partial else self
 
     def replicated(self) -> TensorType:
         return plain(self.dtype, self.shape, self.mesh)
 
     def reshape(self, shape: Sequence[int]) -> TensorType:
-        """The type after a reshape, gathering the axes that stand in its way."""
+        """Returns the type after a reshape, with axes gathered where necessary."""
         return self.before_reshape(shape)[1]
 
     def before_reshape(self, shape: Sequence[int]) -> tuple[TensorType, TensorType]:
-        """(what must be there before the reshape, what comes out of it)."""
+        """Returns (the type needed before the reshape, the type after it)."""
         dims = self.dims
         while isinstance(new := regroup(dims, shape, self.sizes), frozenset):
             dims = tuple(without(d, new, self.sizes) for d in dims)
@@ -415,15 +418,15 @@ def unknown_axis(axis: str, mesh: Mesh | None) -> LayoutError:
 
 
 def same_type(a: TensorType, b: TensorType) -> bool:
-    """Equal, where a type without a mesh stands for the replicated one on any mesh, and whether it
-    only rests so is not asked."""
+    """Returns whether two types are equal. A type without a mesh equals the replicated one on any
+    mesh; `rest` is not compared."""
     if a is b or ((a.mesh is None or b.mesh is None) and a.text == b.text):
         return True
     return a.rest != b.rest and a.with_rest(()) is b.with_rest(())
 
 
 def plain(dtype: DType, shape: Sequence[int], mesh: Mesh | None = None) -> TensorType:
-    """A type split over nothing."""
+    """Returns a type that is not split."""
     return TensorType(dtype, tuple((Factor(int(n)),) for n in shape), (), mesh)
 
 
@@ -442,7 +445,8 @@ _TYPE = re.compile(r"(\w+)\[(.*)\]((?: (?:\+|max |min )\w+)*)(?: varying (\w+(?:
 
 
 def parse_dim(text: str) -> Dim:
-    """The dim that prints as `text`: `8`, `8@dp`, `256@(y,x)`, `(3·16@tp·64)` (also with `*`)."""
+    """Returns the dim that prints as `text`: `8`, `8@dp`, `256@(y,x)`, `(3·16@tp·64)` (also with
+    `*`)."""
     body = text.strip().replace("*", "·")
     inner = body[1:-1] if body.startswith("(") else body
     out = []
@@ -470,7 +474,7 @@ def split_dims(body: str) -> list[str]:
 
 
 def parse_type(text: str, mesh: Mesh | None = None) -> TensorType:
-    """The type that prints as `text`; its axes are those of `mesh`.
+    """Returns the type that prints as `text`; its axes are those of `mesh`.
 
     Raises LayoutError if `text` is not a type.
     """

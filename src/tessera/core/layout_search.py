@@ -1,13 +1,12 @@
-"""Which way from one layout to another receives the fewest bytes?
+"""Search for the collectives from one layout to another with the fewest received bytes.
 
-A layout says of each mesh axis where it is: nowhere, at an open sum, or at one digit of one dim. A
-digit keeps its place in the dim's index whatever happens to the others: it stands for the part of
-the index between two products of sizes. So a collective changes the place of one axis (or of a few
-together), and the cheapest way is a shortest path over places (A*: Dijkstra's algorithm with a
-lower bound of what is left). An edge costs the bytes that one device receives, and a latency. On a
-described topology these are seconds that the engine's rounds take on its links; on none the fewest
-bytes go first, then the fewest collectives. Of ways that cost the same, one is taken whose blocks
-are no larger than those at both ends.
+A layout gives each mesh axis a place: none, an open sum, or one digit of one dim. A digit is the
+part of the dim's index between two products of sizes, whatever the other digits are. So a
+collective changes the place of one axis (or of a few together), and the cheapest way is a shortest
+path over places (A*: Dijkstra's algorithm with a lower bound of the remaining cost). An edge costs
+the bytes that one device receives, and a latency. On a described topology these are seconds of the
+engine's rounds on its links; without one the fewest bytes count first, then the fewest collectives.
+Between ways of equal cost, one is taken whose blocks are no larger than those at both ends.
 
 >>> from tessera.core.mesh import Mesh
 >>> from tessera.core.layout import parse_type
@@ -34,20 +33,19 @@ from .layout import Digit, TensorType, digits, grouped, ways
 from .mesh import Mesh
 from .topology import Topology
 
-# With up to so many axes that move the way is the cheapest one. With more there are too many ways:
-# what is left is then estimated, and after so many layouts the estimate alone decides where to look
-# next.
+# Up to EXACT_AXES moving axes the way found is the cheapest. With more there are too many layouts:
+# the remaining cost is an estimate, which alone orders the search after MOST_LAYOUTS layouts.
 EXACT_AXES, MOST_LAYOUTS = 4, 2000
-# Of ways that take as long, one with fewer collectives.
+# Breaks ties between ways of equal time: the one with fewer collectives.
 TIE_S = 1e-12
-# So many messages of an exchange are looked at, of more some distances.
+# Most messages of an exchange that are priced; of larger ones a sample of distances.
 MOST_MESSAGES = 1 << 14
-# To how many places of a dim an axis may go that stands in the way, by how many axes move.
+# Places per dim at which an axis may wait on the way, by the number of moving axes.
 _PARKS = {1: 6, 2: 6, 3: 6, 4: 3}
 
 
 class Place(NamedTuple):
-    """Where an axis is: the part of dim `dim`'s index from the product of sizes `at` on, `size`
+    """The place of an axis: the part of dim `dim`'s index from the product of sizes `at` on, `size`
     long. An uneven factor has all its axes, `group`, at one place. An open sum has dim -1."""
 
     dim: int
@@ -57,18 +55,18 @@ class Place(NamedTuple):
     kind: str = ""
 
     def clashes(self, other: Place) -> bool:
-        """Whether the two overlap: one must end before the other begins."""
+        """Returns whether the two overlap: one must end before the other begins."""
         if self.dim != other.dim or self.dim < 0:
             return False
         return bool(self.at % (other.at * other.size) and other.at % (self.at * self.size))
 
 
-Where = tuple[int, ...]  # one per axis that moves: the number of its place, 0 where it is nowhere
+Where = tuple[int, ...]  # for each moving axis the number of its place; 0: it has none
 
 
 class Edge(NamedTuple):
-    """A collective that is possible: the axes `who`, as numbers, go `to` the place of that number,
-    and a device's block then has `block` bytes."""
+    """A possible collective: it moves the axes `who` (by number) to the place number `to`; a
+    device's block then has `block` bytes."""
 
     kind: str
     who: tuple[int, ...]
@@ -78,7 +76,7 @@ class Edge(NamedTuple):
 
 
 class Price(NamedTuple):
-    """Of a collective: once, and for each byte that a device receives."""
+    """The price of a collective: once, and per byte that a device receives."""
 
     latency: float = 1.0
     per_byte: float = 1.0
@@ -95,7 +93,7 @@ class Move(NamedTuple):
 
 
 def places(t: TensorType) -> dict[str, Place]:
-    """Where each axis is that `t` uses."""
+    """Returns the place of each axis that `t` uses."""
     found = {a: Place(-1, 0, 0, (), kind) for a, kind in t.partial}
     for j, dim in enumerate(t.dims):
         at = 1
@@ -107,7 +105,7 @@ def places(t: TensorType) -> dict[str, Place]:
 
 
 def placed(t: TensorType, where: Mapping[str, Place]) -> TensorType:
-    """`t` with its axes at these places."""
+    """Returns `t` with its axes at these places."""
     dims = []
     for j, size in enumerate(t.shape):
         run, at = [], 1
@@ -128,19 +126,19 @@ def placed(t: TensorType, where: Mapping[str, Place]) -> TensorType:
 def cheapest(
     src: TensorType, dst: TensorType, in_order: bool = False, topology: Topology | None = None
 ) -> list[Move]:
-    """The collectives from `src` to `dst`, whose open sums are all open in `src` too.
+    """Returns the collectives from `src` to `dst`, whose open sums are all open in `src`, too.
 
-    With `in_order` sums are completed one axis after the other, axes in time and then the last name
-    first: that fixes the order of additions. `topology` prices the axes.
+    With `in_order` sums are completed one axis after the other, axes in time first and then the
+    last name first: this fixes the order of additions. `topology` prices the axes.
     """
     return _Search(src, dst, in_order, topology).way()
 
 
 @lru_cache(maxsize=1024)
 def price(mesh: Mesh, axes: tuple[str, ...], kind: str, topology: Topology) -> Price:
-    """Of the collective `kind` over `axes` as the engine runs it, in seconds: each device of a
-    group sends to its neighbour, round by round, or to each other device in turn. All groups work
-    at once and share the links.
+    """Returns the price of the collective `kind` over `axes` as the engine runs it, in seconds:
+    each device of a group sends to its neighbour, round by round, or to each other device in turn.
+    All groups run at once and share the links.
 
     >>> from tessera.core.topology import cluster
     >>> mesh = Mesh(("dp", "tp"), shape={"dp": 4, "tp": 8})
@@ -152,7 +150,7 @@ def price(mesh: Mesh, axes: tuple[str, ...], kind: str, topology: Topology) -> P
     """
     groups = mesh.physical.groups(axes)
     n = len(groups[0])
-    # Rounds are alike, or each has its distance; of many distances some stand for all.
+    # All rounds are equal, or each has its own distance; of many distances a sample is priced.
     skip = 1 + n * len(groups) * n // MOST_MESSAGES
     distances = range(1, n)[::skip] if kind == "all_to_all" else range(1, min(n, 2))
     latency = per_byte = 0.0
@@ -177,16 +175,16 @@ class _Search:
         self.src, self.in_order, self.topology = src, in_order, topology
         self.most_bytes = max(src.local_bytes, dst.local_bytes)
         first, last = places(src), places(dst)
-        # What stays where it is stays there all the way.
+        # Axes at their goal stay there all the way.
         self.kept = {a: p for a, p in first.items() if last.get(a) == p}
         self.axes = [a for a in src.sizes if a not in self.kept and (a in first or a in last)]
         self.ways = [src.sizes[a] for a in self.axes]
         self.prices: dict[tuple[str, tuple[int, ...]], Price] = {}
-        # The bounds hold for the cheapest axis.
+        # The cheapest price of all axes, for the lower bounds.
         self.low = self._least()
         ends = [tuple(t.get(a) for a in self.axes) for t in (first, last)]
         self.exact = len(self.axes) <= EXACT_AXES
-        # The places by number, and of each the others that it clashes with, as bits.
+        # The places by number, and the numbers of those that each clashes with, as bits.
         self.place: list[Place | None] = [None]
         self.number: dict[Place | None, int] = {None: 0}
         self.clash: list[int] = [0]
@@ -206,8 +204,8 @@ class _Search:
         self.uneven = bool(self.members) or any(p.group for p in self.kept.values())
 
     def _number(self, p: Place | None) -> int:
-        """The number of place `p`, a new one if it is met for the first time; `clash` then says
-        which others cannot be taken beside it."""
+        """Returns the number of place `p`, a new one at its first use; `clash` then has the places
+        that cannot be used together with it."""
         if p is not None and p not in self.number:
             me = self.number[p] = len(self.place)
             self.place.append(p)
@@ -221,8 +219,9 @@ class _Search:
         return self.number[p]
 
     def _rests(self, k: int, ends: Sequence[Place | None]) -> list[Place]:
-        """Where axis `k` may rest on the way: where it is to go, and beside where a digit begins or
-        ends at either end, or beside an axis that rests there. Best is what is in nobody's way."""
+        """Returns the places at which axis `k` may be on the way: its goal, and beside the digits
+        at both ends, or beside another axis at such a place. Places that clash with the fewest
+        others come first."""
         n = self.ways[k]
         start, goal = ends[k], ends[k + len(self.ways)]
         others = [p for i, p in enumerate(ends) if p is not None and i % len(self.ways) != k]
@@ -243,7 +242,7 @@ class _Search:
         return found
 
     def bytes(self, where: Where) -> int:
-        """Of one device's block."""
+        """Returns the bytes of one device's block."""
         size = math.prod(self.src.shape)
         for p in {*self.kept.values(), *(self.place[q] for q in where)}:
             if p is not None and p.group:
@@ -252,9 +251,10 @@ class _Search:
                 size //= p.size
         return size * self.src.dtype.bytes
 
-    # -- what it costs ----------------------------------------------------------------------------
+    # -- costs ------------------------------------------------------------------------------------
     def price(self, kind: str, who: tuple[int, ...]) -> Price:
-        """Of the collective `kind` over the axes `who`; of a slice, which sends nothing, none."""
+        """Returns the price of the collective `kind` over the axes `who`; 0 for a slice, which
+        sends nothing."""
         if kind == "shard":
             return Price(0.0, 0.0)
         mesh, topology = self.src.mesh, self.topology
@@ -266,7 +266,8 @@ class _Search:
         return self.prices[kind, who]
 
     def _least(self) -> Price:
-        """No collective costs less: one message on the cheapest of the links that it must pass."""
+        """Returns a lower bound of a collective's price: one message on the cheapest link that it
+        must pass."""
         mesh, topology = self.src.mesh, self.topology
         if topology is None or mesh is None:
             return Price()
@@ -279,12 +280,12 @@ class _Search:
             cheapest = Price(*map(min, cheapest, (longest, slowest)))
         return cheapest
 
-    # -- what is left -----------------------------------------------------------------------------
+    # -- bounds of the remaining cost -------------------------------------------------------------
     def left(self, where: Where, block: int) -> float:
-        """What the rest of the way costs: no more than that while the search is exact."""
+        """Returns an estimate of the remaining cost; a lower bound while the search is exact."""
         each = self.least_bytes if self.exact else block
         cost, wrong = 0.0, 0
-        for p, goal, n in zip(where, self.goal, self.ways):  # all of one length
+        for p, goal, n in zip(where, self.goal, self.ways):  # all of the same length
             if p and p != goal:
                 cost += each * (n - 1) / n
                 wrong += 1
@@ -297,7 +298,7 @@ class _Search:
         return cost * self.low.per_byte + len(dims) * self.low.latency
 
     def _unheld(self, where: Where) -> float:
-        """The bytes of the block at the goal that some device does not hold yet."""
+        """Returns the bytes of the block at the goal that some device does not hold yet."""
         if self.uneven:
             return 0.0
         seen, parts = 0, 1
@@ -310,16 +311,17 @@ class _Search:
         return self.goal_bytes - self.held_bytes / parts
 
     def _unsummed(self, where: Where) -> float:
-        """What a device receives of open sums that are not split, where blocks are smallest."""
+        """Returns the bytes that a device receives for open sums that are not split, at the
+        smallest block."""
         sums = [k for k, p in enumerate(where) if p and self.dim[p] < 0]
         if not sums:
             return 0.0
         n = math.prod([self.ways[k] for k in sums if not self.goal[k]])
         return 2 * (n - 1) * self.least_bytes * math.prod([self.ways[k] for k in sums]) / n
 
-    # -- what is possible -------------------------------------------------------------------------
+    # -- edges ------------------------------------------------------------------------------------
     def edges(self, where: Where, block: int) -> Iterator[Edge]:
-        """The steps that are possible from the layout `where`, whose block has `block` bytes: for
+        """Yields the possible steps from the layout `where`, whose block has `block` bytes: for
         each axis a gather, an exchange to another dim, a slice, or the completion of a sum."""
         at = [self.place[p] for p in where]
         sums = [k for k, p in enumerate(at) if p is not None and p.dim < 0]
@@ -329,7 +331,7 @@ class _Search:
         taken = 0
         for q in where:
             taken |= 1 << q
-        # Axes that a gather may take along, by where they begin.
+        # Axes that a gather may include, by their place's begin.
         along = {
             (p.dim, p.at): k
             for k, p in enumerate(at)
@@ -364,13 +366,14 @@ class _Search:
                     yield from self._arrivals("reduce_scatter", where, k, others, received, block)
 
     def _block(self, where: Where, who: Sequence[int], to: int) -> int:
-        """The bytes of a block once the axes `who` are at the place `to`."""
+        """Returns the bytes of a block with the axes `who` at the place `to`."""
         return self.bytes(tuple(to if k in who else p for k, p in enumerate(where)))
 
     def _arrivals(
         self, kind: str, where: Where, k: int, others: int, received: float, block: int
     ) -> Iterator[Edge]:
-        """Axis `k`, which splits nothing, comes to a dim; `others` are the other axes' places."""
+        """Yields the steps that bring axis `k`, which splits nothing, to a dim; `others` are the
+        places of the other axes."""
         for q in self.rests[k]:
             if not self.clash[q] & others:
                 yield Edge(kind, (k,), q, received, block // self.ways[k])
@@ -385,7 +388,7 @@ class _Search:
     def _gathers(
         self, k: int, p: Place, along: Mapping[tuple[int, int], int], block: int
     ) -> Iterator[Edge]:
-        """Axis `k` at `p` is gathered, alone or with what is below it."""
+        """Yields the gathers of axis `k` at `p`, alone or together with the axes below it."""
         who, n = [k], self.ways[k]
         yield Edge("all_gather", (k,), 0, (n - 1) * block, n * block)
         while (p.dim, p.at * n) in along:
@@ -395,9 +398,9 @@ class _Search:
 
     # -- the search -------------------------------------------------------------------------------
     def way(self) -> list[Move]:
-        """The cheapest way, by A*: layouts are visited in the order of what was paid for them plus
-        the least that is left. After `MOST_LAYOUTS` of them only what is left counts, so that a way
-        is found in time, though perhaps not the cheapest."""
+        """Returns the cheapest way, by A*: layouts are visited in the order of the cost so far plus
+        the bound of the remaining cost. After `MOST_LAYOUTS` of them only the remaining cost
+        counts, so that a way is found in time, though perhaps not the cheapest."""
         ticket = count()
         known: dict[Where, float] = {self.start: 0.0}
         came: dict[Where, tuple[Edge, Where]] = {}
@@ -424,7 +427,7 @@ class _Search:
         raise AssertionError("whatever is split can be gathered")
 
     def _told(self, came: dict[Where, tuple[Edge, Where]]) -> list[Move]:
-        """The way as moves, read backwards from the goal."""
+        """Returns the way as moves, read backwards from the goal."""
         out: list[Move] = []
         now = self.goal
         while now in came:

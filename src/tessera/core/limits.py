@@ -1,4 +1,4 @@
-"""How long may a collective take, and how many does a rank remember? Limits of this process.
+"""Limits of this process: the time of a collective, and the number of recorded collectives.
 
 They are not part of a program: from the moment they are set they hold for everything that runs, in
 all threads.
@@ -15,8 +15,8 @@ from . import environment
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`collective_s`: seconds that a collective may take. `flight_records`: how many of its last
-    collectives a rank remembers."""
+    """`collective_s`: time limit of a collective in seconds. `flight_records`: number of last
+    collectives that a rank records."""
 
     collective_s: float
     flight_records: int
@@ -35,7 +35,7 @@ def _by_switches() -> Limits:
 
 
 def limits() -> Limits:
-    """The limits in force."""
+    """Returns the limits in force."""
     return _set[0] if _set else _by_switches()
 
 

@@ -1,4 +1,4 @@
-"""Which devices work together, and along which named axes? A `Mesh` answers, and never changes.
+"""`Mesh`: named axes over devices, as an immutable value; folds, axes in time, the current mesh.
 
 >>> mesh = Mesh(["tp", "dp"], devices=range(16))
 >>> mesh.topology
@@ -59,10 +59,10 @@ class Mesh:
     shape: tuple[int, ...]
     ids: tuple[int, ...]
     sizes: Mapping[str, int]
-    onto: Mesh | None  # the smaller mesh that runs it, where it is folded
-    links: Topology | None  # how the devices are wired, by their ids, where a machine says so
-    time: tuple[str, ...]  # axes whose places a device takes one after the other: see `in_time`
-    space: Mesh | None  # the mesh without those axes, None also where no other axis is left
+    onto: Mesh | None  # the smaller mesh that runs it, if it is folded
+    links: Topology | None  # the wiring of the devices, by their ids, if a machine describes it
+    time: tuple[str, ...]  # axes whose places a device runs one after the other: see `in_time`
+    space: Mesh | None  # the mesh without those axes; None also if no other axis is left
     _hash: int
 
     def __init__(self, axes: Sequence[str], devices: Devices = None, shape: Shape = None) -> None:
@@ -98,7 +98,8 @@ class Mesh:
 
     @staticmethod
     def parse(text: str) -> Mesh:
-        """The mesh over devices 0, 1, 2, ... that `text` describes: "dp=2,tp=4" or "dp=2 tp=4".
+        """Returns the mesh over devices 0, 1, 2, ... that `text` describes: "dp=2,tp=4" or "dp=2
+        tp=4".
 
         Raises MeshError if a part is not `axis=size` or an axis is named twice.
 
@@ -152,14 +153,15 @@ class Mesh:
         )
 
     def text(self) -> str:
-        """The text that `parse` reads and Graph IR prints: 'dp=2 tp=4'. It has no device ids."""
+        """Returns the text that `parse` reads and Graph IR prints: 'dp=2 tp=4'. It has no device
+        ids."""
         return " ".join(
             f"time({axis}={size})" if axis in self.time else f"{axis}={size}"
             for axis, size in self.sizes.items()
         )
 
     def text_beside(self, other: Mesh | None) -> str:
-        """`text`, and where `other` has the same: what it is folded onto, and its devices."""
+        """Returns `text`; if `other` has the same text, also the fold and the devices."""
         if other is None or other.text() != self.text():
             return self.text()
         fold = f" folded onto {self.onto.text()}" if self.onto is not None else ""
@@ -167,7 +169,8 @@ class Mesh:
 
     @property
     def folds(self) -> Mapping[str, int]:
-        """How many places along each axis one device runs in turn: 1 if the mesh is not folded."""
+        """The number of places along each axis that one device runs in turn: 1 if the mesh is not
+        folded."""
         here = self.onto or self
         return {axis: size // here.sizes[axis] for axis, size in self.sizes.items()}
 
@@ -182,12 +185,12 @@ class Mesh:
         return self._folded(None) if self.onto is not None else self
 
     def fold(self, onto: object) -> Mesh:
-        """The same logical mesh, run by fewer devices that each run several places in turn.
+        """Returns the same logical mesh, run by fewer devices that each run several places in turn.
 
-        `onto` says how many devices an axis keeps: "dp=2,tp=1", {"dp": 2}, a total number of
-        devices (the leading axes are folded first), or a Mesh with these axes. Neighbouring places
-        share a device, and results are those of the logical mesh. Raises MeshError if a size does
-        not divide.
+        `onto` gives the devices of an axis: "dp=2,tp=1", {"dp": 2}, a total number of devices (the
+        leading axes are folded first), or a Mesh with these axes. Neighbouring places share a
+        device, and results are those of the logical mesh. Raises MeshError if a size does not
+        divide.
 
         >>> mesh = Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1")
         >>> mesh.size, mesh.physical.text(), mesh.folds
@@ -198,10 +201,9 @@ class Mesh:
         return self._folded(folded_onto(self, onto))
 
     def wired(self, links: Topology | None) -> Mesh:
-        """The same mesh with `links` between its devices: what is planned inside `with mesh:` is
+        """Returns the same mesh with `links` between its devices: plans inside `with mesh:` are
         priced on them. Meshes that differ in their links alone are equal. Raises UsageError if a
-        device of the mesh is not in `links`.
-        """
+        device of the mesh is not in `links`."""
         if self.time:
             return self._around_time(lambda space: space.wired(links))
         if links is not None:
@@ -209,12 +211,12 @@ class Mesh:
         return self._made(self.onto, links)
 
     def in_time(self, **turns: int) -> Mesh:
-        """This mesh with one more axis, named in `turns` with its size, which lies in time: every
-        device takes the places along it one after the other.
+        """Returns this mesh with one more axis, named in `turns` with its size, which lies in time:
+        every device runs the places along it one after the other.
 
-        A batch that is laid over the axis, below the axes of devices, is computed in so many
+        A batch that is split over the axis, below the axes of devices, is computed in that many
         microbatches. Raises MeshError unless `turns` is one axis with a size above 0, or if the
-        mesh has it already, or has an axis in time.
+        mesh already has it, or has another axis in time.
 
         >>> mesh = Mesh.parse("dp=2").in_time(mb=4)
         >>> mesh.text(), mesh.time, mesh.space.text()
@@ -223,7 +225,7 @@ class Mesh:
         return in_time(self, turns)
 
     def _around_time(self, part: Callable[[Mesh], Mesh]) -> Mesh:
-        """The `part` of the mesh of the devices, with the same axis in time."""
+        """Returns the `part` of the mesh of the devices, with the same axis in time."""
         if self.space is None:
             raise self._wrong("Mesh: it has an axis in time alone, and no devices to choose from",
                               "name devices first: Mesh(...).in_time(...)")  # fmt: skip
@@ -245,16 +247,17 @@ class Mesh:
         return made
 
     def array(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """The device ids as an array of the shape of the mesh."""
+        """Returns the device ids as an array of the shape of the mesh."""
         return np.array(self.ids, np.int64).reshape(self.shape)
 
     def axis_size(self, axis: str) -> int:
-        """The size of `axis`. Raises MeshError if the mesh has no such axis."""
+        """Returns the size of `axis`. Raises MeshError if the mesh has no such axis."""
         self._index(axis)
         return self.sizes[axis]
 
     def coords(self, device_id: int) -> dict[str, int]:
-        """The coordinate of a device along each axis. Raises MeshError if it is not in the mesh.
+        """Returns the coordinate of a device along each axis. Raises MeshError if it is not in the
+        mesh.
 
         >>> Mesh.parse("dp=2 tp=4").coords(6)
         {'dp': 1, 'tp': 2}
@@ -272,7 +275,8 @@ class Mesh:
         return {axis: found[axis] for axis in self.axes}
 
     def device_at(self, coords: Mapping[str, int]) -> int:
-        """The device at `coords`, which name every axis; negative coordinates count from the end.
+        """Returns the device at `coords`, which name every axis; negative coordinates count from
+        the end.
 
         Raises MeshError if an axis is missing or a coordinate is outside of its axis.
 
@@ -295,7 +299,8 @@ class Mesh:
         return self.ids[position]
 
     def groups(self, axis: str | Sequence[str]) -> list[list[int]]:
-        """The device ids that a collective over `axis` joins: one list per group, in axis order.
+        """Returns the device ids that a collective over `axis` joins: one list per group, in axis
+        order.
 
         Several axes are read major to minor. Raises MeshError if an axis is unknown or named twice.
 
@@ -315,7 +320,7 @@ class Mesh:
 
     # ---- parts ---------------------------------------------------------------------------------
     def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
-        """The sub-mesh along `axes`, in that order, at coordinate 0 of the others."""
+        """Returns the sub-mesh along `axes`, in that order, at coordinate 0 of the others."""
         names = (axes,) if isinstance(axes, str) else axes
         if not isinstance(names, tuple) or not names:
             raise self._wrong(
@@ -334,9 +339,10 @@ class Mesh:
         return part._made(self.onto and self.onto[names], self.links)
 
     def slice(self, **where: int | slice | range) -> Mesh:
-        """The part of the mesh at `where`: a number drops its axis, a slice or range keeps it.
+        """Returns the part of the mesh at `where`: a number drops its axis, a slice or range keeps
+        it.
 
-        Raises MeshError if nothing or no axis is left, or if a part of a folded axis is asked for.
+        Raises MeshError if no device or no axis is left, or for a part of a folded axis.
 
         >>> mesh = Mesh.parse("pp=4 tp=2")
         >>> mesh.slice(pp=1).text(), mesh.slice(pp=slice(1, 3)).text()
@@ -386,7 +392,8 @@ class Mesh:
     def __enter__(self) -> Self:
         now = context.settings()
         chosen = now.program.schedule
-        if chosen.topology is (now.mesh and now.mesh.links):  # none, or that of the mesh outside
+        # The topology is taken from the outer mesh, or there is none: the user has set no other.
+        if chosen.topology is (now.mesh and now.mesh.links):
             chosen = replace(chosen, topology=self.links)
         context.enter(mesh=self, schedule=chosen)
         return self
@@ -417,7 +424,7 @@ class Mesh:
         return self._hash
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        # The hash of a string differs between processes, so a mesh travels as its arguments.
+        # Hashes of strings differ between processes, so a mesh is pickled as its arguments.
         if self.time:
             return (in_time, (self.space, {a: self.sizes[a] for a in self.time}))
         return (_mesh, (self.axes, self.ids, self.shape, self.onto, self.links))
@@ -458,7 +465,8 @@ class Mesh:
 
 
 def in_time(mesh: Mesh | None, turns: Mapping[str, int]) -> Mesh:
-    """`mesh`, or one device where that is None, with the axes `turns` in time (`Mesh.in_time`)."""
+    """Returns `mesh` with the axis `turns` in time (`Mesh.in_time`); for None, that of one
+    device."""
     sizes = tuple(turns.values())
     if len(sizes) != 1 or not all(is_whole(n) and n > 0 for n in sizes):
         raise MeshError(
@@ -491,7 +499,7 @@ def _in_time(mesh: Mesh | None, names: tuple[str, ...], sizes: tuple[int, ...]) 
 
 @lru_cache(maxsize=1024)
 def joined(a: Mesh, b: Mesh) -> Mesh | None:
-    """The mesh with the devices and the axes in time of both; None where these are not alike."""
+    """Returns the mesh with the devices and the axes in time of both; None if they contradict."""
     spaces = {m.space if m.time else m for m in (a, b)} - {None}
     times = [{x: m.sizes[x] for x in m.time} for m in (a, b) if m.time]
     if len(spaces) > 1 or any(t != times[0] for t in times):
@@ -511,7 +519,8 @@ def _mesh(
 
 
 def folded_onto(mesh: Mesh, onto: object) -> Mesh:
-    """The mesh that `onto` means for `mesh`. Raises MeshError."""
+    """Returns the smaller mesh that `onto` describes for `mesh`. Raises MeshError if it is no
+    fold."""
     sizes = dict(mesh.sizes)
     if isinstance(onto, Mesh):
         if set(onto.axes) != set(mesh.axes) or onto.axes != mesh.axes:
@@ -519,7 +528,7 @@ def folded_onto(mesh: Mesh, onto: object) -> Mesh:
         sizes = dict(onto.sizes)
     elif is_whole(onto):
         left = int(onto)
-        for axis in reversed(mesh.axes):  # the last axes, which talk most, keep their devices
+        for axis in reversed(mesh.axes):  # the last axes, which communicate most, keep theirs
             keep = math.gcd(left, mesh.sizes[axis])
             sizes[axis], left = keep, left // keep
         if left != 1 or onto < 1:
@@ -551,7 +560,7 @@ def _no_fold(mesh: Mesh, given: str, want: str) -> MeshError:
 
 # ---- the ambient mesh --------------------------------------------------------------------------
 def current() -> Mesh:
-    """The mesh of the innermost `with mesh:`. Raises MeshError if no mesh is open."""
+    """Returns the mesh of the innermost `with mesh:`. Raises MeshError if no mesh is open."""
     mesh = context.settings().mesh
     if mesh is None:
         raise MeshError(
@@ -562,7 +571,8 @@ def current() -> Mesh:
 
 
 def auto(axes: Sequence[str] = ("dp",), shape: Shape = None) -> Mesh:
-    """A mesh over all devices of this program, with the one axis "dp" unless `axes` are given."""
+    """Returns a mesh over all devices of this program, with the one axis "dp" unless `axes` are
+    given."""
     return Mesh(axes, devices=devices.device_count(), shape=shape)
 
 

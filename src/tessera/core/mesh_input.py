@@ -1,6 +1,6 @@
-"""What may a user hand to `Mesh`, and what is said when it makes no mesh?
+"""Checks of the arguments of `Mesh`.
 
-Axes, a shape and devices come in many spellings; here each becomes a tuple or a `MeshError`.
+Axes, a shape and devices have many spellings; here each becomes a tuple or a `MeshError`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from .errors import MeshError
 from .kinds import is_whole
 
-# A nested list has no finite type; what it may hold is checked, and reported, at run time.
+# A nested list has no finite type; its contents are checked at run time.
 Devices: TypeAlias = Sequence[Any] | np.ndarray[Any, Any] | int | None
 Shape: TypeAlias = Mapping[str, int] | Sequence[int] | int | None
 
 
 def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
-    """The names of the axes, as a tuple. Raises MeshError if they are not identifiers or not
+    """Returns the names of the axes as a tuple. Raises MeshError if they are not identifiers or not
     distinct."""
     if not isinstance(axes, str | list | tuple):
         raise MeshError(
@@ -59,7 +59,7 @@ def _wrong(axes: Iterable[object], what: str, fix: str, **more: object) -> MeshE
 
 
 def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None:
-    """The size of each axis, in the order of `axes`; None where no shape is given. Raises MeshError
+    """Returns the size of each axis, in the order of `axes`; None without a shape. Raises MeshError
     if it has other axes, another number of sizes, or a size below 1."""
     if shape is None:
         return None
@@ -107,7 +107,7 @@ def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None
 def checked_devices(
     axes: tuple[str, ...], devices: Devices, dims: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The ids, flat, and the shape that their nesting says (None where they were flat)."""
+    """Returns the flat ids, and the shape of their nesting (None if they were flat)."""
     if (
         dims is None
         and isinstance(devices, list | tuple)
@@ -163,8 +163,8 @@ def checked_devices(
 
 
 def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ...]:
-    """The device ids in their order. Raises MeshError if one is not a whole number, is below 0, or
-    is there twice."""
+    """Returns the device ids in their order. Raises MeshError if one is not an integer, is below 0,
+    or occurs twice."""
     ids: list[int] = []
     for device in flat:
         if not is_whole(device):
@@ -198,7 +198,7 @@ def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ..
 
 @lru_cache(maxsize=256)
 def balanced(count: int, parts: int) -> tuple[int, ...]:
-    """`count` as a product of `parts` factors with the least sum, larger factors first.
+    """Returns `count` as a product of `parts` factors with the least sum, larger factors first.
 
     >>> balanced(48, 3), balanced(16, 2), balanced(7, 2)
     ((4, 4, 3), (4, 4), (7, 1))
@@ -207,7 +207,8 @@ def balanced(count: int, parts: int) -> tuple[int, ...]:
     divisors = sorted({*divisors, *(count // d for d in divisors)})
 
     def search(rest: int, parts: int, most: int) -> tuple[int, ...] | None:
-        """The best non-increasing factors of `rest`, none above `most`, if there are any."""
+        """Returns the best non-increasing factors of `rest`, none above `most`, if there are
+        any."""
         if parts == 1:
             return (rest,) if rest <= most else None
         best: tuple[int, ...] | None = None
@@ -230,23 +231,24 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def names_text(names: Iterable[object]) -> str:
-    """Axis names as a message shows them: ('dp', 'tp')."""
+    """Returns axis names as a message shows them: ('dp', 'tp')."""
     return str(tuple(names))
 
 
 def times(shape: Sequence[int]) -> str:
-    """A shape as a message shows it: 2 × 4."""
+    """Returns a shape as a message shows it: 2 × 4."""
     return " × ".join(map(str, shape))
 
 
 def some_ids(ids: Sequence[int]) -> str:
-    """Device ids, shortened where they are many."""
+    """Returns device ids as text, the first 16 of many."""
     shown = ", ".join(map(str, ids[:16]))
     return f"[{shown}]" if len(ids) <= 16 else f"[{shown}, ... {len(ids)} in all]"
 
 
 def ids_text(ids: Sequence[int], between: str = ",") -> str:
-    """All of `ids`, where five or more are as far apart as range: first..last, or first..last:step.
+    """Returns all of `ids` as text; runs of five or more with one step as first..last or
+    first..last:step.
 
     >>> ids_text(range(512)), ids_text([0, 8, 16, 24, 32, 33]), ids_text([0, 2, 4], ", ")
     ('0..511', '0..32:8,33', '0, 2, 4')
@@ -267,7 +269,7 @@ def ids_text(ids: Sequence[int], between: str = ",") -> str:
 
 
 def ids_of(text: str) -> tuple[int, ...]:
-    """The ids of which `text` is the `ids_text`. Raises ValueError if it is not one.
+    """Returns the ids whose `ids_text` is `text`. Raises ValueError if it is no such text.
 
     >>> ids_of("0..32:8,33")
     (0, 8, 16, 24, 32, 33)

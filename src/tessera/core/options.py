@@ -1,4 +1,4 @@
-"""Under which options was a program recorded? One value, which the Graph and the Schedule carry.
+"""Options of a recorded program: one value, stored in its Graph and Schedule.
 
 >>> chosen = ProgramOptions("mesh_invariant", schedule=ScheduleOptions(overlap=True))
 >>> chosen.text()
@@ -27,7 +27,7 @@ EXECUTORS = ("fused", "stepped")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """Choices about how a program is carried out. None leaves a choice to Tessera.
+    """Choices of how a program is executed. None leaves a choice to Tessera.
 
     - `overlap`: True: a collective starts when its operand is ready, and neither waits for work
       that it does not need nor holds up work that does not need it. False: all work waits for each
@@ -46,8 +46,8 @@ class ScheduleOptions:
     - `algorithm`: the algorithm of each collective, as pairs (collective, name); "" stands for all
       collectives.
     - `topology`: the links that "cheapest" and the number of segments are computed for.
-    - `measure`: True: the first call compiles the program in each way that one processor likes and
-      another does not, times each on its own arguments, and stays with the best.
+    - `measure`: True: the first call compiles the program in several variants, times each with its
+      own arguments, and keeps the fastest.
     """
 
     overlap: bool | None = None
@@ -64,7 +64,7 @@ class ScheduleOptions:
     measure: bool | None = None
 
     def text(self) -> str:
-        """The choices that are not None, as text: 'overlap=True bucket_bytes=1048576'."""
+        """Returns the choices that are not None, as text: 'overlap=True bucket_bytes=1048576'."""
         return _text(self, AS_IT_COMES)
 
 
@@ -73,15 +73,15 @@ AS_IT_COMES = ScheduleOptions()
 
 @dataclass(frozen=True, slots=True)
 class ProgramOptions:
-    """What decides how a recorded program is built, lowered and run, besides its nodes.
+    """All that decides how a recorded program is built, lowered and run, besides its nodes.
 
-    `determinism` is the level that the bits keep ("fast", "run_to_run" or "mesh_invariant"),
-    `order` in which order sums over devices are added up then ("binary" or "ring"), `executor` what
-    runs the program ("fused": as one, "stepped": step by step), `schedule` how it is carried out.
-    With `level_required` a backend that cannot keep the level refuses the program, and does not
-    run it at a lower level. With `comm_trace` its collectives are printed when it is compiled.
-    `processes` run it together: each has the numbers that it gives. None of the three changes what
-    the program computes, so they are no part of the text.
+    `determinism` is the level of determinism ("fast", "run_to_run" or "mesh_invariant"), `order`
+    the order of sums over devices at the two higher levels ("binary" or "ring"), `executor` the
+    executor ("fused": one program, "stepped": one for each step), `schedule` the schedule's
+    options. With `level_required` a backend that cannot keep the level refuses the program, instead
+    of running it at a lower level. With `comm_trace` its collectives are printed when it is
+    compiled. `processes` is the number of processes that run it together; each has its own host
+    numbers. These three do not change the program's results, so the text leaves them out.
     """
 
     determinism: str = "fast"
@@ -94,16 +94,16 @@ class ProgramOptions:
 
     @property
     def mesh_invariant(self) -> bool:
-        """Whether the program's bits are the same on every fold of its mesh."""
+        """True if the program's bits are the same on every fold of its mesh."""
         return self.determinism == "mesh_invariant"
 
     @property
     def sum_order(self) -> str:
-        """The order of sums over devices; "" where the engine chooses it."""
+        """The order of sums over devices; "" if the engine chooses it."""
         return "" if self.determinism == "fast" else self.order
 
     def text(self) -> str:
-        """The options that differ from the defaults, on one line; "" where none differs.
+        """Returns the options that differ from the defaults, on one line; "" without any.
         `parse_options` reads it."""
         return _program_text(self)
 
@@ -127,7 +127,7 @@ def _text(options: Any, default: Any) -> str:
 
 
 def _value(choice: object) -> object:
-    """As the text has it, where a space ends a choice, except inside of quotes."""
+    """Returns a choice as text without spaces outside of quotes, as a space ends a choice."""
     if isinstance(choice, Topology):
         known = CLUSTERS.get(choice.name)
         if known == choice:
@@ -146,7 +146,7 @@ def _value(choice: object) -> object:
 
 
 def parse_options(text: str) -> ProgramOptions:
-    """The options that print as `text`. Raises UsageError if `text` is not the text of any
+    """Returns the options that print as `text`. Raises UsageError if `text` is not the text of any
     options."""
     try:
         given = dict(_choices(text))
@@ -164,7 +164,8 @@ _KEY = re.compile(r"\s*(\w+)=")
 
 
 def _choices(text: str) -> Iterator[tuple[str, Any]]:
-    """Each choice of `text` as (name, value). Raises ValueError if it is not written so."""
+    """Yields each choice of `text` as (name, value). Raises ValueError if it is not of that
+    form."""
     at = 0
     while at < len(text):
         m = _KEY.match(text, at)

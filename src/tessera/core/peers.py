@@ -1,6 +1,6 @@
-"""Words of PyTorch, JAX, NumPy, transformers and Megatron, and the way out for each.
+"""Words of PyTorch, JAX, NumPy, transformers and Megatron, each with a fix for errors.
 
-The words are data: `peers.toml`. Errors read it when they are made, so that an import does not.
+The words are data in `peers.toml`, read when an error is made, so that an import does not wait.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from .errors import UnknownNameError
 from .wording import nearest
 
-_OF_TENSORS = ("ts", "nn", "Tensor", "np")  # where what is missing is a function of tensors
-_FIRST = ("ts", "nn", "optim", "dist", "ts.linalg", "x", "model")  # if several have a name
-# What users write before a public name, and the names that it has; filled as modules are imported.
+_OF_TENSORS = ("ts", "nn", "Tensor", "np")  # owners whose missing names are functions of tensors
+_FIRST = ("ts", "nn", "optim", "dist", "ts.linalg", "x", "model")  # preferred, in this order
+# Public names by the prefix that users write (ts, nn, ...); filled as modules are imported.
 SPACES: dict[str, Iterable[str]] = {}
-# The names that public modules import when they are asked for them, as `pkgutil` resolves them.
+# Names that public modules import at their first use, in the form of `pkgutil.resolve_name`.
 LATE: set[str] = set()
 
 
 @cache
 def words() -> dict[str, dict[str, Any]]:
-    """The tables of `peers.toml`: the way out by `owner.word`, or by `.word` for all owners."""
-    import tomllib  # here, as `import tessera` would wait for them
+    """Returns the tables of `peers.toml`: the fix by `owner.word`, or by `.word` for all owners."""
+    import tomllib  # imported late, to keep `import tessera` fast
     from importlib.resources import files
 
     text = files(__package__).joinpath("peers.toml").read_text("utf-8")
@@ -44,14 +44,15 @@ def words() -> dict[str, dict[str, Any]]:
 
 
 def way_out(table: str, word: str, owner: str = "") -> Any:
-    """The way out for `word`, of `owner` rather than of all; "" if `peers.toml` has none."""
+    """Returns the fix for `word`: that of `owner` first, else that of all; "" if `peers.toml` has
+    none."""
     rows = words()[table]
     return rows.get(f"{owner}.{word}") or rows.get(f".{word}", "")
 
 
 def argument_fix(function: str, word: str, have: list[str], missing: Sequence[str] = ()) -> str:
-    """The way out for the argument `word` of `function`, which has the arguments `have`; those of
-    `missing` were not given."""
+    """Returns the fix for the argument `word` of `function`, which has the arguments `have`; those
+    of `missing` were not given."""
     rows = words()["argument_fixes"]
     meant = [n for n in way_out("arguments", word) if n in have]
     near = [*meant, *get_close_matches(word, have, 1, 0.75)]
@@ -67,13 +68,13 @@ def argument_fix(function: str, word: str, have: list[str], missing: Sequence[st
 
 @cache
 def name_fix(owner: str, name: str, have: tuple[str, ...]) -> str:
-    """The way out for the attribute `name` of `owner`, which has the attributes `have`."""
+    """Returns the fix for the attribute `name` of `owner`, which has the attributes `have`."""
     if found := way_out("names", name, owner):
         return str(found)
     for meant in way_out("arguments", name):  # config.n_embd is config.d
         if meant in have:
             return f"write {meant}"
-    for late in LATE:  # which may have it
+    for late in LATE:  # a late module may have the name
         resolve_name(late)
     spaces = [s for s in _FIRST if s in SPACES] + [s for s in SPACES if s not in _FIRST]
     there = {f"{s}.{n}": n for s in spaces for n in SPACES[s] if not n.startswith("_")}
@@ -100,7 +101,7 @@ def name_fix(owner: str, name: str, have: tuple[str, ...]) -> str:
 
 
 def _plain(name: str) -> str:
-    """The letters of a name: ReLU is relu, MaxPool2d is max_pool2d."""
+    """Returns a name in lower case without "_", so that MaxPool2d equals max_pool2d."""
     return name.lower().replace("_", "")
 
 
@@ -112,15 +113,16 @@ def no_name(
     have: Iterable[str],
     operands: Iterable[tuple[str, object]] = (),
 ) -> AttributeError:
-    """The error that `what`, of the kind `owner`, has no attribute `name`, but the names `have`."""
+    """Returns the error that `what`, of the kind `owner`, has no attribute `name`, but the names
+    `have`."""
     text = f"{what} has no attribute {name!r}"
-    if name.startswith("_"):  # a question of Python or of a library, no user's
+    if name.startswith("_"):  # asked by Python or a library, not by a user
         return AttributeError(text)
     return UnknownNameError(text, rows=list(operands), fix=name_fix(owner, name, tuple(have)))
 
 
 def no_attribute(owner: str) -> Callable[[Any, str], Any]:
-    """The `__getattr__` of objects of the kind `owner`."""
+    """Returns the `__getattr__` of objects of the kind `owner`."""
 
     def __getattr__(self: Any, name: str) -> Any:
         if hasattr(type(self), name):  # a property that failed: its own error

@@ -1,4 +1,4 @@
-"""Public modules, functions and classes, which answer for names and arguments that they lack."""
+"""Public modules, functions and classes: errors for unknown names and for wrong arguments."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from .tracebacks import boundary
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_FREQUENT = ("now",)  # which each step calls for each weight, and no user with arguments
+_FREQUENT = ("now",)  # unchecked: called for each weight in each step, without arguments
 _CALLED = re.compile("__(call|bool|float|int|index|len|iter|array|format|setitem)__")
 
 
 def public(module: str, there: dict[str, Any], late: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a public module. Users write it as `module`; its globals are
-    `there`. The names of `late` ("data", "observe.profile:profile",
-    "tessera.interop.hf:load_hf") are imported when they are first used, so that other programs
-    need not wait for them. The functions and classes of the module get errors for wrong arguments,
-    the module and the modules in it an error for a call; `dir` lists the public names."""
+    """Returns the `__getattr__` of a public module, and makes the module's functions, classes and
+    calls give errors with a fix.
+
+    `module` is the name that users write, `there` its globals. The names of `late` ("data",
+    "observe.profile:profile", "tessera.interop.hf:load_hf") are imported at their first use, so
+    that other programs do not wait for them. Functions and classes of the module get errors for
+    wrong arguments; the module and the modules in it get an error for a call; `dir` lists the
+    public names.
+    """
     SPACES[module] = names = there["__all__"]
     there["__dir__"] = lambda: sorted(there["__all__"])
     here, near = there["__name__"], f"{there['__package__']}."
@@ -60,8 +64,8 @@ def public(module: str, there: dict[str, Any], late: Sequence[str] = ()) -> Call
 
 
 def not_callable(module: str, have: Sequence[str] = (), owner: str = "") -> None:
-    """Makes a call of the module named `module` a UsageError. The module, or its `owner` if there
-    is one, has the names `have`."""
+    """Makes a call of the module named `module` a UsageError. `have` are the names of the module,
+    or of its `owner` if there is one."""
     name = module.rpartition(".")[2]
 
     def call(*args: object, **kwargs: object) -> NoReturn:
@@ -75,9 +79,9 @@ def not_callable(module: str, have: Sequence[str] = (), owner: str = "") -> None
 
 # -- classes --------------------------------------------------------------------------------------
 def checked(what: F) -> F:
-    """Returns the function `what` with a UsageError for wrong or missing arguments, and puts it in
-    place of `what` in the module that defines it. A class gets such methods, and an error for
-    attributes that its objects do not have."""
+    """Returns the function `what` with a UsageError for wrong or missing arguments, and replaces
+    `what` in the module that defines it. A class gets such methods, and an error for unknown
+    attributes of its objects."""
     if isinstance(what, type):
         _check_class(what)
         return what
@@ -86,7 +90,7 @@ def checked(what: F) -> F:
     home = vars(sys.modules[what.__module__])
     have: Any = home.get(what.__name__)
     if getattr(have, "checked", False) and inspect.unwrap(have) is inspect.unwrap(what):
-        return cast(F, have)  # under another name
+        return cast(F, have)  # `what` is an alias of a function that is checked already
     new = asking(what, what.__name__)
     if have is what:
         home[what.__name__] = new
@@ -112,8 +116,8 @@ def _check_class(cls: Any) -> None:
 
 
 def _refusal(frozen: Any, what: str) -> Callable[..., None]:
-    """`__setattr__` or `__delattr__` of the dataclass `frozen`; subclasses may have attributes of
-    their own."""
+    """Returns `__setattr__` or `__delattr__` of the dataclass `frozen`; subclasses may have
+    attributes of their own."""
     mine = {f.name for f in fields(frozen)}
     by_field = what == "set" and frozen.__dataclass_params__.init
 
@@ -157,8 +161,8 @@ def asking(fn: F, name: str, of_object: bool = False) -> F:
 def _spread(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of a call of `fn` with `shape=(2, 3)` moved to `*shape`; None if there is no
-    such argument."""
+    """Returns the arguments of a call of `fn` with `shape=(2, 3)` moved to `*shape`; None if there
+    is no such argument."""
     have = inspect.signature(fn).parameters.values()
     kinds = {p.kind: p.name for p in have}
     rest = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
@@ -178,8 +182,9 @@ def unfit_call(
     kwargs: Mapping[str, Any],
     of_object: bool = False,
 ) -> UsageError | None:
-    """The error for a call of `fn` that raised `error`, if its arguments do not fit: too few, too
-    many, or of a wrong class. The last is checked only if code of this package raised `error`."""
+    """Returns the error for a call of `fn` that raised `error`, if its arguments do not fit: too
+    few, too many, or of a wrong class. The class is checked only if code of this package raised
+    `error`."""
     if isinstance(error, TesseraError):
         return None
     signature = inspect.signature(fn)
@@ -195,12 +200,12 @@ def unfit_call(
 
 
 def _of_no_class(fn: Callable[..., Any], name: str, given: Mapping[str, Any]) -> UsageError | None:
-    """The error for the first argument of `given` that is annotated with classes of this package
-    and is of none of them. Arguments that may be tensors may be arrays and numbers too, so they
-    are skipped."""
+    """Returns the error for the first argument of `given` that is annotated with classes of this
+    package, but is an instance of none. Arguments that may be tensors are skipped, since they may
+    be arrays and numbers, too."""
     try:
         hints = get_type_hints(inspect.unwrap(fn))
-    except (NameError, TypeError):  # a type that is only there for type checkers
+    except (NameError, TypeError):  # a type that is imported for type checkers only
         return None
     for what, value in given.items():
         legal = get_args(hints.get(what)) or (hints.get(what),)
@@ -225,7 +230,8 @@ def misfit(
     kwargs: Mapping[str, Any],
     of_object: bool = False,
 ) -> UsageError:
-    """The error for a call of the function `name`, whose `signature` does not fit the arguments."""
+    """Returns the error for a call of the function `name`, whose `signature` does not fit the
+    arguments."""
     have = [*signature.parameters.values()][of_object:]
     names = [p.name for p in have]
     placed = [p for p in have if p.kind in _PLACED]

@@ -1,4 +1,4 @@
-"""Which process of how many is this one? Read from what the launcher left in the environment.
+"""The rank of this process in its run, read from the launcher's environment variables.
 
 | launcher                   | number                 | how many               |
 |----------------------------|------------------------|------------------------|
@@ -9,9 +9,9 @@
 | Kubeflow JAXJob            | `PROCESS_ID`           | `NUM_PROCESSES`        |
 | Kubernetes, indexed job    | `JOB_COMPLETION_INDEX` | `NUM_PROCESSES`        |
 
-Several launchers may have left variables; the first row that is complete holds. `RANK` and
-`WORLD_SIZE` count with an address (`TESSERA_COORDINATOR`, `MASTER_ADDR`); without one a warning
-says that the process is alone.
+If several launchers have set variables, the first complete row holds. `RANK` and `WORLD_SIZE`
+count only with an address (`TESSERA_COORDINATOR`, `MASTER_ADDR`); without one a warning says that
+the process runs alone.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from dataclasses import dataclass
 from . import environment
 from .errors import UsageError
 
-PORT = 29400  # of the coordinator, where nothing says which
+PORT = 29400  # the coordinator's default port
 _PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a run. `coordinator` is where the processes find each other (`host:port`);
-    `hosted` says that the launcher is there, otherwise rank 0 is. `token` is the same in all
-    processes of a run, and in no others."""
+    """One process of a run. `coordinator` is the address at which the processes connect
+    (`host:port`). `hosted`: the launcher hosts it, otherwise rank 0 does. `token` is the same in
+    all processes of a run, and in no others."""
 
     launcher: str
     rank: int
@@ -48,7 +48,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The variables of a launcher; `sign` are those without which it is not this one."""
+    """The variables of a launcher; it is this launcher only if all of `sign` are set."""
 
     name: str
     rank: str
@@ -78,9 +78,9 @@ _LAUNCHERS = (
 
 
 def rank_of(variables: Mapping[str, str] | None = None) -> Rank | None:
-    """The place of this process in its run; None where it is alone, or `TESSERA_JOIN` is off.
+    """Returns the rank of this process in its run; None if it runs alone, or `TESSERA_JOIN` is off.
 
-    Raises UsageError if a number makes no sense, or nothing says where the processes meet.
+    Raises UsageError if a number is invalid, or if the processes have no address to connect at.
 
     >>> variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
     >>> found = rank_of(variables)
@@ -95,7 +95,8 @@ def rank_of(variables: Mapping[str, str] | None = None) -> Rank | None:
 
 
 def started_as(variables: Mapping[str, str] | None = None) -> str:
-    """Which of several processes this one was started as, and by whom; "" where it is alone.
+    """Returns the rank that this process was started as, and the launcher, in words; "" if it runs
+    alone.
 
     >>> started_as({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"})
     'rank 1 of 2, started by srun'
@@ -108,9 +109,9 @@ def started_as(variables: Mapping[str, str] | None = None) -> str:
 
 
 def alone_by_mistake(variables: Mapping[str, str] | None = None) -> str:
-    """What to say where `RANK` and `WORLD_SIZE` name one of several processes, but no launcher left
-    an address at which they meet, so that each is alone; "" otherwise. Another tool may have left
-    them, so it is no error.
+    """Returns a warning if `RANK` and `WORLD_SIZE` name one of several processes, but there is no
+    address to connect at, so that each runs alone; "" otherwise. It is no error, as another tool
+    may have set them.
 
     >>> alone_by_mistake({"RANK": "0", "WORLD_SIZE": "2"}).partition(":")[0]
     'join'
@@ -131,7 +132,8 @@ def alone_by_mistake(variables: Mapping[str, str] | None = None) -> str:
 
 
 def _launcher(env: Mapping[str, str]) -> tuple[_Launcher, str] | None:
-    """Whose variables hold, and the name of that which says how many processes there are."""
+    """Returns the launcher whose variables hold, and the name of its variable with the number of
+    processes."""
     if not environment.is_on(environment.JOIN, env, default=True):
         return None
     for by in _LAUNCHERS:
@@ -139,7 +141,7 @@ def _launcher(env: Mapping[str, str]) -> tuple[_Launcher, str] | None:
         if not size or any(not env.get(n) for n in (by.rank, *by.sign)):
             continue
         if by.name == "Kubernetes" and not any(env.get(n) for n in _ADDRESSES):
-            continue  # an indexed job of programs that know nothing of each other
+            continue  # an indexed job of independent programs
         return by, size
     return None
 
@@ -169,8 +171,8 @@ def _read(by: _Launcher, size_name: str, env: Mapping[str, str]) -> Rank | None:
 
 
 def _token_in(env: Mapping[str, str]) -> str:
-    """What stands in the file of the token; "" where none is named. Raises UsageError if it is
-    empty or cannot be read, or if others may read it."""
+    """Returns the contents of the token's file; "" without one. Raises UsageError if the file is
+    empty, unreadable, or readable by others."""
     name = env.get(environment.TOKEN_FILE, "")
     if not name:
         return ""
@@ -190,7 +192,7 @@ def _token_in(env: Mapping[str, str]) -> str:
 
 
 def tasks_here(env: Mapping[str, str], size: int) -> int:
-    """How many of an `srun`'s tasks are on this host; 1 where nothing says so.
+    """Returns the number of an `srun`'s tasks on this host; 1 if it is unknown.
 
     >>> tasks_here({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 11)
     3
@@ -220,7 +222,8 @@ def _whole(
 
 
 def _coordinator(by: _Launcher, env: Mapping[str, str], alone: int, job: str) -> str:
-    """Where the processes meet; `alone` where all are on this host."""
+    """Returns the address at which the processes connect; `alone`: all are on this host."""
+    # All processes of a job compute the same port; other jobs most likely compute another one.
     port = 20000 + zlib.crc32(job.encode()) % 9000 if job else PORT
     if given := env.get(environment.COORDINATOR):
         return with_port(given, port)
@@ -229,10 +232,11 @@ def _coordinator(by: _Launcher, env: Mapping[str, str], alone: int, job: str) ->
     if given := env.get("COORDINATOR_ADDRESS"):
         return with_port(given, _port(env, "COORDINATOR_PORT", port))
     if given := env.get("MASTER_ADDR"):
-        # torch has MASTER_PORT itself, where a program uses both.
+        # torch uses MASTER_PORT itself, and a program may use both libraries.
         master = _port(env, "MASTER_PORT", 0)
         return with_port(given, (master + 1 if master < 65535 else master - 1) if master else port)
     if alone:
+        # Without a job's name: the launcher is the parent of all processes of this host.
         return f"127.0.0.1:{port if job else 20000 + os.getppid() % 9000}"
     if by.name == "srun" and (first := first_host(_nodes(env))):
         return f"{first}:{port}"
@@ -255,7 +259,7 @@ def _nodes(env: Mapping[str, str]) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of Slurm's list of them.
+    """Returns the first host of Slurm's list of hosts.
 
     >>> [first_host(nodes) for nodes in ("n1", "gpu[007-012,20],n3", "a[1-2]b[3-4]", "")]
     ['n1', 'gpu007', 'a1b3', '']
@@ -265,7 +269,7 @@ def first_host(nodes: str) -> str:
 
 
 def with_port(address: str, port: int) -> str:
-    """`address`, with `port` where it has none. Raises UsageError if it is neither `host` nor
+    """Returns `address`, with `port` if it has none. Raises UsageError if it is neither `host` nor
     `host:port`.
 
     >>> with_port("n1", 80), with_port("n1:90", 80), with_port("[::1]", 80), with_port("::1", 80)
@@ -287,7 +291,7 @@ def with_port(address: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`.
+    """Returns host and port of `host:port`.
 
     >>> split_address("[::1]:80"), split_address("n1:80")
     (('::1', 80), ('n1', 80))

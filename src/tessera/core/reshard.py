@@ -1,6 +1,6 @@
-"""Which collectives turn one layout into another, and what does each one send?
+"""Redistribution: the collectives from one layout to another, and the bytes that each sends.
 
-`steps_between(src, dst)` is a list of steps, each one collective with the type it produces. This is
+`steps_between(src, dst)` is a list of steps, each one collective with the type of its result. It is
 the whole of Tessera's communication: nothing else moves data (a collective is a change of layout).
 
 >>> from tessera.core.mesh import Mesh
@@ -22,7 +22,7 @@ from .layout import Factor, TensorType, same_type, unknown_axis, ways, without
 from .layout_search import cheapest
 from .topology import Topology
 
-# The cells of the table "from \\ to": what each one does to one axis.
+# The collectives, by their change of one axis.
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "shard", "to_partial")
 
 
@@ -39,22 +39,22 @@ class Step:
 
 
 def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType) -> int:
-    """Bytes that one place of the mesh receives in a bandwidth-optimal form of the collective: none
-    along an axis in time, whose places are one device."""
+    """Returns the bytes that one place of the mesh receives in a bandwidth-optimal form of the
+    collective; 0 along an axis in time, whose places are one device."""
     space = in_space(axes, src)
     return _received(kind, ways(space, src.sizes), src.local_bytes, dst.local_bytes,
                      travelling(src, axes))  # fmt: skip
 
 
 def in_space(axes: Iterable[str], t: TensorType) -> tuple[str, ...]:
-    """Those of `axes` along which the mesh of `t` has devices."""
+    """Returns those of `axes` along which the mesh of `t` has devices."""
     time = t.mesh.time if t.mesh is not None else ()
     return tuple(a for a in axes if a not in time)
 
 
 def device_wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType) -> int:
-    """The same of one device. On a folded mesh it joins its own places first, and what it holds of
-    all of them goes between devices.
+    """Returns the bytes that one device receives. On a folded mesh it combines its own places
+    first, and sends the result between devices.
 
     >>> from tessera.core.mesh import Mesh
     >>> from tessera.core.layout import parse_type
@@ -72,7 +72,8 @@ def device_wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: Tens
 
 
 def _received(kind: str, n: int, held: int, made: int, summed: int) -> int:
-    """What one of `n` receives that holds so many bytes before and after, `summed` of a sum."""
+    """Returns the bytes that one of `n` devices receives; it holds `held` bytes before, `made`
+    after, and `summed` of a sum."""
     match kind:
         case "all_gather":
             return (n - 1) * held
@@ -89,27 +90,26 @@ def _received(kind: str, n: int, held: int, made: int, summed: int) -> int:
 
 
 def travelling(t: TensorType, axes: Iterable[str]) -> int:
-    """The bytes of a block on its way through an all_reduce: a maximum or minimum of floats goes as
-    numbers of 32 bits in the order of the floats, as no transport knows NaN."""
+    """Returns the bytes of a block in an all_reduce. A maximum or minimum of floats is sent as
+    32-bit integers in the order of the floats, as transports do not handle NaN."""
     wide = t.dtype.is_float and any(k != "sum" for a, k in t.partial if a in set(axes))
     return t.local_bytes // t.dtype.bytes * max(4, t.dtype.bytes) if wide else t.local_bytes
 
 
 def travelling_of_device(t: TensorType, axes: Iterable[str]) -> int:
-    """The same of a device, which has added up its places along `axes`."""
+    """Returns the same for a device, which has combined its places along `axes`."""
     return travelling(t, axes) * t.places_held(without=axes)
 
 
 def steps_between(
     src: TensorType, dst: TensorType, in_order: bool = False, topology: Topology | None = None
 ) -> list[Step]:
-    """The steps from `src` to `dst`: same shape and dtype, any two layouts of one mesh.
+    """Returns the steps from `src` to `dst`: same shape and dtype, any two layouts of one mesh.
 
-    It is the way on which a device receives the fewest bytes, or which takes the least time on
-    `topology` (core/layout_search.py). With `in_order`
-    partial sums are completed axis by axis in one order (the last name first), whatever the target:
-    that fixes the order of additions, and may send more. Raises ShapeError, MeshError or
-    LayoutError if there is no such change of layout.
+    They are the way with the fewest bytes received by a device, or with the least time on
+    `topology` (core/layout_search.py). With `in_order` partial sums are completed axis by axis in
+    one order (the last name first), whatever the target: this fixes the order of additions, and may
+    send more. Raises ShapeError, MeshError or LayoutError if there is no such change of layout.
     """
     if src is dst:
         return []
@@ -137,9 +137,9 @@ def steps_between(
 def _steps(
     src: TensorType, dst: TensorType, in_order: bool, topology: Topology | None
 ) -> tuple[Step, ...]:
-    """The steps from `src` to `dst`, with the bytes that each receives: the cheapest way to all
-    that is closed, then the sums that `dst` leaves open."""
-    if not src.size:  # as if each dim of size 0, which nothing splits, were one of size 1
+    """Returns the steps from `src` to `dst` with the received bytes: the cheapest way to `dst`
+    without its newly opened sums, then the opening of these."""
+    if not src.size:  # dims of size 0 are never split, so they are planned as dims of size 1
         ones = [_with_none(t, src.shape, 1) for t in (src, dst)]
         return tuple(
             replace(s, type=_with_none(s.type, src.shape, 0), wire_bytes=0)
@@ -150,7 +150,7 @@ def _steps(
     time = {*src.mesh.time} if src.mesh is not None else set()
     gone = (p for p in src.partial if p not in dst.partial)
     late = tuple(a for a, kind in gone if a in time and kind == "sum")
-    if late and src.split_axes == dst.split_axes:  # a device adds up its own turns first
+    if late and src.split_axes == dst.split_axes:  # free: a device sums its own turns first
         now = completed(src, late)
         steps.append(Step("all_reduce", late, -1, -1, now, 0))
     shut = dst.with_partial(tuple(p for p in dst.partial if p in src.partial))
@@ -167,18 +167,19 @@ def _steps(
             )
         now = now.with_partial((*now.partial, (axis, kind)))
         steps.append(Step("to_partial", (axis,), -1, -1, now, 0))
-    if steps and same_type(steps[-1].type, dst):  # whether it only rests so is the target's
+    if steps and same_type(steps[-1].type, dst):  # `rest` is taken from the target
         steps[-1] = replace(steps[-1], type=dst)
     return tuple(steps)
 
 
 def _with_none(t: TensorType, shape: Iterable[int], size: int) -> TensorType:
-    """`t` with dims of `size` where `shape` is 0."""
+    """Returns `t` with dims of `size` where `shape` is 0."""
     return t.with_dims(d if n else (Factor(size),) for d, n in zip(t.dims, shape, strict=True))
 
 
 def completed(t: TensorType, axes: Iterable[str]) -> TensorType:
-    """`t` with its partial sums over `axes` finished. Raises LayoutError for an unknown axis."""
+    """Returns `t` with its partial values over `axes` reduced. Raises LayoutError for an unknown
+    axis."""
     gone = tuple(axes)
     for axis in gone:
         if axis not in t.sizes:
@@ -187,7 +188,7 @@ def completed(t: TensorType, axes: Iterable[str]) -> TensorType:
 
 
 def gathered(t: TensorType, axes: Iterable[str]) -> TensorType:
-    """`t` with no dim split over `axes`. Raises LayoutError for an unknown axis."""
+    """Returns `t` with no dim split over `axes`. Raises LayoutError for an unknown axis."""
     gone = tuple(axes)
     for axis in gone:
         if axis not in t.sizes:

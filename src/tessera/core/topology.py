@@ -1,4 +1,4 @@
-"""How are devices wired? Levels of links, each with a latency and a bandwidth, as data.
+"""Wiring of devices: levels of links, each with a latency and a bandwidth, as data; known clusters.
 
 Devices are numbered row-major over the levels, outermost first: on four hosts of eight, device 11
 is the fourth of the second host. A message goes to its destination's coordinate on the outermost
@@ -23,13 +23,13 @@ from .checks import flag, instance, number, one_of, unfit, whole
 from .errors import UsageError
 
 Wiring = Literal["all", "ring", "line", "pairs"]
-# How a value that does not change gets its fields once they are checked.
+# Sets a field of a frozen dataclass to its checked value.
 _set = object.__setattr__
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A class of links: α, the seconds a message takes on top of its bytes; bytes/s each way."""
+    """A class of links: α, the seconds of a message besides its bytes; bytes/s each way."""
 
     name: str
     latency_s: float
@@ -46,9 +46,9 @@ class Link:
 class Level:
     """`size` units joined by `link`: all to a switch, in a ring, in a line, or each pair by a wire.
 
-    A unit is all that lies inside. On a switch each device has a port of its own, and wires join
-    the devices at one place of both units; where `shared`, all devices of a unit share its port or
-    its wire (a host with one network card).
+    A unit is everything inside of this level. On a switch each device has its own port; wires join
+    the devices at the same place of both units. With `shared`, all devices of a unit share its port
+    or its wire (a host with one network card).
     """
 
     size: int
@@ -74,7 +74,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What a message occupies on its way, one direction of one wire; messages share its bandwidth.
+    """One direction of one wire, which a message occupies; messages share its bandwidth.
 
     `place` is its identity within the topology.
     """
@@ -82,7 +82,7 @@ class Port:
     link: Link
     place: tuple[int, ...]
     text: str
-    # A message waits for a link's latency once: a switch has a port at each end of the hop.
+    # 0 for the second port of a hop over a switch, so that the link's latency counts once.
     latency_s: float
 
     def __str__(self) -> str:
@@ -91,8 +91,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """`levels` of links, outermost first. `add_bytes_per_s` is how fast a device adds (γ = 1 /
-    it)."""
+    """`levels` of links, outermost first. `add_bytes_per_s` is the speed of additions on a device
+    (1 / γ)."""
 
     name: str
     levels: tuple[Level, ...]
@@ -109,7 +109,7 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """How many devices."""
+        """The number of devices."""
         return math.prod(level.size for level in self.levels)
 
     @property
@@ -118,7 +118,7 @@ class Topology:
         return tuple(level.size for level in self.levels)
 
     def of(self, *sizes: int) -> Topology:
-        """The same wiring with the outermost levels of other `sizes`."""
+        """Returns the same wiring with the outermost levels of other `sizes`."""
         if not 0 < len(sizes) <= len(self.levels):
             raise UsageError(
                 f"Topology {self.name!r}: {len(sizes)} sizes for {len(self.levels)} levels",
@@ -129,7 +129,8 @@ class Topology:
         return replace(self, levels=(*levels, *self.levels[len(sizes) :]))
 
     def coords(self, device: int) -> tuple[int, ...]:
-        """Where `device` is, level by level. Raises UsageError if there is no such device."""
+        """Returns the coordinates of `device`, level by level. Raises UsageError if there is no
+        such device."""
         if not 0 <= device < self.size:
             raise UsageError(
                 f"topology: there is no device {device}",
@@ -143,14 +144,14 @@ class Topology:
         return tuple(reversed(found))
 
     def device(self, coords: Sequence[int]) -> int:
-        """The device at `coords`."""
+        """Returns the device at `coords`."""
         at = 0
         for c, size in zip(coords, self.shape):
             at = at * size + c
         return at
 
     def way(self, src: int, dst: int) -> tuple[Port, ...]:
-        """The ports that a message from `src` to `dst` passes, in order."""
+        """Returns the ports that a message from `src` to `dst` passes, in order."""
         return _way(self, src, dst)
 
     def __str__(self) -> str:
@@ -170,7 +171,8 @@ def _way(topology: Topology, src: int, dst: int) -> tuple[Port, ...]:
 
 
 def _next(level: Level, at: int, goal: int) -> int:
-    """One hop: straight to the goal, along a line, or the shorter way round a ring."""
+    """Returns the next coordinate: the goal itself, the next along a line, or the shorter way round
+    a ring."""
     if level.wiring in ("all", "pairs"):
         return goal
     if level.wiring == "ring":
@@ -180,8 +182,8 @@ def _next(level: Level, at: int, goal: int) -> int:
 
 
 def _ports(topology: Topology, i: int, here: tuple[int, ...], there: tuple[int, ...]) -> list[Port]:
-    """The ports of one hop on level i: a wire between neighbours, or out of one unit, into
-    another."""
+    """Returns the ports of one hop on level i: a wire between neighbours, or out of one unit and
+    into another."""
     level = topology.levels[i]
     a, b = topology.device(here), topology.device(there)
     link, unit = level.link, ""
@@ -240,7 +242,8 @@ CLUSTERS: dict[str, Topology] = {
 
 
 def cluster(name: str | Topology) -> Topology:
-    """The described cluster `name`; `.of(hosts)` gives it another size. A Topology is itself.
+    """Returns the described cluster `name`; `.of(hosts)` gives it another size. A Topology is
+    returned unchanged.
 
     >>> cluster("h100").of(16).size
     128
@@ -256,7 +259,7 @@ def cluster(name: str | Topology) -> Topology:
 
 
 def flat(n: int, link: Link, wiring: Wiring = "all") -> Topology:
-    """`n` devices with one class of links.
+    """Returns `n` devices with one class of links.
 
     >>> flat(4, Link("wire", 1e-6, 1e9), "ring").way(0, 3)[0].text
     'wire from 0 to 3'

@@ -1,4 +1,4 @@
-"""Tracebacks that end in the user's line: the frames of this package are left out of them."""
+"""Tracebacks without this package's frames, so that they end in the user's line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def hide_frames(error: BaseException) -> None:
-    """Takes this package's frames out of the traceback of `error`, if that is an error of this
-    package, an interrupt, or was raised by the user's code; TESSERA_TRACEBACK_FILTERING=off shows
+    """Removes this package's frames from the traceback of `error`, if it is an error of this
+    package, an interrupt, or was raised by the user's code; TESSERA_TRACEBACK_FILTERING=off keeps
     them. The caller raises it again with a bare `raise`, which adds no frame."""
     frames, tb = [], error.__traceback__
     while tb is not None:
@@ -33,7 +33,7 @@ def hide_frames(error: BaseException) -> None:
 
 
 def boundary(fn: F) -> F:
-    """`fn`, which users call: its errors have no frames of this package."""
+    """Returns `fn`, a function for users, with errors without frames of this package."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,7 @@
-"""What can carry a collective, and what does? A table of transports, and what "auto" takes for each
-op: as data, which the runtime fills (`runtime/transports.py`)."""
+"""Table of transports of collectives, and the choice of "auto" for each op, as data.
+
+The runtime fills it (`runtime/transports.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ OPS = (COLLECTIVES, SENDS, TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A way for data between devices; `why` it is available or not, and how to get it (`fix`)."""
+    """A transport of data between devices; `why` it is available or not, and how to get it
+    (`fix`)."""
 
     name: str
     available: bool
@@ -25,8 +28,8 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """The transports of this program. `auto` names, for ops, the one that carries them between the
-    devices of a process and the one between processes ("" where there is one process)."""
+    """The transports of this program. `auto` has, for ops, the transport between the devices of a
+    process and the one between processes ("" for a single process)."""
 
     every: tuple[Transport, ...]
     auto: tuple[tuple[str, str, str], ...]
@@ -47,7 +50,8 @@ class Transports:
 
 
 def choices(platform: str, processes: int, between_cpus: str) -> tuple[tuple[str, str, str], ...]:
-    """What "auto" takes on `platform`, where `between_cpus` joins processes of CPUs.
+    """Returns the choice of "auto" on `platform`; `between_cpus` is the transport between processes
+    of CPUs.
 
     >>> for row in choices("cpu", 2, "gloo"):
     ...     print(row[1:])

@@ -1,8 +1,8 @@
-"""Which thread may record a function, or take and change what is in weights? One at a time.
+"""Locks of threads: one recording at a time, one donation of weights, one launch.
 
-While a function is recorded, attributes of modules hold its tensors, and weights show the types of
-what it writes. A thread that would use them waits for its end. No thread has the turn while a
-program of its own runs: what that calls on the host may want it.
+During a recording, attributes of modules hold its tensors, and weights show the types of their new
+values. A thread that would use them waits for its end. A thread does not hold `TURN` while its
+program runs: host callbacks of that program may need it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any
 
 TURN: Any = RLock()
 GIVING: Any = RLock()
-"""Is held by a call that gives up what it takes of weights, until new values are there; so whoever
-found them given up waits for it. It is taken before the turn."""
+"""Held by a call that donates weights, until their new values are stored; a thread that finds a
+donated weight waits for it. Acquired before `TURN`."""
 
 
 LAUNCH = RLock()
-"""Over several devices the engine reads what another thread gives up meanwhile, and the process
-ends: so one launch, or one look at an array, at a time."""
-LONGEST_S = 60.0  # that `put_back` waits for the other thread
+"""Held by a launch or a read of an array. On several devices the engine would read an array that
+another thread donates meanwhile, and end the process."""
+LONGEST_S = 60.0  # limit of the wait of `put_back`
 
 
 @contextmanager
 def put_back() -> Iterator[None]:
-    """Inside, what another thread had given up of weights is there again, so who found nothing
-    there looks once more. The wait has an end: a program may call on the host who waits for it."""
+    """A context that begins once other threads' calls that have donated weights have stored new
+    values, so a caller that found a weight donated can read it again. The wait is limited to
+    LONGEST_S: a program may wait for this thread's host callback."""
     held = GIVING.acquire(timeout=LONGEST_S)
     try:
         yield
@@ -38,8 +39,8 @@ def put_back() -> Iterator[None]:
 
 @contextmanager
 def given_up() -> Iterator[None]:
-    """Inside, others may have the turn of this thread."""
-    held = TURN._release_save()  # however often it was taken
+    """A context in which other threads may hold this thread's `TURN`."""
+    held = TURN._release_save()  # releases all levels of a lock that was acquired repeatedly
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What did a measurement say of one way to compile a program?"""
+"""Result of timing one compile variant of a program."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to compile a program: `name`, seconds of a step, bytes of temporaries on a device,
-    and whether it was `chosen`.
+    """One compile variant of a program: `name`, seconds of a step, bytes of temporaries on a
+    device, and whether it was `chosen`.
 
     >>> print(Way("preferred, least memory", 0.25, 1_000_000, True))
     preferred, least memory: 250.000 ms, 1.0 MB of temporaries (chosen)

@@ -1,5 +1,4 @@
-"""What becomes of a choice that holds inside of `with`, where that was forgotten? A warning. And of
-one that stands above a function, where no function follows? A warning, and an error in a `with`."""
+"""Context managers and decorators that warn if they are created but not used."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Within(ContextDecorator, AbstractContextManager[T], Generic[T]):
-    """A context, also as a decorator and more than once, that warns if it is dropped unused."""
+    """A reusable context manager, also a decorator, that warns if it is dropped unused."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[T]], name: str, fix: str) -> None:
-        self._used = True  # unless all arguments are right
+        self._used = True  # no warning if `make` raises an error
         self._make, self._name, self._fix = make, name, fix
         self._first: AbstractContextManager[T] | None = make()
         self._open: list[AbstractContextManager[T]] = []
@@ -52,8 +51,8 @@ class Within(ContextDecorator, AbstractContextManager[T], Generic[T]):
 
 
 class Under:
-    """A compiled function that a context decorates: it runs there, and so do its methods, such as
-    `.plan(...)`; what else it has is its own."""
+    """A compiled function decorated with a context: calls of it and of its methods, such as
+    `.plan(...)`, run inside. Other attributes are the function's own."""
 
     def __init__(self, context: AbstractContextManager[Any], fn: Any) -> None:
         functools.update_wrapper(self, fn, updated=())
@@ -68,7 +67,7 @@ class Under:
 
     @property
     def fn(self) -> Any:
-        """What is recorded: itself, as the function alone would be recorded elsewhere."""
+        """This object itself, so that a recording runs the function inside of its context, too."""
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +80,8 @@ class Under:
 def within(
     name: str, fix: str = ""
 ) -> Callable[[Callable[P, AbstractContextManager[T]]], Callable[P, Within[T]]]:
-    """A decorator for what makes a context: a call that nobody enters gives an OptionWarning.
+    """Returns a decorator for functions that make contexts: a context that is never entered gives
+    an OptionWarning.
 
     >>> from contextlib import nullcontext
     >>> with within("ts.nothing")(nullcontext)(5) as x:
@@ -101,7 +101,7 @@ def within(
 
 
 class Above:
-    """What stands above a function, `@name(...)`."""
+    """A decorator `@name(...)` that warns if it is never applied to a function."""
 
     def __init__(self, wrap: Callable[[Any], Any], name: str, fix: str) -> None:
         self._wrap, self._name, self._fix, self._used = wrap, name, fix, False
@@ -128,7 +128,7 @@ class Above:
 
 
 def above(name: str, wrap: F, fix: str = "") -> F:
-    """`wrap`, which makes something of a function, as what `name(...)` gives.
+    """Returns `wrap`, a function decorator, as the result of `name(...)`.
 
     >>> above("ts.twice", lambda fn: lambda x: fn(fn(x)))(abs)(-3)
     3

@@ -1,4 +1,4 @@
-"""Numbers and lists in words, as errors say them."""
+"""Numbers and lists in words, for errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zlib import crc32
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks in words.
+    """Returns ranks in words.
 
     >>> ranks_text([0]), ranks_text([1, 2, 5, 6, 7])
     ('rank 0', 'ranks 1, 2, 5 to 7')
@@ -24,11 +24,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"
 
 
-DUMP_VERSION = 1  # of what the flight recorder writes
+DUMP_VERSION = 1  # of the flight recorder's file format
 
 
 def record_text(program: str, step: str, what: str, at: str) -> str:
-    """What a rank did, in words.
+    """Returns the text of a flight record.
 
     >>> record_text("train", "s3", "all_reduce", "train.py:7")
     's3 of train: all_reduce at train.py:7'
@@ -37,7 +37,8 @@ def record_text(program: str, step: str, what: str, at: str) -> str:
 
 
 def differences(facts: Mapping[int, Mapping[str, object]]) -> list[tuple[str, str]]:
-    """What processes, by their ranks, say otherwise than others: a row for each kind of them.
+    """Returns the facts in which processes differ, by rank: a row for each group of equal
+    processes.
 
     >>> differences({0: {"seed": 1, "at": 4}, 1: {"seed": 2, "at": 4}, 2: {"seed": 1, "at": 4}})
     [('ranks 0, 2', 'seed: 1'), ('rank 1', 'seed: 2')]
@@ -52,7 +53,7 @@ def differences(facts: Mapping[int, Mapping[str, object]]) -> list[tuple[str, st
 
 
 def digest(texts: Sequence[str]) -> str:
-    """A few of `texts`, and a checksum of all.
+    """Returns the first three of `texts`, and a checksum of all.
 
     >>> digest(["a", "b", "c", "d"])
     '4: a, b, c, … (checksum e96019e2)'
@@ -62,7 +63,7 @@ def digest(texts: Sequence[str]) -> str:
 
 
 def nearest(word: str, names: Iterable[str], count: int = 8) -> str:
-    """The `names` that exist, those most like `word` first, `count` of them.
+    """Returns `count` of `names`, those most like `word` first, as text.
 
     >>> nearest(r"heed\\.weight$", ["embed.weight", "blocks.up", "head.weight"], 2)
     'head.weight, embed.weight, … of 3'
@@ -75,7 +76,7 @@ def nearest(word: str, names: Iterable[str], count: int = 8) -> str:
 
 
 def nth(n: int) -> str:
-    """An ordinal number.
+    """Returns an ordinal number.
 
     >>> nth(1), nth(12), nth(23)
     ('1st', '12th', '23rd')
@@ -85,8 +86,8 @@ def nth(n: int) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]], left: int) -> list[str]:
-    """Rows of cells as lines: the first `left` cells stand to the left of their columns, the others
-    to the right.
+    """Returns rows of cells as aligned lines: the first `left` columns to the left, the others to
+    the right.
 
     >>> columns([("op", "bytes"), ("add", "8")], 1)
     ['op   bytes', 'add      8']

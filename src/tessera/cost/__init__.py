@@ -1,1 +1,1 @@
-"""What will it cost? FLOPs, bytes and times, used by building, balancing and planning alike."""
+"""Cost models: FLOPs, bytes and times, for building, balancing and planning."""

@@ -1,9 +1,9 @@
-"""How long does a collective take, by which algorithm, and which is the fastest here?
+"""Time of a collective by its algorithm, and the choice of the fastest algorithm.
 
 The model is α-β-γ. A round takes the latencies on its longest way, plus the bytes on its most
-loaded port over that port's bandwidth, plus the bytes that one device adds over how fast it adds.
-Groups that work side by side (all dp groups of a mesh) share the ports. So a time is linear in the
-bytes S.
+loaded port over that port's bandwidth, plus the bytes that one device adds over its speed of
+additions. Groups that run at the same time (all dp groups of a mesh) share the ports. So a time is
+linear in the bytes S.
 
 >>> from tessera.core.topology import cluster
 >>> from tessera.ir.schedule.algorithms.build import build
@@ -34,16 +34,18 @@ from ..ir.schedule.algorithms.check import in_pairs
 from ..ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective, need_algorithm
 
 Groups = tuple[tuple[int, ...], ...]
-# Above this many ranks only those are tried whose tables stay small.
+# Above this many ranks only algorithms with small tables are tried.
 _MANY = 64
 _SEGMENTS = (4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of `rounds`: `latency_s` in all, and seconds per byte of the tensor to send and to add it.
+    """The cost of `rounds`: their total `latency_s`, and seconds per byte of the tensor for sending
+    and for adding.
 
-    `share` is how many times the whole tensor's bytes pass the most loaded port, round by round.
+    `share` is the number of times that the whole tensor's bytes pass the most loaded port, summed
+    over the rounds.
     """
 
     rounds: int
@@ -53,27 +55,27 @@ class Cost:
     share: float
 
     def time_s(self, size_bytes: float) -> float:
-        """The time for a tensor of `size_bytes`: a rank's whole one (of an all_gather, its
-        result)."""
+        """Returns the time for a tensor of `size_bytes`: a rank's whole tensor (for an all_gather,
+        its result)."""
         return self.latency_s + (self.send_s_per_byte + self.add_s_per_byte) * size_bytes
 
 
 def price(
     algorithm: Algorithm, topology: Topology | str, groups: Sequence[Sequence[int]] | None = None
 ) -> Cost:
-    """What `algorithm` costs where rank i of each group is device group[i] of `topology`, which may
-    be the name of a cluster.
+    """Returns the cost of `algorithm` with rank i of each group on device group[i] of `topology`,
+    which may be the name of a cluster.
 
-    `groups` are as `mesh.groups(axis)` gives them, all at work at once; left out, one group of the
-    first n devices. Raises UsageError if they do not fit the algorithm or the topology.
+    `groups` are as from `mesh.groups(axis)`, all running at the same time; by default one group of
+    the first n devices. Raises UsageError if they do not fit the algorithm or the topology.
     """
     a, links = need_algorithm("price", algorithm), cluster(topology)
     return _price(a, links, _groups(a.n, links, groups))
 
 
 def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) -> Groups:
-    """The groups as tuples, by default one of the first n devices. Raises UsageError if they are
-    not distinct devices of the topology."""
+    """Returns the groups as tuples, by default one of the first n devices. Raises UsageError if
+    they are not distinct devices of the topology."""
     made = _written(groups) if groups is not None else (tuple(range(n)),)
     devices = [d for g in made for d in g]
     if not made or any(len(g) != n for g in made) or len(set(devices)) != len(devices):
@@ -88,7 +90,7 @@ def _groups(n: int, topology: Topology, groups: Sequence[Sequence[int]] | None) 
 
 
 def _written(groups: Any) -> Groups:
-    """The groups that a user gave, as tuples. Raises UsageError where they are none."""
+    """Returns a user's groups as tuples. Raises UsageError if they are not lists of integers."""
     if not is_list(groups, lambda g: is_list(g, is_whole)):
         raise unfit("collective", "groups", groups, "pass mesh.groups(axis), or [[0, 1], [2, 3]]")
     return tuple(tuple(map(int, g)) for g in groups)
@@ -96,7 +98,7 @@ def _written(groups: Any) -> Groups:
 
 @lru_cache(maxsize=512)
 def _price(algorithm: Algorithm, topology: Topology, groups: Groups) -> Cost:
-    """What each round costs, added up: its longest way in latency, its busiest port in bytes.
+    """Returns the sum of all rounds' costs: the longest way's latency, the busiest port's bytes.
     Groups run at the same time and share ports."""
     a, latency_s, send, add, share = algorithm, 0.0, 0.0, 0.0, 0.0
     ways: dict[tuple[int, int], tuple[Port, ...]] = {}
@@ -128,23 +130,23 @@ def _price(algorithm: Algorithm, topology: Topology, groups: Groups) -> Cost:
 # ---- closed forms ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """Rounds, and how many times S passes a port, where all links are alike and fit the
-    algorithm."""
+    """The number of rounds, and the number of times that S passes a port, if all links are equal
+    and fit the algorithm."""
 
     rounds: int
     share: float
 
     def time_s(self, size_bytes: float, latency_s: float, bytes_per_s: float) -> float:
-        """rounds · α + share · S / W."""
+        """Returns rounds · α + share · S / W."""
         return self.rounds * latency_s + self.share * size_bytes / bytes_per_s
 
 
 def formula(collective: Collective, name: str, n: int, segments: int = 1) -> Formula | None:
-    """The textbook's rounds and bytes, for any n; None where there is no closed form. Raises
-    UsageError for a name that there is not.
+    """Returns the textbook's rounds and bytes, for any n; None without a closed form. Raises
+    UsageError for an unknown name.
 
-    Ring, line and direct on their own topology; halving for powers of two; double_tree is the limit
-    of many segments, with the rounds of one: 2 ceil(log2 n) α + 2 S / W.
+    Ring, line and direct are on their own topology; halving is for powers of two; double_tree is
+    the limit of many segments, with the rounds of one: 2 ceil(log2 n) α + 2 S / W.
 
     >>> formula("all_reduce", "ring", 8)
     Formula(rounds=14, share=1.75)
@@ -187,7 +189,7 @@ def formula(collective: Collective, name: str, n: int, segments: int = 1) -> For
 # ---- the choice --------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One candidate: an algorithm, its cost here, and its time for the bytes in question."""
+    """One candidate: an algorithm, its cost here, and its time for the given bytes."""
 
     algorithm: Algorithm
     cost: Cost
@@ -203,10 +205,11 @@ def choose(
     algorithm: str | Algorithm | None = None,
     order: Literal["any", "pairs"] = "any",
 ) -> Choice:
-    """The fastest algorithm for a tensor of `size_bytes`, or the fastest form of the named one.
+    """Returns the fastest algorithm for a tensor of `size_bytes`, or the fastest form of the named
+    one.
 
-    `groups` as in `price`; left out, all devices of the topology are one group. `order="pairs"`
-    takes only those that add in adjacent pairs of ranks, as `mesh_invariant` needs. Raises
+    `groups` as in `price`; by default, all devices of the topology are one group. `order="pairs"`
+    admits only algorithms that add in adjacent pairs of ranks, as `mesh_invariant` needs. Raises
     UsageError if a name is unknown, or if no algorithm keeps the order.
     """
     return candidates(collective, size_bytes, topology, groups, algorithm=algorithm, order=order)[0]
@@ -221,7 +224,8 @@ def candidates(
     algorithm: str | Algorithm | None = None,
     order: Literal["any", "pairs"] = "any",
 ) -> list[Choice]:
-    """All that `choose` compares, fastest first; of equals the engine's own comes first."""
+    """Returns all candidates of `choose`, fastest first; among equals the engine's own comes
+    first."""
     topology = cluster(topology)
     one_of("choose", "the collective", collective, COLLECTIVES)
     number("choose", "size_bytes", size_bytes, least=0, below=math.inf)
@@ -270,9 +274,8 @@ def _named(collective: Collective, name: str, n: int) -> Algorithm:
 
 @lru_cache(maxsize=16)
 def _tables(collective: Collective, topology: Topology, groups: Groups) -> tuple[Algorithm, ...]:
-    """The tables that are compared: each flat algorithm, cut into segments where that helps, and
-    some nestings by the levels of links. Large groups leave out the tables of an all_to_all
-    that would be long."""
+    """Returns the candidate tables: each flat algorithm, also in segments if it allows that, and
+    some nestings by the levels of links. Large groups leave out long tables of an all_to_all."""
     n = len(groups[0])
     names: Sequence[str] = FLAT
     if n > _MANY:
@@ -308,8 +311,8 @@ def _tables(collective: Collective, topology: Topology, groups: Groups) -> tuple
 
 
 def nesting(topology: Topology, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """How each group lies over the topology's levels, outermost first; () where they differ, or
-    where a group is no box of devices in row-major order.
+    """Returns the sizes of each group on the topology's levels, outermost first; () if the groups
+    differ, or if one is not a box of devices in row-major order.
 
     >>> from tessera.core.topology import cluster
     >>> nesting(cluster("h100"), [range(32)]), nesting(cluster("h100"), [range(0, 32, 4)])
@@ -334,7 +337,7 @@ def explain(
     algorithm: str | Algorithm | None = None,
     order: Literal["any", "pairs"] = "any",
 ) -> str:
-    """The candidates as a table with their times, the chosen one first."""
+    """Returns the candidates as a table with their times, the fastest first."""
     found = candidates(collective, size_bytes, topology, groups, algorithm=algorithm, order=order)
     n, topology = found[0].algorithm.n, cluster(topology)
     groups_text = (

@@ -1,4 +1,4 @@
-"""How much is computed: by one device, or by some of the nodes?
+"""FLOPs of one device, and sums over the nodes that a graph runs.
 
 >>> from tessera.core.layout import parse_type
 >>> from tessera.core.mesh import Mesh
@@ -21,8 +21,8 @@ from ..ops.control import turns
 
 
 def counted(graph: Graph, of: Callable[[Node], int]) -> int:
-    """The sum of `of(node)` over what one run of `graph` computes: the body of a loop as often as
-    it runs, of two branches the larger."""
+    """Returns the sum of `of(node)` over one run of `graph`: a loop's body counts once for each
+    iteration, of two branches the larger one counts."""
     total = 0
     for n in graph.nodes:
         if n.op == "scan":
@@ -35,7 +35,8 @@ def counted(graph: Graph, of: Callable[[Node], int]) -> int:
 
 
 def device_flops(graph: Graph) -> int:
-    """Floating-point operations of one device in one run; what the devices do alike, each does."""
+    """Returns the floating-point operations of one device in one run; replicated work counts on
+    each device."""
     return counted(graph, _on_a_device)
 
 
@@ -44,5 +45,5 @@ def _on_a_device(n: Node) -> int:
 
 
 def _block(t: TensorType) -> TensorType:
-    """The block of `t` on one device, as a tensor of its own."""
+    """Returns the block of `t` on one device, as the type of a whole tensor."""
     return TensorType(t.dtype, ((Factor(size),) for size in t.local_shape))

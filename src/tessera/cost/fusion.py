@@ -1,8 +1,8 @@
-"""Which values of a program get a buffer, once the compiler has fused it?
+"""Buffers after the compiler's fusion: the values of a program that are stored in memory.
 
-What is computed element by element is computed where it is read and has no buffer, as long as that
-repeats no expensive work. The rules are those of XLA on a CPU, as far as they decide large buffers.
-What an op is for them says `memory`, in its own value (ops/op.py).
+An elementwise value is computed in its readers and has no buffer, unless that repeats expensive
+work. The rules are those of XLA on a CPU, as far as they affect large buffers. The attribute
+`memory` of an op (ops/op.py) is its class in these rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .program import Program
 
 
 def buffered(program: Program) -> list[Node]:
-    """The nodes of `program` whose values get a buffer, in order."""
+    """Returns the nodes of `program` whose values get a buffer, in order."""
     fusion = _Fusion(program)
     return [n for n in program.nodes if fusion.has_buffer(n)]
 
@@ -33,7 +33,7 @@ class _Fusion:
         return len(readers) > 1 and self._is_expensive(n)
 
     def _is_expensive(self, n: Node) -> bool:
-        """Whether `n` is kept rather than computed again for each reader."""
+        """Returns whether `n` is stored rather than recomputed for each reader."""
         match n.kind.memory:
             case "expensive":
                 return True
@@ -45,7 +45,8 @@ class _Fusion:
                 return False
 
     def _of_conv(self, n: Node) -> bool:
-        """Whether `n` is made of a convolution's result, which comes in another order of dims."""
+        """Returns whether `n` is computed from a convolution's result, which has another order of
+        dims."""
         known = self._conv.get(n)
         if known is None:
             cheap = n.kind.memory in ("view", "cheap")
@@ -55,12 +56,12 @@ class _Fusion:
         return known
 
 
-WINDOW = 32  # elements of a dim that are reduced at once; more are in windows, out of a buffer
+WINDOW = 32  # largest dim that is reduced at once; a larger one is read in windows from a buffer
 
 
 def _fuses_into(n: Node, reader: Node) -> bool:
-    """Whether `reader` computes `n` by itself: element by element. A product does so with what is
-    made of nothing, and reads an operand in another order of its dims."""
+    """Returns whether `reader` computes `n` element by element. A product does so for values
+    without operands, and reads a transposed operand in the other order of dims."""
     match reader.kind.memory:
         case "product":
             return n.kind.memory in ("created", "transposed")

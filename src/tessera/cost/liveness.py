@@ -1,7 +1,7 @@
-"""How long does a program need each buffer, and how many bytes are there at once?
+"""Lifetimes of a program's buffers, and the peak of their bytes.
 
-A buffer is there from the node that fills it until its last reader is done. The rules are those by
-which XLA plans buffers on a CPU, as far as they decide large ones.
+A buffer is live from the node that fills it until its last reader has run. The rules are those of
+XLA's buffer assignment on a CPU, as far as they affect large buffers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .result_buffers import Buffer, lent
 class Liveness:
     """The buffers of one program, or of the body of a loop.
 
-    `held` are the nodes with a buffer, in order; `spans` from when to when (indices into `held`),
-    `bytes_of` how much. `widens`: products of narrow floats are made of operands widened to f32.
-    `fresh`: results have buffers of their own, which hold other values before; but for `reuse`,
-    which take the memory of an argument.
+    `held` are the nodes with a buffer, in order; `spans` has the first and last live index (into
+    `held`) of each, `bytes_of` its size. `widens`: products of narrow floats widen their operands
+    to f32. `fresh`: results have their own buffers, which may hold other values before; except
+    those in `reuse`, which take the memory of an argument.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Liveness:
         self._reads = [self._sources(program.args[n]) for n in self.held]
 
     def _sources(self, args: Iterable[Node]) -> set[Node]:
-        """The buffers that are read where `args` are computed on the spot."""
+        """Returns the buffers that are read when `args` are computed in their reader."""
         out: set[Node] = set()
         todo, seen = list(args), set[Node]()
         while todo:
@@ -53,13 +53,13 @@ class Liveness:
 
     @cached_property
     def returned(self) -> set[Node]:
-        """The buffers that are handed back."""
+        """The buffers of the results."""
         return self._sources(self.program.results)
 
-    # -- how large --------------------------------------------------------------------------------
+    # -- sizes ------------------------------------------------------------------------------------
     @cached_property
     def bytes_of(self) -> dict[Node, int]:
-        """A device's bytes of each buffer; those of the results are counted elsewhere."""
+        """The bytes of each buffer on a device; those of the results are counted elsewhere."""
         if self.body:
             return {n: self._size(n) for n in self.held}
         sizes = {n: 0 if n in self.returned else self._size(n) for n in self.held}
@@ -81,7 +81,7 @@ class Liveness:
         return any(u.kind.memory == "product" for u in readers)
 
     def _in_results(self, sizes: Mapping[Node, int]) -> set[Node]:
-        """The nodes that lie in the buffers of results."""
+        """Returns the nodes that are stored in the buffers of results."""
         results = [
             Buffer(n, _bytes(n), i, len(self.held))
             for i, n in enumerate(self.held)
@@ -90,17 +90,17 @@ class Liveness:
         values = [Buffer(n, size, *self.spans[n]) for n, size in sizes.items() if size]
         return lent(results, values, len(self.held))
 
-    # -- how long ---------------------------------------------------------------------------------
+    # -- lifetimes --------------------------------------------------------------------------------
     @cached_property
     def spans(self) -> dict[Node, tuple[int, int]]:
-        """Per buffer the first and the last place in `held` at which it is there."""
+        """The first and the last index in `held` at which each buffer is live."""
         first = dict(self._place)
         last = dict(self._place)
         for i, reads in enumerate(self._reads):
             last.update(dict.fromkeys(reads, i))
         for n in self.held:
             if n.op == "scan":
-                first[n] = 0  # what a loop stacks up is made ready at the beginning
+                first[n] = 0  # a loop's stacks are allocated at the beginning
             if n in self.returned and self.body:
                 last[n] = len(self.held)
         for group in self._sums_made_one():
@@ -112,8 +112,8 @@ class Liveness:
         return {n: (first[n], last[n]) for n in self.held}
 
     def _sums_made_one(self) -> list[list[Node]]:
-        """Sums over the same axes that the compiler makes one: they need nothing of each other,
-        and nobody reads one of them before the last."""
+        """Returns groups of sums over the same axes that the compiler combines: they are
+        independent, and no reader runs before the last of them."""
         open_: dict[object, list[Node]] = {}
         done: list[list[Node]] = []
         first_reader: dict[Node, int] = {}
@@ -131,10 +131,10 @@ class Liveness:
             group.append(n)
         return [g for g in (*done, *open_.values()) if len(g) > 1]
 
-    # -- at once ----------------------------------------------------------------------------------
+    # -- the peak ---------------------------------------------------------------------------------
     @cached_property
     def needs(self) -> list[int]:
-        """Per place in `held`, the bytes that are there while it is computed."""
+        """The live bytes at each index in `held`, while that node is computed."""
         change = [0] * (len(self.held) + 2)
         for n, (first, last) in self.spans.items():
             change[first] += self.bytes_of[n]
@@ -146,19 +146,20 @@ class Liveness:
         return out
 
     def _inside(self, i: int, n: Node) -> int:
-        """What `n` needs while it runs, besides its operands and results."""
+        """Returns the bytes that `n` needs while it runs, besides its operands and results."""
         if n.kind.bodies:
             bodies = [v for v in n.attrs.values() if isinstance(v, Graph)]
             return max((body_bytes(b, self.widens) for b in bodies), default=0)
         own = n.kind.scratch(tuple(a.type for a in n.args), n.types, n.attrs)
         if not own:
             return 0
-        # A copy is made before there is a result, which is made when operands may be gone.
+        # The scratch copy is made first; the result may then reuse memory of operands read last.
         gone = sum(self.bytes_of[a] for a in self._reads[i] if self.spans[a][1] == i)
         return own - min(own, gone, self.bytes_of[n])
 
     def _taken_over(self, i: int, n: Node) -> int:
-        """The bytes of an operand that nobody needs any more, into which `n` is written."""
+        """Returns the bytes of an operand without later readers whose buffer `n` is written
+        into."""
         size = self.bytes_of[n]
         if not n.kind.fuses or not size:
             return 0
@@ -170,9 +171,9 @@ class Liveness:
         return max(self.needs, default=0)
 
     def waiting(self) -> list[tuple[TensorType, int, bool]]:
-        """(type, bytes, whether a loop made it) of the values that wait for a later reader at the
-        peak: also what the loop that runs then reads row by row or stacks up, and what a later
-        loop will stack up."""
+        """Returns (type, bytes, whether a loop made it) of the values that wait for a later reader
+        at the peak. This includes values that the loop running then reads or stacks row by row, and
+        the stacks of later loops."""
         if not self.held:
             return []
         i = self.needs.index(self.peak)
@@ -193,7 +194,7 @@ class Liveness:
 
 
 def by_rows(graph: Graph) -> set[Node]:
-    """The inputs and outputs of `graph` that a loop reads row by row or stacks up."""
+    """Returns the inputs and outputs of `graph` that a loop reads or stacks row by row."""
     found: set[Node] = set()
     for n in graph.nodes:
         if n.op == "scan":
@@ -207,14 +208,14 @@ def by_rows(graph: Graph) -> set[Node]:
 
 
 def _seen(n: Node) -> Node:
-    """What `n` shows as a view."""
+    """Returns the node that `n` is a view of."""
     while n.op != "item" and n.kind.memory == "view":
         n = n.args[0]
     return n
 
 
 def body_bytes(body: Graph, widens: bool) -> int:
-    """The peak of one iteration of `body`."""
+    """Returns the peak of one iteration of `body`."""
     return Liveness(of_graph(body), widens, body=True).peak
 
 

@@ -1,7 +1,7 @@
-"""How many bytes does a step need on each device, before it is compiled? By category, at its peak.
+"""Memory of a step on each device, by category at its peak, before the step is compiled.
 
-What is given to a program and what it gives back is exact: it follows from the layouts. What it
-needs inside is an estimate, by the rules of cost/liveness.py.
+The bytes of arguments and results are exact: they follow from the layouts. Those inside of the
+program are an estimate, by the rules of cost/liveness.py.
 
 >>> from tessera.core.layout import parse_type
 >>> from tessera.core.mesh import Mesh
@@ -40,9 +40,10 @@ Held = Mapping[str, Iterable[TensorType]]
 class MemoryPlan:
     """Bytes on one device at the peak of a run.
 
-    `persistent_rows` are what stays between runs, by category, and `batch` the other arguments;
-    `results` those that take no argument's place. Inside the program, at its peak, `gradients` and
-    `activations` wait for later readers, `working` is read and written right then.
+    `persistent_rows` are the arguments that stay between runs, by category, and `batch` the other
+    arguments; `results` are those that take no argument's memory. Inside the program, at its peak,
+    `gradients` and `activations` wait for later readers; `working` is read or written at that
+    moment.
     """
 
     persistent_rows: Mapping[str, int]
@@ -67,7 +68,7 @@ class MemoryPlan:
 
     @property
     def rows(self) -> dict[str, int]:
-        """All of it by category, empty ones left out."""
+        """All bytes by category, without empty categories."""
         rows = {
             **self.persistent_rows,
             "batch": self.batch,
@@ -87,12 +88,12 @@ def memory_plan(
     donated: bool = True,
     widens: bool | None = None,
 ) -> MemoryPlan:
-    """The memory of one run of `program` on each device.
+    """Returns the memory of one run of `program` on each device.
 
-    `held` names what stays between runs ("weights", "optimizer"), by the types of the arguments;
-    the others are the batch. `gradients` are the types by which waiting gradients are told from
-    waiting activations. `donated`: results take the place of arguments of their type. `widens`: the
-    device multiplies narrow floats as f32; None: as this CPU does.
+    `held` has the types of the arguments that stay between runs, by category ("weights",
+    "optimizer"); the others are the batch. `gradients` are the types by which waiting gradients are
+    told from waiting activations. `donated`: results take the memory of arguments of their type.
+    `widens`: the device multiplies narrow floats as f32; None: as this CPU does.
     """
     widens = not MULTIPLIES_BF16 if widens is None else widens
     if isinstance(program, Schedule):
@@ -106,7 +107,7 @@ def memory_plan(
     stays = given.intersection(p.results) if donated else set()
     free.subtract(n.type for n in stays)
     results = 0
-    for n in p.results:  # what is handed back twice is there twice
+    for n in p.results:  # a result that is returned twice has two buffers
         if n in stays:
             stays.discard(n)
         elif free[n.type] > 0:
@@ -121,8 +122,8 @@ def memory_plan(
 def _checked(
     name: str, held: object, gradients: object
 ) -> tuple[dict[str, list[TensorType]], list[TensorType]]:
-    """What the caller named, as lists of types. Raises UsageError where it is something else: it
-    would not be found among the arguments, and count as batch."""
+    """Returns the caller's `held` and `gradients` as lists of types. Raises UsageError for anything
+    else, since it would match no argument, and would count as batch."""
     fix = "give types: [w.type for w in weights.values()]; planned_memory takes tensors, too"
 
     def types(what: str, given: object) -> list[TensorType]:
@@ -139,7 +140,7 @@ def _checked(
 
 
 def _categories(given: Iterable[TensorType], held: Held) -> tuple[dict[str, int], int]:
-    """(bytes by category, bytes of what is in none)."""
+    """Returns (bytes by category, bytes in no category)."""
     left = Counter(given)
     rows = {}
     for name, types in held.items():
@@ -152,15 +153,16 @@ def _categories(given: Iterable[TensorType], held: Held) -> tuple[dict[str, int]
 
 
 class _Gradients:
-    """Tells waiting gradients by their shapes; those of stacked layers may come one by one. Each is
-    found once."""
+    """Recognizes waiting gradients by their shapes; those of stacked layers may come one by one.
+    Each is found once."""
 
     def __init__(self, types: Iterable[TensorType]) -> None:
         self.types = list(types)
-        self.left = [t.size for t in self.types]  # elements that were not found yet
+        self.left = [t.size for t in self.types]  # elements not found yet
 
     def apart(self, values: Iterable[tuple[TensorType, int, bool]]) -> tuple[int, int]:
-        """The bytes of `values`, as `Liveness.waiting` gives them: (of gradients, of others)."""
+        """Returns the bytes of `values`, as `Liveness.waiting` returns them: (of gradients, of
+        others)."""
         mine = rest = 0
         for t, size, of_loop in values:
             if self.take(t, of_loop):
@@ -170,8 +172,8 @@ class _Gradients:
         return mine, rest
 
     def take(self, t: TensorType, of_loop: bool = False) -> bool:
-        """Whether a value of type `t` is one of them. A loop stacks them up in the dtype in which
-        they are computed."""
+        """Returns whether a value of type `t` is one of the gradients that are left, and counts it.
+        A loop stacks gradients in the dtype of their computation, so any float dtype matches."""
         for i, g in enumerate(self.types):
             same = t.dtype is g.dtype or (of_loop and t.dtype.is_float)
             fits = same and t.rank > 0 and t.shape in (g.shape, g.shape[1:])
@@ -189,17 +191,17 @@ def stage_plans(
     *,
     widens: bool | None = None,
 ) -> dict[Mesh, MemoryPlan]:
-    """The memory of each slice of the mesh that `schedule` runs on, in the order of the stages, at
-    that slice's own peak.
+    """Returns the memory of each slice of the mesh that `schedule` runs on, in the order of the
+    stages, at that slice's own peak.
 
-    Between steps are the buffers, whose lifetimes are in the schedule; a running step adds what it
-    needs inside. The other arguments are as in `memory_plan`.
+    Between steps there are the buffers, whose lifetimes are in the schedule; a running step adds
+    its internal buffers. The other arguments are as in `memory_plan`.
     """
     need_schedule("stage_plans", schedule)
     widens = not MULTIPLIES_BF16 if widens is None else widens
     held, gradients = _checked("stage_plans", held, gradients)
     ranks: dict[Mesh, int] = {}
-    last = len(schedule.steps)  # of a slice that nothing runs on; a send has its source's stage
+    last = len(schedule.steps)  # the rank of a slice without compute: a send has its source's stage
     for s in schedule.steps:
         m = s.graph.mesh
         if m is not None and m != schedule.mesh:
@@ -207,7 +209,7 @@ def stage_plans(
     slices = sorted(ranks, key=ranks.__getitem__)
     if not slices and schedule.mesh is not None:
         slices = [schedule.mesh]
-    # Steps of one graph reuse the same.
+    # Steps with the same graph reuse the memory of the same arguments.
     reuse = {
         s.graph: {s.graph.outputs[w] for w in pairs.values()}
         for s, pairs in zip(schedule.steps, donation_aliases(schedule), strict=True)
@@ -218,7 +220,7 @@ def stage_plans(
 
 
 def _homes(schedule: Schedule) -> list[Mesh | None]:
-    """Per buffer the slice that it is on, None for all of them."""
+    """Returns the slice of each buffer, None for a buffer on all slices."""
     homes = [t.mesh if t.mesh != schedule.mesh else None for t in schedule.buffers]
     for step in schedule.steps:
         for b in step.writes:
@@ -235,8 +237,8 @@ def _stage_plan(
     held: Held,
     gradients: list[TensorType],
 ) -> MemoryPlan:
-    """The plan of the devices of `mesh`, one stage of a pipeline: the buffers that live there, at
-    the step where they need most, by category."""
+    """Returns the plan of the devices of `mesh`, one stage of a pipeline: the buffers on them, at
+    the step with the highest need, by category."""
     types, out = schedule.buffers, set(schedule.outputs)
     here = {b for b, home in enumerate(homes) if home in (None, mesh)}
     given = [types[b].on(mesh) if types[b].mesh is None else types[b]
@@ -284,9 +286,10 @@ def _stage_plan(
 
 
 def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
-    """The lifetimes of the buffers in `here` that are made. What takes the memory of another begins
-    when that ends, and adds nothing where that is an argument's. A value that is sent to devices
-    which hold its blocks already is not copied; the blocks stay."""
+    """Returns the lifetimes of the buffers in `here`, without inputs. A buffer that takes the
+    memory of another begins when that ends; one that takes an argument's memory is left out. A
+    value sent to devices that already hold its blocks is not copied: it extends the lifetime of its
+    source."""
     spans = {b: schedule.lifetimes[b] for b in sorted(here - set(schedule.inputs))}
     same: dict[int, int] = {}
     for step in schedule.steps:

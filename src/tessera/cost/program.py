@@ -1,7 +1,5 @@
-"""Which nodes does a program run, in which order, and what does each read?
-
-A graph and a schedule are walked in the same way: the steps of a schedule are one list of nodes.
-"""
+"""Nodes of a program in execution order, with their operands; the same for a graph and a
+schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from ..ir.schedule.schedule import Schedule
 
 @dataclass(frozen=True)
 class Program:
-    """Nodes in order, with what each reads; `given` are inputs, `results` what is handed back."""
+    """Nodes in order, with the operands of each; `given` are the inputs, `results` the outputs."""
 
     nodes: tuple[Node, ...]
     args: Mapping[Node, tuple[Node, ...]]
@@ -24,7 +22,7 @@ class Program:
 
     @cached_property
     def readers(self) -> dict[Node, list[Node]]:
-        """Who reads each node."""
+        """The readers of each node."""
         found: dict[Node, list[Node]] = {}
         for n in self.nodes:
             for a in self.args[n]:
@@ -36,7 +34,7 @@ class Program:
         return set(self.results)
 
     def uses(self, n: Node) -> tuple[set[Node], bool]:
-        """(who reads `n`, or a view of it; whether one of them is a result)."""
+        """Returns (the readers of `n` or of its views, whether `n` or a view of it is a result)."""
         found: set[Node] = set()
         todo, is_result = [n], False
         while todo:
@@ -48,7 +46,7 @@ class Program:
 
 
 def of_graph(graph: Graph) -> Program:
-    """The nodes of `graph`."""
+    """Returns the program of `graph`."""
     nodes: list[Node] = []
     args: dict[Node, tuple[Node, ...]] = {}
     _add(graph, {}, nodes, args)
@@ -56,7 +54,7 @@ def of_graph(graph: Graph) -> Program:
 
 
 def of_schedule(schedule: Schedule) -> Program:
-    """The steps of `schedule`, one after the other."""
+    """Returns the program of the steps of `schedule`, one after the other."""
     made: dict[int, Node] = {}
     for b in schedule.inputs:
         made[b] = input_node(schedule.buffers[b], f"b{b}")
@@ -77,7 +75,7 @@ def _add(
     nodes: list[Node],
     args: dict[Node, tuple[Node, ...]],
 ) -> None:
-    """Adds the nodes of `graph`; `stands` says what stands for a node of it."""
+    """Adds the nodes of `graph`; `stands` maps nodes of `graph` to their replacements."""
     for n in graph.nodes:
         if n.op != "input" and n not in args:
             nodes.append(n)

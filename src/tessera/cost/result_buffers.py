@@ -1,8 +1,8 @@
-"""Which values may lie in the buffers of results, before the results are written there?
+"""Reuse of results' buffers for temporary values, before the results are written.
 
-Results that take over no argument have buffers of their own, which are free until they are written.
-The largest values come first, each in the first result that is large enough and free for as long as
-the value is needed.
+Results that reuse no argument have their own buffers, which are free until they are written. Values
+are placed largest first, each in the first result that is large enough, and free during the value's
+lifetime.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Buffer(NamedTuple):
 
 
 def lent(results: Sequence[Buffer], values: Iterable[Buffer], times: int) -> set[Node]:
-    """The nodes among `values` that lie in the buffer of one of `results`.
+    """Returns the nodes of `values` that are stored in the buffer of one of `results`.
 
     The results come in the order in which they are written, which is their first use. No value is
     empty, and all times are below `times`.
@@ -40,9 +40,10 @@ def lent(results: Sequence[Buffer], values: Iterable[Buffer], times: int) -> set
         while by_size and results[by_size[-1]].size >= size:
             large |= 1 << by_size.pop()
         i = bisect_left(written, last)
-        if i < len(results) and written[i] == last:  # it is written over `node`, or too early
+        # A result written at the value's last read is written in place, or too early.
+        if i < len(results) and written[i] == last:
             result = results[i].node
-            # The array of a partial result has a dim more: it is not written in place.
+            # A partial result's array has one more dim, so it is not written in place.
             over = result.kind.fuses and not result.type.partial
             i += not over or results[i].size != size
         free = (large & ~taken.at(first, last)) >> i
@@ -53,15 +54,15 @@ def lent(results: Sequence[Buffer], values: Iterable[Buffer], times: int) -> set
 
 
 class Occupied:
-    """Which buffers, a bit each, are taken at which of `n` times: a segment tree."""
+    """The buffers, a bit each, that are taken at each of `n` times: a segment tree."""
 
     def __init__(self, n: int) -> None:
         self.n = n
         self._whole = [0] * (2 * n)  # taken at all times below a node
-        self._some = [0] * (2 * n)  # at some
+        self._some = [0] * (2 * n)  # taken at some of these times
 
     def at(self, first: int, last: int) -> int:
-        """The buffers that are taken at some time from `first` to `last`."""
+        """Returns the buffers that are taken at some time from `first` to `last`."""
         inside, above = self._nodes(first, last)
         return reduce(or_, [*(self._some[m] for m in inside), *(self._whole[m] for m in above)])
 
@@ -74,7 +75,8 @@ class Occupied:
             self._some[m] |= buffers
 
     def _nodes(self, first: int, last: int) -> tuple[list[int], set[int]]:
-        """(the nodes that make up the times from `first` to `last`, those above them)."""
+        """Returns (the tree nodes that make up the times from `first` to `last`, the nodes above
+        them)."""
         inside, above = list[int](), set[int]()
         low, high = first + self.n, last + self.n + 1
         while low < high:

@@ -1,4 +1,4 @@
-"""What does each collective of a schedule cost, by its algorithm, on given links?
+"""Cost of each collective of a schedule, by its algorithm and the given links.
 
 >>> from tessera.core.layout import parse_type
 >>> from tessera.core.mesh import Mesh
@@ -32,11 +32,11 @@ from .collectives import price
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """A collective of a step, or several that go as one buffer (`count`), `times` a run.
+    """A collective of a step, or several that are sent as one buffer (`count`), `times` per run.
 
-    `size_bytes` is a rank's whole tensor (of an all_gather its result), `sent_bytes` what the
-    busiest rank sends in one run of it, `time_s` one run's time on the topology (None without).
-    The engine's own is counted as the table that it is priced as.
+    `size_bytes` is a rank's whole tensor (for an all_gather its result), `sent_bytes` the bytes
+    that the busiest rank sends each time, `time_s` the time on the topology each time (None without
+    a topology). The engine's own collective has the counts of the table that prices it.
     """
 
     step: int
@@ -53,9 +53,9 @@ class CollectiveCost:
 
 
 def whole_bytes(n: Node) -> int:
-    """The S of the formulas: a rank's whole tensor as it travels, of an all_gather its result, the
-    padding of uneven blocks included. Of a folded mesh a rank is a device, which has joined its
-    places."""
+    """Returns the S of the formulas: the bytes of a rank's whole tensor as it is sent (for an
+    all_gather its result), with the padding of uneven blocks. On a folded mesh a rank is a device,
+    which has combined its places."""
     before, axes = n.args[0].type, n.attrs["axes"]
     ranks = 1 if before.mesh is None else ways(axes, before.mesh.physical.sizes)
     if n.op == all_gather.name:
@@ -66,8 +66,8 @@ def whole_bytes(n: Node) -> int:
 
 
 def collective_costs(s: Schedule, topology: Topology | None = None) -> list[CollectiveCost]:
-    """A row for each collective step of `s`, in order, those in loops and regions included: `step`
-    is the one of `s` that it is in.
+    """Returns a row for each collective step of `s`, in order, including those in loops and
+    regions: `step` is the step of `s` that contains it.
 
     Raises UsageError if the topology has fewer devices than the mesh names.
     """
@@ -77,7 +77,7 @@ def collective_costs(s: Schedule, topology: Topology | None = None) -> list[Coll
 def _rows(
     step: Step, index: int, times: int, topology: Topology | None
 ) -> Iterator[CollectiveCost]:
-    """A row for each collective that runs in `step`, which is step `index` of the whole; those of a
+    """Yields a row for each collective in `step`, which is in step `index` of the whole; those of a
     loop's body run `times` its length."""
     match step:
         case Collective():
@@ -97,8 +97,7 @@ def _rows(
 def _row(
     step: int, nodes: list[Node], times: int, topology: Topology | None
 ) -> Iterator[CollectiveCost]:
-    """The cost of the collective, or of the bucket, of `nodes`; nothing for what no table
-    describes."""
+    """Yields the cost of the collective or bucket `nodes`; nothing if no table describes it."""
     first = nodes[0]
     t, axes = first.args[0].type, tuple(first.attrs["axes"])
     if t.mesh is None:

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line `tessera`, and the launcher of runs."""

@@ -1,4 +1,4 @@
-"""Which process is which rank, and with which variables? A file of rank bindings says so:
+"""Rank bindings: a YAML file with the ranks of a run, and the environment variables of each.
 
     rank_bindings:
       - {rank: 0, mesh_id: 0, mesh_host_rank: 0, env_overrides: {TT_VISIBLE_DEVICES: "0,1"}}
@@ -6,8 +6,8 @@
     global_env: {TESSERA_DETERMINISTIC: "1"}
     mesh_graph_desc_path: mesh.textproto
 
-A variable that several places set has the value of the last: what the launcher gives to each rank,
-`global_env`, `env_overrides`. `$NAME` in a value is the launcher's own variable, `$$` a dollar.
+A variable is taken from the last of: the launcher's variables for each rank, `global_env`,
+`env_overrides`. `$NAME` in a value is the launcher's own variable, `$$` a dollar.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..core.environment import MESHES
 from ..core.errors import UsageError
 from ..core.wording import ranks_text
 
-# What `tessera run` itself tells each rank.
+# Variables that `tessera run` itself sets for each rank.
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_COORDINATOR",
        "TESSERA_TOKEN", "TESSERA_JOIN", "TESSERA_ELASTIC", MESHES)  # fmt: skip
 _MOST_BYTES = 1 << 20
 
 
 def _text(value: object) -> object:
-    """A number as text, which is as it is written (`_Loader`)."""
+    """Returns a number as text, exactly as it is written (`_Loader`)."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -48,7 +48,7 @@ class _Table(BaseModel):
 
 
 class RankBinding(_Table):
-    """One rank: the mesh that it belongs to, its place among that mesh's hosts, its variables."""
+    """One rank: its mesh, its host number within that mesh, its variables."""
 
     rank: Number
     mesh_id: Number
@@ -65,7 +65,8 @@ class Bindings(_Table):
 
 
 def load(path: Path) -> Bindings:
-    """What the file at `path` says. Raises UsageError, which lists all that is wrong in it."""
+    """Returns the rank bindings of the file at `path`. Raises UsageError with all faults of the
+    file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -103,7 +104,8 @@ def load(path: Path) -> Bindings:
 
 
 def _without(found: dict[Any, Any], places: Sequence[tuple[int | str, ...]]) -> Bindings:
-    """What `found` says but for these places: for a variable, or for a whole rank or key."""
+    """Returns the bindings of `found` without the faulty places: without a variable, a rank or a
+    key."""
     keys, ranks, variables = set[Any](), set[Any](), set[tuple[int | str, ...]]()
     for at in places:
         if at[0] == "rank_bindings" and len(at) > 1:
@@ -129,7 +131,8 @@ def _without(found: dict[Any, Any], places: Sequence[tuple[int | str, ...]]) -> 
 
 
 def _problems(path: Path, made: Bindings, part: bool = False) -> list[tuple[str, str]]:
-    """What does not go together in `made`, which may be only a `part` of the ranks."""
+    """Returns the contradictions in `made`. With `part`, some ranks are left out, so missing ones
+    are no fault."""
     ranks = sorted(made.rank_bindings, key=lambda b: b.rank)
     have = [b.rank for b in ranks]
     rows = [] if ranks or part else [("rank_bindings", "should name at least one rank")]
@@ -156,7 +159,7 @@ def _problems(path: Path, made: Bindings, part: bool = False) -> list[tuple[str,
 
 
 def _find(name: str, path: Path) -> Path | None:
-    """The file `name`, from here or from the folder of the bindings."""
+    """Returns the file `name`, relative to the working folder or to the folder of the bindings."""
     if not name or "\0" in name:
         return None
     tries = [p for p in (Path(name).expanduser(), path.parent / name) if p.is_file()]
@@ -183,18 +186,18 @@ def _variables(where: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def environments(made: Bindings) -> tuple[dict[str, str], ...]:
-    """What the bindings give to each rank: the launcher's defaults, then `global_env`, then the
+    """Returns the variables of each rank: the launcher's defaults, then `global_env`, then the
     rank's `env_overrides`."""
     every = [_environment(made, binding) for binding in made.rank_bindings]
     places = [(e["TT_MESH_ID"], e.get("TT_MESH_HOST_RANK", "")) for e in every]
     if not all(mesh.isdecimal() and (host or "0").isdecimal() for mesh, host in places):
-        return tuple(every)  # an override is no number, which is its rank's error
+        return tuple(every)  # the rank with the wrong override reports it
     return tuple(e | {MESHES: _meshes(places)} for e in every)
 
 
 def _meshes(ranks: Sequence[tuple[str, str]]) -> str:
-    """The mesh of each rank and its host there, "0.0,0.1"; ranks without a host have the free ones
-    in their order."""
+    """Returns the mesh and host of each rank, "0.0,0.1"; ranks without a host get the free hosts in
+    order."""
     taken = {(mesh, host) for mesh, host in ranks if host}
     out = []
     for mesh, host in ranks:
@@ -223,7 +226,7 @@ def _wrong(path: Path, what: str, rows: Sequence[tuple[str, str]] = ()) -> Usage
 
 
 def _at(loc: Sequence[int | str]) -> str:
-    """`rank_bindings[1].rank`."""
+    """Returns the place of an error as text, such as `rank_bindings[1].rank`."""
     text = "".join(f"[{k}]" if isinstance(k, int) else f".{str(k)[:40]}" for k in loc)
     return text.removeprefix(".").removesuffix(".[key]")
 
@@ -242,7 +245,7 @@ _WORDS = {
 
 
 def _said(error: Any) -> str:
-    """What is wrong with one place, and what is there."""
+    """Returns the text of one error, with the value that is there."""
     words = _WORDS.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
     given = error["input"]
     plain = isinstance(given, (str, int, float)) and error["type"] != "extra_forbidden"
@@ -253,9 +256,9 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """YAML without a key that stands twice: the second would replace the first in silence. A number
-    is a whole one in plain digits; YAML would make 511 of 0777, 1.1 of 1.10 and 630 of 10:30, and
-    here they are text."""
+    """YAML without duplicate keys, since the second would silently replace the first. Only plain
+    decimal digits are a number: YAML would read 0777 as 511, 1.10 as 1.1 and 10:30 as 630; these
+    stay text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # it is yaml's own
         first: [(tag, form) for tag, form in known if tag not in _NUMBERS]

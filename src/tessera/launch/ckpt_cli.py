@@ -1,4 +1,4 @@
-"""`tessera ckpt`: which checkpoints there are, what is in them, and whether they are whole."""
+"""`tessera ckpt`: lists, shows, verifies, compares, exports and prunes checkpoints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def _state(check: Callable[[], object]) -> str:
 
 
 def _sizes(storage: Storage, m: Manifest) -> str:
-    """Whether the files of `m` have the sizes that it gives them."""
+    """Returns "complete" if the files of `m` have the sizes in its manifest, else the number that
+    do not."""
     sizes = {file: storage.size(f"{m.tag}/{file}") for file in m.files()}
     other = [file for file, size in m.files().items() if sizes[file] not in (None, size)]
     return f"{len(other)} files have another size" if other else "complete"
@@ -101,7 +102,7 @@ def ls(
         if verify:
             state = _state(reader(storage, m).check)
         if state not in ("complete", "whole") and m.tag not in tags(storage):
-            continue  # another process removes it at this moment
+            continue  # another process has just removed it
         damaged |= state not in ("complete", "whole")
         table.add_row(
             m.tag, "" if m.step is None else str(m.step), age_text(m.created_s),
@@ -116,7 +117,7 @@ def ls(
 
 @ckpt.command()
 def show(tag: Tag = "latest", root: Where = ROOT) -> None:
-    """Shows what one holds: its tensors, metrics and state."""
+    """Shows the tensors, metrics and state of one checkpoint."""
     with _told():
         m = _manifest(root, tag)
     console = Console()
@@ -138,7 +139,8 @@ def show(tag: Tag = "latest", root: Where = ROOT) -> None:
 
 @ckpt.command()
 def verify(tag: Tag = "latest", root: Where = ROOT) -> None:
-    """Reads every byte of one; the status is 1 if it is damaged, 2 if it does not exist."""
+    """Reads every byte of a checkpoint; the status is 1 if it is damaged, 2 if it does not
+    exist."""
     with _told():
         there = tags(Storage(root))
     found = there if tag == "latest" else tag in there
@@ -154,7 +156,7 @@ def diff(
     second: Annotated[str, typer.Argument(help="The other one.")],
     root: Where = ROOT,
 ) -> None:
-    """Shows which tensors and values differ; the exit status is 1 where any do."""
+    """Shows the tensors and values that differ; the exit status is 1 if any do."""
     with _told():
         storage = Storage(root)
         a, b = _manifest(root, first), _manifest(root, second)
@@ -185,7 +187,7 @@ def export(
     root: Where = ROOT,
     only: Annotated[str, typer.Option(help="Names to take, such as blocks.*")] = "*",
 ) -> None:
-    """Writes the weights of one to a file that other programs read."""
+    """Writes the weights of a checkpoint to a file that other programs read."""
     with _told():
         count = export_to(to, tag, root, only=only)
     typer.echo(f"{to}: {count} tensors")
@@ -200,7 +202,7 @@ def prune_command(
     metric: Annotated[str, typer.Option(help="By which metric.")] = "loss",
     largest: Annotated[bool, typer.Option(help="The largest values are the best.")] = False,
 ) -> None:
-    """Removes what no option keeps."""
+    """Removes checkpoints that no option keeps."""
     with _told():
         _there(root)
         gone = prune(Keep(last, every or None, best, metric, largest), root)
@@ -208,7 +210,8 @@ def prune_command(
 
 
 def _there(root: str) -> Storage:
-    """`root`. Raises CheckpointError if it is no folder that could hold checkpoints."""
+    """Returns the storage of `root`. Raises CheckpointError if it is a folder without
+    checkpoints."""
     storage = Storage(root)
     if storage.folder is not None and not tags(storage):
         fix = other_format(storage)

@@ -1,4 +1,4 @@
-"""`tessera`: what can be asked from a shell.
+"""`tessera`: the command line.
 
 >>> from typer.testing import CliRunner
 >>> CliRunner().invoke(app, ["flight", "nothing.json"]).exit_code
@@ -50,7 +50,7 @@ def flight(
     dump: Annotated[Path, typer.Argument(help="A tessera-flight-*.json that a program left.")],
     last: Annotated[int, typer.Option(help="How many records of each rank.", min=1)] = 8,
 ) -> None:
-    """Shows what each rank did last, and where the ranks differ."""
+    """Shows the last records of each rank, and the differences between ranks."""
     try:
         found = load_dump(dump)
     except TesseraError as error:
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def tt_run() -> None:
-    """`tt-run`: the launcher under the name that guides of TT-NN use."""
+    """`tt-run`: the launcher under the name in the guides of TT-NN."""
     sys.argv.insert(1, "run")
     app(obj="mpi" if commands.has("mpi") else None)
 

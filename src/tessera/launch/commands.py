@@ -1,4 +1,4 @@
-"""Which command starts the ranks of a run? One for each backend, as a list of what is started."""
+"""Commands that start the ranks of a run, for each backend (local, mpi, slurm)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..core import flags
 from ..core.errors import BackendError, UsageError
 
 BACKENDS = ("local", "mpi", "slurm")
-# How a backend's own command is asked to begin each line with its rank.
+# The option of the backend's command that begins each line of output with its rank.
 PREFIX = {"local": (), "mpi": ("--tag-output",), "slurm": ("--label",)}
-# What mpirun hands on to other hosts, where this process has it.
+# Variables that mpirun passes on to other hosts.
 _HANDED_ON = ("PYTHONPATH", "LD_LIBRARY_PATH", "XLA_FLAGS")
 _PREFIXES = ("TESSERA_", "JAX_", "TT_", "NCCL_")
-# What another launcher has left to this process is not the ranks'.
+# Variables of an outer launcher, which do not hold for the ranks.
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_JOIN")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is to be started: `program` in each rank with its variables of `environments`. They meet
-    at `coordinator`; `token` is theirs alone. `arguments` are for the backend's own command."""
+    """`program` in each rank, with the rank's variables in `environments`. The ranks connect to
+    `coordinator`; `token` is known to them alone. `arguments` are for the backend's own command."""
 
     environments: tuple[Mapping[str, str], ...]
     program: tuple[str, ...]
@@ -43,8 +43,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One process that the launcher starts; `environment` is all of its variables. `orphaned` is
-    the signal that it gets when the launcher is killed; `rank` is its number, where it is one."""
+    """One process that the launcher starts, with all its variables in `environment`. It gets the
+    signal `orphaned` if the launcher is killed. `rank` is its number, None if it is no rank."""
 
     name: str
     command: tuple[str, ...]
@@ -54,7 +54,7 @@ class Job:
 
 
 def program_of(words: Sequence[str], module: bool) -> tuple[str, ...]:
-    """The command that `words` mean: a Python file, a module (`-m`) or any other program.
+    """Returns the command of `words`: a Python file, a module (`-m`) or any other program.
 
     Raises UsageError if there is no such file or program here.
     """
@@ -77,13 +77,13 @@ def _absent(name: str) -> UsageError:
 
 
 def given(run: Run, k: int) -> dict[str, str]:
-    """The variables that rank `k` gets, but for the token and for what depends on its host."""
+    """Returns the variables of rank `k`, without the token and those that depend on its host."""
     own = {**run.environments[k]}
     if run.devices is not None:
         own.setdefault("TESSERA_DEVICES", str(run.devices))
     # hash(name) % size picks the same owner on every rank
     own.setdefault("PYTHONHASHSEED", os.environ.get("PYTHONHASHSEED", "0"))
-    own.setdefault("PYTHONUNBUFFERED", "1")  # a rank that is killed has said all that it printed
+    own.setdefault("PYTHONUNBUFFERED", "1")  # a killed rank loses no output
     return own | {
         "RANK": str(k),
         "WORLD_SIZE": str(run.size),
@@ -92,13 +92,13 @@ def given(run: Run, k: int) -> dict[str, str]:
 
 
 def _around(run: Run) -> dict[str, str]:
-    """The launcher's own variables, as a child that hands them on has them."""
+    """Returns the launcher's own variables, without those of an outer launcher, and the token."""
     own = {name: value for name, value in flags.given().items() if name not in _FOREIGN}
     return own | {"TESSERA_TOKEN": run.token}
 
 
 def local(run: Run) -> list[Job]:
-    """Each rank is a process of this machine."""
+    """Returns a job for each rank, a process of this machine."""
     around = _around(run)
     return [
         Job(f"rank {k}", run.program, around | _here(run, k), signal.SIGKILL, k)
@@ -111,7 +111,7 @@ def _here(run: Run, k: int) -> dict[str, str]:
 
 
 def mpi(run: Run) -> list[Job]:
-    """One `mpirun` (OpenMPI's) starts all, each with variables of its own."""
+    """Returns one `mpirun` (OpenMPI's) that starts all ranks, each with its own variables."""
     found = next(filter(shutil.which, _COMMANDS["mpi"]), "mpirun")
     hand_on = [n for n in flags.given() if n in _HANDED_ON or n.startswith(_PREFIXES)]
     command = [found, "--bind-to", "none", *run.arguments]
@@ -125,8 +125,8 @@ def mpi(run: Run) -> list[Job]:
 
 
 def slurm(run: Run) -> list[Job]:
-    """One `srun` starts all; a shell gives each its variables by its number. What all have alike
-    stands once, as one argument of a program has 128 KiB at most."""
+    """Returns one `srun` that starts all ranks; a shell sets each rank's variables by its number.
+    Variables that are equal in all ranks are written once, as an argument has at most 128 KiB."""
     each = [given(run, k) for k in range(run.size)]
     alike = {n: v for n, v in each[0].items() if n != "RANK" and all(e.get(n) == v for e in each)}
     own = [[f"{n}={v}" for n, v in e.items() if n != "RANK" and n not in alike] for e in each]
@@ -140,12 +140,12 @@ def slurm(run: Run) -> list[Job]:
 
 
 def jobs(run: Run, backend: str) -> list[Job]:
-    """What `backend` starts."""
+    """Returns the jobs of `backend`."""
     return {"local": local, "mpi": mpi, "slurm": slurm}[backend](run)
 
 
 def shown(run: Run, backend: str) -> list[str]:
-    """The commands of `backend` as lines for a shell; the token is left out."""
+    """Returns the commands of `backend` as lines for a shell, without the token."""
     if backend != "local":
         return [shlex.join(job.command) for job in jobs(run, backend)]
     return [
@@ -159,12 +159,12 @@ _COMMANDS = {"local": (), "mpi": ("mpirun-ulfm", "mpirun"), "slurm": ("srun",)}
 
 
 def has(backend: str) -> bool:
-    """Whether the command of `backend` is here."""
+    """Returns whether the command of `backend` is installed."""
     return backend == "local" or any(map(shutil.which, _COMMANDS[backend]))
 
 
 def need(backend: str) -> None:
-    """Raises BackendError if the command of `backend` is not here."""
+    """Raises BackendError if the command of `backend` is not installed."""
     if not has(backend):
         raise BackendError(
             f"--backend {backend}: {_COMMANDS[backend][-1]} is not installed here",
@@ -176,7 +176,8 @@ def need(backend: str) -> None:
 
 
 def words(backend: str, text: str) -> tuple[str, ...]:
-    """More arguments for the command of `backend`, as a shell splits them. Raises UsageError."""
+    """Returns additional arguments for the command of `backend`, split as by a shell. Raises
+    UsageError for an open quotation."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""What becomes of a run whose process is lost? All end, and fewer begin where it was.
+"""Elastic runs: when a process is lost, the run goes on with fewer, from the last safe point.
 
-The processes of a generation keep their safe points in a folder in the memory of this host, which
-outlives them (elastic/kept.py). When one is lost, the others end, and a new generation of the
-processes that are left begins at the last safe point; after a while there is one of all.
+The processes of a generation keep safe points in a folder in the memory of this host, which
+outlives them (elastic/kept.py). When one is lost, the others are ended, and a new generation
+without it begins at the last safe point; after some time all processes run again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .commands import Run
 from .supervisor import Supervisor
 
 REJOIN_AFTER_S = 60
-STOPPED_S = 10.0  # after which a process that was stopped counts as lost
-TRIES = 3  # generations in a row without a step, after which the run is given up
+STOPPED_S = 10.0  # a process that is stopped (SIGSTOP) for longer counts as lost
+TRIES = 3  # generations in a row without a safe point after which the run ends
 
 
 def elastic_sizes(
@@ -38,7 +38,8 @@ def elastic_sizes(
     rank_binding: Path | None,
     rejoin_after: int | None,
 ) -> tuple[int, int] | None:
-    """What `--elastic MIN:MAX` says; None without it. Raises UsageError."""
+    """Returns (MIN, MAX) of `--elastic MIN:MAX`; None without it. Raises UsageError for wrong or
+    conflicting options."""
     if text is None:
         if rejoin_after is not None:
             raise UsageError(
@@ -74,15 +75,15 @@ def elastic_sizes(
 
 
 class Generations:
-    """Runs `run` with as many processes as it has, and with fewer, `low` at least, when some are
-    lost. `run()` returns the exit status of the whole."""
+    """Runs `run` with all its processes, and with fewer (at least `low`) after losses. `run()`
+    returns the exit status of the whole."""
 
     def __init__(
         self, run: Run, low: int, rejoin_after_s: float, supervised: Callable[..., Supervisor]
     ) -> None:
         self.whole, self.low, self.rejoin_after_s = run, low, rejoin_after_s
         self.supervised = supervised
-        self.folder = ""  # of the safe points, while it runs
+        self.folder = ""  # of the safe points, during `run`
 
     def run(self) -> int:
         self.folder = memory_folder()
@@ -115,6 +116,8 @@ class Generations:
                 _say(f"goes on with all {most} processes{_from(last)}")
                 continue
             tries = tries + 1 if _name(last) == _name(before) else 0
+            # If the coordinator ended (`alone`), all processes can start again. Otherwise at least
+            # one is lost: a rank that failed by itself was not killed.
             lost = 0 if now.alone else max(1, sum(_was_killed(p.code) for p in now.failed))
             if tries >= TRIES:
                 _say(f"{TRIES} times in a row no safe point was kept, so the run ends")
@@ -126,8 +129,9 @@ class Generations:
             _say(f"goes on with {n} of {most} processes{_from(last)}")
 
     def _grows(self, before: Any) -> Callable[[], bool]:
-        """Whether it is time for a generation of all: some seconds after the first safe point of
-        one that began at `before`. What it takes to start and to compile is not counted."""
+        """Returns a function that tells when to start a generation of all processes:
+        `rejoin_after_s` after the first safe point of the generation that began at `before`. So the
+        time to start and compile is not counted."""
         first_s: float | None = None
 
         def grows() -> bool:
@@ -142,13 +146,14 @@ class Generations:
         return grows
 
     def _last(self) -> Any:
-        """The manifest of the last safe point; None before the first."""
+        """Returns the manifest of the last safe point; None before the first."""
         found, _ = manifests(Storage(self.folder))
         return found[-1] if found else None
 
 
 def _was_killed(code: int | None) -> bool:
-    return code is not None and code < 0 and code != -signal.SIGABRT  # which an engine sends itself
+    # The engine aborts its own process (SIGABRT) when another one is lost.
+    return code is not None and code < 0 and code != -signal.SIGABRT
 
 
 def _name(manifest: Any) -> str:

@@ -1,7 +1,8 @@
-"""Who stays when the launcher is killed? A child of it, the guard, which leads the process group of
-the ranks: when the pipe from the launcher ends, the guard ends the group. It also hosts the run's
-coordinator, so that any rank may die, rank 0 as well. On Linux the kernel ends ranks whose launcher
-is killed, so that they end where the guard is killed with it.
+"""Guard: a child process that ends the ranks of a run if the launcher is killed.
+
+It leads the process group of the ranks; when the pipe from the launcher closes, the guard ends the
+group. It also hosts the run's coordinator, so that any rank may die, rank 0 as well. On Linux the
+kernel ends the ranks of a killed launcher, also if the guard is killed with it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from ..core.ranks import split_address
 from ..runtime.rendezvous import Rendezvous
 from .commands import Run
 
-TIES = sys.platform == "linux"  # whether the kernel can end the ranks of a launcher that is killed
+TIES = sys.platform == "linux"  # the kernel can end the ranks of a killed launcher
 _SET_PDEATHSIG = 1  # of prctl(2)
-END_S = 3.0  # between asking the group to end and ending it
+END_S = 3.0  # between SIGTERM and SIGKILL to the group
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Guard:
-    """The launcher's handle: the group `pid`, which ends with `release` or with this process. The
-    guard `asks` the group to end before it ends it, unless the kernel does (`tied`): mpirun leaves
-    its ranks alone when it is asked twice."""
+    """The launcher's handle of the process group `pid`, which ends with `release` or with this
+    process. With `asks`, the guard sends the group SIGTERM before SIGKILL; without it the kernel
+    has sent a signal already (`tied`), and mpirun abandons its ranks at a second one."""
 
     def __init__(self, run: Run, sock: socket.socket, limit_s: float, asks: bool) -> None:
         self.gone = False
@@ -48,18 +49,18 @@ class Guard:
             os.write(self.pipe, f"{rank}\n".encode())
 
     def signal(self, number: int) -> None:
-        """Sends it to all ranks and what they started."""
+        """Sends a signal to all ranks and their child processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def ended(self) -> bool:
-        """Whether the guard itself has ended, which it should not."""
+        """Returns whether the guard itself has ended, which is an error."""
         if not self.gone:
             self.gone = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         return self.gone
 
     def release(self) -> None:
-        """Ends whatever is left of the group, and the guard."""
+        """Ends the remaining processes of the group, and the guard."""
         self.signal(signal.SIGKILL)
         os.close(self.pipe)
         if not self.ended():
@@ -67,28 +68,28 @@ class Guard:
 
 
 def with_group(pid: int) -> None:
-    """Makes `pid` the leader of a group. Parent and child both do it: who comes first."""
+    """Makes `pid` the leader of a group. Parent and child both call it, as either may be first."""
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.setpgid(pid, pid)
 
 
 def tied(number: signal.Signals) -> Callable[[], None] | None:
-    """What a child of this process does before it becomes another program, so that it gets the
-    signal `number` when this process ends; None where the system cannot do that."""
+    """Returns a function for a child to call before `exec`, so that it gets the signal `number`
+    when this process ends; None if the system has no such feature."""
     if not TIES:
         return None
     prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
 
     def tie() -> None:
         prctl(_SET_PDEATHSIG, int(number))
-        if os.getppid() != parent:  # it ended before
+        if os.getppid() != parent:  # the parent ended before the call of prctl
             os._exit(1)
 
     return tie
 
 
 def _guard(run: Run, sock: socket.socket, limit_s: float, asks: bool, pipe: int) -> NoReturn:
-    """What the child does; it never returns."""
+    """The child's main function; it never returns."""
     try:
         with_group(os.getpid())
         for number in SIGNALS:

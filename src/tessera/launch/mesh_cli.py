@@ -32,7 +32,7 @@ def show(
         Path | None, typer.Option(help="Write it to this file instead, as its name says.")
     ] = None,
 ) -> None:
-    """Draws a machine: its levels of links, devices and hosts. Of a file it says every fault."""
+    """Draws a machine: its levels of links, devices and hosts. Reports every fault of a file."""
     from ..core.machine import cluster_yaml, load, mesh_graph_text
     from ..show.machine_picture import render_machine
 
@@ -60,13 +60,13 @@ def show(
 
 
 def _told(error: TesseraError) -> str:
-    """An error without the line of code that it was raised at: here that is no user's."""
+    """Returns the text of an error without its "at" row, as there is no user code here."""
     return "\n".join(x for x in str(error).splitlines() if x.split(" : ")[0].strip() != "at")
 
 
 @mesh.command()
 def presets() -> None:
-    """Lists the machines that are described."""
+    """Lists the described machines."""
     for name in PRESETS:
         levels = preset(name).topology.levels
         typer.echo(f"{name:<12} {' x '.join(map(str, levels))}")

@@ -1,7 +1,7 @@
-"""`tessera run`: how does one program become many processes, on this machine or on many?
+"""`tessera run`: starts one program as many processes, on this machine or on several.
 
-tessera run -n 4 train.py --steps 100
-tessera run --rank-binding ranks.yaml --mpi-args "--hostfile hosts" train.py
+tessera run -n 4 train.py --steps 100 tessera run --rank-binding ranks.yaml --mpi-args "--hostfile
+hosts" train.py
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .guard import TIES, Guard
 from .supervisor import GRACE_S, Supervisor
 
 JOIN_LIMIT_S = 300
-# What follows the program is the program's.
+# Words after the program are the program's own arguments.
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -81,8 +81,7 @@ def run(
     """Runs PROGRAM in many processes that are one program.
 
     Each rank joins the others as it first uses Tessera. When one fails, all end, and its last lines
-    are shown; Ctrl-C ends all. After
-    a signal they have the time of --grace to save.
+    are shown; Ctrl-C ends all. After a signal they have the time of --grace to save.
     """
     try:
         chosen = _backend(backend, mpi_args, slurm_args, by_name=context.obj)
@@ -121,6 +120,7 @@ def _run(
             at="",
         )
     host, port = split_address(with_port(coordinator, 65535))
+    # An address with its own port does not depend on the default port.
     fixed = with_port(coordinator, 1) == with_port(coordinator, 2)
     run = commands.Run(
         environments=_environments(nproc if sizes is None else sizes[1], rank_binding),
@@ -159,8 +159,8 @@ def _bracketed(host: str) -> str:
 def _backend(
     backend: str | None, mpi_args: str | None, slurm_args: str | None, by_name: str | None
 ) -> str:
-    """The backend that was asked for, or that the arguments mean; else that of the command's name:
-    `tt-run` takes mpirun where it is installed. Raises UsageError."""
+    """Returns the chosen backend: `--backend`, else the one whose arguments are given, else the
+    command's default (`tt-run` takes mpirun if it is installed). Raises UsageError."""
     meant = "mpi" if mpi_args is not None else "slurm" if slurm_args is not None else None
     chosen = backend or meant or by_name or "local"
     if chosen not in commands.BACKENDS:
@@ -177,7 +177,7 @@ def _backend(
 
 
 def _environments(nproc: int | None, rank_binding: Path | None) -> tuple[dict[str, str], ...]:
-    """The variables of each rank. Raises UsageError."""
+    """Returns the variables of each rank. Raises UsageError."""
     if (nproc is None) == (rank_binding is None):
         raise UsageError(
             "how many processes? " + ("Nothing says so" if nproc is None else "Two options do"),

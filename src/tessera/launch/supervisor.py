@@ -1,5 +1,4 @@
-"""What happens to the processes of a run while they run? Their lines are passed on, and when one
-fails or the user interrupts, all end."""
+"""Supervisor of a run's processes: passes on their output, and ends all when one fails."""
 
 from __future__ import annotations
 
@@ -23,13 +22,14 @@ from ..runtime.rendezvous import LOST
 from .commands import Job
 from .guard import SIGNALS, Guard, tied
 
-GRACE_S = 300  # what ranks have after a signal to the launcher: they may save
-OTHERS_S = 5.0  # what ranks have when another has failed, with which they could not save
-LOOK_S = 1.0  # between two looks at processes that may be stopped
-TOLD = tuple(128 + n for n in (signal.SIGTERM, signal.SIGUSR1))  # status of a rank that saved
+GRACE_S = 300  # time for ranks to save and end after a signal to the launcher
+OTHERS_S = 5.0  # time to end after another rank failed; saving is impossible without that rank
+LOOK_S = 1.0  # between two checks for stopped processes
+# Exit statuses of a rank that saved after a signal.
+TOLD = tuple(128 + n for n in (signal.SIGTERM, signal.SIGUSR1))
 LAST = 20  # lines of a failed rank that are shown again
 _MOST = 1 << 16
-# The engine says so on stdout for each group of processes; mpirun and srun may begin it with a tag.
+# The engine prints this line to stdout for each group; mpirun and srun may put a tag before it.
 _GLOO = re.compile(
     rb"(?:\[\d+,\d+\]<stdout>: ?|\d+: )?\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
     rb"Expected number of connected peer ranks is : \d+\n"
@@ -38,7 +38,7 @@ _GLOO = re.compile(
 
 @dataclass
 class _Stream:
-    """What a process writes to one file, by lines."""
+    """One output file of a process, read by lines."""
 
     name: str
     out: BinaryIO
@@ -47,8 +47,8 @@ class _Stream:
     rest: bytes = b""
 
     def feed(self, data: bytes, end: bool = False) -> None:
-        """Passes on whole lines; a progress bar's end in a carriage return. Lines of the engine go
-        to stderr: stdout is the program's."""
+        """Passes on whole lines; a progress bar's lines end in a carriage return. Lines of the
+        engine go to stderr, as stdout is the program's."""
         data = self.rest + data
         if said := _GLOO.findall(data):
             data = _GLOO.sub(b"", data)
@@ -87,9 +87,10 @@ class Supervisor:
         stopped_s: float | None = None,
         may_end: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A process that has been stopped for `stopped_s` seconds is ended, as if it had failed.
-        All end, without a failure, once `may_end` says so; it is asked each second. After a signal,
-        or when a rank ends as one that was told to, ranks have `grace_s` seconds to end."""
+        """`stopped_s`: a process that has been stopped (SIGSTOP) for so long is killed, and counts
+        as failed. `may_end`: asked each second; when it returns True, all processes are ended
+        without a failure. `grace_s`: time to end after a signal, or after a rank exited with the
+        status of one (TOLD)."""
         self.guard, self.prefix, self.grace_s = guard, prefix, grace_s
         self.stopped_s, self.may_end, self.was_ended = stopped_s, may_end, False
         self._stopped: dict[int, float] = {}
@@ -97,20 +98,20 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.signals: list[int] = []
         self.end_s: float | None = None
-        self.tell_s = float("inf")  # when it is said that ranks are waited for
+        self.tell_s = float("inf")  # time at which the wait for ranks is reported
         self.jobs = jobs
         self.processes: list[_Process] = []
         self.failed: list[_Process] = []
-        self.alone = False  # whether the coordinator ended before the ranks
+        self.alone = False  # the coordinator ended before the ranks
 
     def run(self) -> int:
-        """Starts the jobs and waits for them; 0, the status of the job that failed first, or
-        128 and the signal's number."""
+        """Starts the jobs and waits for them. Returns 0, the status of the job that failed first,
+        or 128 and the signal's number."""
         wake, woken = socket.socketpair()
         for s in (wake, woken):
             s.setblocking(False)
         self.selector.register(wake, selectors.EVENT_READ, None)
-        # What is ignored stays so: nohup, a shell's job in the background.
+        # Ignored signals stay ignored: under nohup, or as a shell's background job.
         heard = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
         before = {n: signal.signal(n, self._signalled) for n in (*heard, signal.SIGCHLD)}
         old = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
@@ -146,7 +147,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 process_group=self.guard.pid,
-                preexec_fn=tied(job.orphaned),  # this process has one thread
+                preexec_fn=tied(job.orphaned),  # safe, as this process has one thread
             )
         except OSError as error:
             raise BackendError(
@@ -170,7 +171,7 @@ class Supervisor:
         self.signals.append(number)
         if len(self.signals) == 1:
             self._end(number, self.grace_s)
-        else:  # the user does not want to wait
+        else:  # a second signal: the user does not want to wait
             self.guard.signal(signal.SIGKILL)
 
     def _end(self, number: int, grace_s: float) -> None:
@@ -179,7 +180,7 @@ class Supervisor:
         self.tell_s = self.end_s - grace_s + OTHERS_S
 
     def _turn(self) -> None:
-        """Waits for lines, ends of processes and signals, and passes them on."""
+        """Waits for output, ends of processes and signals, and handles them."""
         next_s = None if self.end_s is None else min(self.end_s, self.tell_s)
         left_s = None if next_s is None else max(next_s - time.monotonic(), 0.0)
         if self.stopped_s is not None and self.end_s is None:
@@ -213,7 +214,8 @@ class Supervisor:
             sys.stderr.flush()
 
     def _look(self, stopped_s: float) -> None:
-        """Ends processes that are stopped, and all of them when it is time."""
+        """Kills processes that have been stopped for too long, and ends all of them once `may_end`
+        says so."""
         now_s = time.monotonic()
         for p in self.processes:
             if p.code is None and _is_stopped(p.popen.pid):
@@ -226,7 +228,8 @@ class Supervisor:
             self._end(signal.SIGTERM, OTHERS_S)
 
     def _read(self, wait_s: float | None) -> bool:
-        """Passes on what there is within `wait_s` seconds; whether there was something."""
+        """Passes on the output that comes within `wait_s` seconds; returns whether there was
+        any."""
         if wait_s == float("inf"):
             wait_s = None
         found = self.selector.select(wait_s)
@@ -239,7 +242,8 @@ class Supervisor:
         return any(key.data for key, _ in found)
 
     def _drain(self) -> None:
-        """Passes on what the processes wrote last; what they started may hold the files open."""
+        """Passes on the last output of the processes. It does not wait for the end of the files, as
+        child processes may keep them open."""
         while self._read(0.1):
             pass
         for key in [*self.selector.get_map().values()]:
@@ -247,7 +251,7 @@ class Supervisor:
                 key.data.feed(b"", end=True)
 
     def _report(self) -> None:
-        """Says which rank failed and how, and shows its last lines."""
+        """Prints the rank that failed, the reason, and its last lines."""
         first = self.failed[0]
         took_s = time.monotonic() - self.begin_s
         others = "; the others were ended" if len(self.processes) > 1 else ""
@@ -261,7 +265,8 @@ class Supervisor:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, where the system tells (Linux)."""
+    """Returns whether a process was stopped by a signal; False if the system does not tell (not
+    Linux)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -270,15 +275,16 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _blame(p: _Process) -> tuple[int, str]:
-    """Of several that ended at one moment, the likely cause first: one that was killed, then one
-    that failed, then one whose engine or coordinator noticed the failure of another."""
+    """Returns a sort key of processes that ended at the same time, the likely cause first: killed
+    ones, then failed ones, then those whose engine or coordinator noticed the failure of another.
+    """
     code = p.code or 0
     kind = 2 if code == -signal.SIGABRT else 3 if code == LOST else 0 if code < 0 else 1
     return kind, p.job.name
 
 
 def ended(code: int | None) -> str:
-    """How a process ended, in words.
+    """Returns how a process ended, in words.
 
     >>> ended(3), ended(-9)
     ('exited with status 3', 'was killed by SIGKILL (by a user, or as memory ran out)')
@@ -296,5 +302,6 @@ def ended(code: int | None) -> str:
 
 
 def _status(code: int | None) -> int:
-    """The shell's status: 128 and the number of the signal, where one ended the process."""
+    """Returns the shell's status: 128 and the number of the signal, if a signal ended the
+    process."""
     return 0 if code is None else code if code >= 0 else 128 - code

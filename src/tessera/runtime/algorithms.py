@@ -1,8 +1,9 @@
-"""How does a table of rounds run? Each round as exchanges of chunks in the program of every device.
+"""Execution of an algorithm's table of rounds: each round is a few `ppermute`s of chunks.
 
-Called inside `shard_map`. A device's chunks are the rows of one buffer. What a round sends is read
-first; then each exchange (one `ppermute`: no rank sends or receives twice in it) writes or adds its
-rows, in the table's order. Which rows those are depends on the rank and is looked up in a constant.
+Called inside `shard_map`. A device's chunks are the rows of one buffer. A round first reads all
+rows that it sends; then each exchange (one `ppermute`, in which no rank sends or receives twice)
+writes or adds its rows, in the table's order. The row numbers depend on the rank and are looked up
+in a constant.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .narrow import moved
 Array = Any
 Axis = str | tuple[str, ...]
 Rows = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
-# Rows that lie apart are moved run by run; more runs than this are looked up at once.
+# Rows are moved by one slice for each run of consecutive rows; above this many runs, by one gather.
 _MOST_RUNS = 16
 
 
@@ -44,7 +45,8 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _RowMoves:
-    """Rounds of exchanges over a buffer of `rows` rows, and where the result lies in it."""
+    """Rounds of exchanges over a buffer of `rows` rows; `spare` rows after them take idle ranks'
+    writes. `result` has the rows of the result by rank."""
 
     rows: int
     spare: int
@@ -53,12 +55,14 @@ class _RowMoves:
 
 
 def run_algorithm(algorithm: Algorithm, x: Array, axis: Axis) -> Array:
-    """The result of `algorithm` on this device, from its block `x`, inside `shard_map` over `axis`.
+    """Returns the result of `algorithm` on this device, from its block `x`, inside `shard_map` over
+    `axis`.
 
-    all_reduce and broadcast keep the shape. reduce_scatter gives dim 0's own n-th, all_gather joins
-    along dim 0, all_to_all splits and joins dim 0: as `lax.psum_scatter`, `all_gather` and
-    `all_to_all` do, tiled. Several axes are read major to minor. Rows that do not fill whole chunks
-    are padded. Raises UsageError if the axis or dim 0 does not fit.
+    all_reduce and broadcast keep the shape. reduce_scatter returns the n-th part of dim 0,
+    all_gather concatenates along dim 0, all_to_all splits and concatenates dim 0: as
+    `lax.psum_scatter`, `all_gather` and `all_to_all` with `tiled=True`. Several axes are read major
+    to minor. Rows that do not fill whole chunks are padded. Raises UsageError if the axis or dim 0
+    does not fit.
     """
     a = algorithm
     size = lax.axis_size(axis)
@@ -90,7 +94,7 @@ def run_algorithm(algorithm: Algorithm, x: Array, axis: Axis) -> Array:
 
 
 def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
-    """The engine's own collective."""
+    """Returns the result of the engine's own collective."""
     match a.collective:
         case "all_reduce":
             return lax.psum(x, axis)
@@ -106,7 +110,8 @@ def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
 
 # ---- as array functions ------------------------------------------------------------------------
 class AlgorithmXp:
-    """The array functions with collectives by the tables called `name`; sums only are tables'."""
+    """The array functions with collectives by the tables called `name`. A reduction other than a
+    sum runs on the engine's own collective."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -140,7 +145,7 @@ by_algorithm = lru_cache(maxsize=64)(AlgorithmXp)
 
 # ---- the buffer --------------------------------------------------------------------------------
 def _rows(a: Algorithm, x: Array, axis: Axis) -> Array:
-    """This device's chunks as rows: dim 0's blocks, each padded to whole chunks."""
+    """Returns this device's chunks as rows: dim 0's blocks, each padded to whole chunks."""
     blocks = a.n if a.collective in ("reduce_scatter", "all_to_all") else 1
     flat = jnp.reshape(x, (blocks, -1))
     lack = -flat.shape[1] % a.pieces
@@ -157,7 +162,7 @@ def _rows(a: Algorithm, x: Array, axis: Axis) -> Array:
 
 
 def _joined(a: Algorithm, x: Array, rows: Array) -> Array:
-    """The result from its rows, without the padding."""
+    """Returns the result in its shape from its rows, without the padding."""
     splits = a.collective in ("reduce_scatter", "all_to_all")
     size = x.size // a.n if splits else x.size
     blocks = jnp.reshape(rows, (rows.shape[0] // a.pieces, -1))[:, :size]
@@ -185,13 +190,14 @@ def _run(moves: _RowMoves, buffer: Array, axis: Axis) -> Array:
 
 
 def _table(rows: dict[int, Sequence[int]], n: int, count: int, spare: int) -> Rows:
-    """Rows by rank; who has no part gets those from `spare` on, where nothing is."""
+    """Returns rows by rank; an idle rank gets the unused rows from `spare` on."""
     idle = range(spare, spare + count)
     return np.array([rows.get(r, idle) for r in range(n)], np.int32)
 
 
 def _runs(table: Rows) -> list[tuple[int, int]]:
-    """(first, last + 1) of the columns in which every rank's rows follow each other."""
+    """Returns (first, last + 1) of each run of columns in which every rank's rows are
+    consecutive."""
     breaks = np.flatnonzero((np.diff(table, axis=1) != 1).any(axis=0)) + 1
     edges = [0, *breaks.tolist(), table.shape[1]]
     return list(itertools.pairwise(edges))
@@ -219,7 +225,7 @@ def _write(buffer: Array, table: Rows, rank: Array, came: Array, op: Action) -> 
 
 
 def _start(table: Rows, column: int, rank: Array) -> Array:
-    """The first row of a run, which a constant gives if it is the same for all ranks."""
+    """Returns the first row of a run: a constant if it is the same for all ranks."""
     line = table[:, column]
     return np.int32(line[0]) if (line == line[0]).all() else jnp.asarray(line)[rank]
 
@@ -227,8 +233,8 @@ def _start(table: Rows, column: int, rank: Array) -> Array:
 # ---- which rows move where ----------------------------------------------------------------------
 @lru_cache(maxsize=256)
 def _row_moves(a: Algorithm) -> _RowMoves:
-    """Exchanges with rows. Only an all_to_all reuses rows: its chunks are n times what a rank
-    holds."""
+    """Returns the exchanges with row numbers. Only an all_to_all reuses rows: it has n times as
+    many chunks as a rank holds."""
     homes = [{c: i if a.collective == "all_to_all" else c for i, c in enumerate(a.starts(r))}
              for r in range(a.n)]  # fmt: skip
     if a.collective != "all_to_all":
@@ -251,7 +257,8 @@ def _row_moves(a: Algorithm) -> _RowMoves:
 
 
 def _last_sent(a: Algorithm) -> list[dict[int, float]]:
-    """The round in which each rank needs each chunk for the last time; endless for the result."""
+    """Returns the round in which each rank sends each chunk last; infinity for chunks of the
+    result."""
     last: list[dict[int, float]] = [{} for _ in range(a.n)]
     for k, moves in enumerate(a.rounds):
         for t in moves:
@@ -264,7 +271,8 @@ def _last_sent(a: Algorithm) -> list[dict[int, float]]:
 def _rehouse(
     a: Algorithm, k: int, moves: Round, homes: list[dict[int, int]], last: list[dict[int, float]]
 ) -> int:
-    """Frees the rows of what was sent for the last time and gives arrivals theirs; rows in use."""
+    """Frees the rows of chunks sent for the last time, and assigns rows to the received ones.
+    Returns the number of rows in use."""
     for r, home in enumerate(homes):
         for c in [c for c in home if last[r].get(c, -1) <= k]:
             del home[c]
@@ -283,7 +291,8 @@ def _rehouse(
 
 
 def _exchanges(moves: Round) -> list[_Exchange]:
-    """A round in as few exchanges as come easily; what one rank receives keeps its order."""
+    """Returns a round in few exchanges, greedily. The chunks that one rank receives keep their
+    order."""
     made: list[_Exchange] = []
     newest: dict[int, int] = {}
     for t in moves:

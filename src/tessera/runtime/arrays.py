@@ -1,8 +1,8 @@
-"""How does a typed tensor lie in device memory? One JAX array, one array dim a factor.
+"""Layout of a typed tensor in device memory: one JAX array, with one array dim for each factor.
 
-A dim of one factor is one array dim, padded to whole blocks; a dim of several factors is several;
-each partial axis is a leading dim of its size, and after these each axis along which devices have
-values of their own. So every type has a `NamedSharding`.
+A dim of one factor is one array dim, padded to whole blocks; a dim of several factors is several
+array dims. Each partial axis is a leading dim of its size; the axes along which devices hold
+different values (`varying`) follow. So every type has a `NamedSharding`.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ Array = Any
 
 @lru_cache(maxsize=65536)
 def array_shape(t: TensorType) -> tuple[int, ...]:
-    """The shape of the JAX array that holds a value of type `t`."""
+    """Returns the shape of the JAX array that holds a value of type `t`."""
     return tuple(n for n, _, _ in _parts(t))
 
 
 @lru_cache(maxsize=65536)
 def block_shape(t: TensorType) -> tuple[int, ...]:
-    """The shape of one device's block of that array."""
+    """Returns the shape of one device's block of that array."""
     return tuple(here for _, here, _ in _parts(t))
 
 
 @lru_cache(maxsize=65536)
 def spec(t: TensorType) -> PartitionSpec:
-    """The partition of that array over the mesh axes."""
+    """Returns the partition of that array over the mesh axes."""
     return PartitionSpec(*(axes for _, _, axes in _parts(t)))
 
 
 def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
-    """The dims of that array: (size, size on a device, axes). On a folded mesh an axis is two dims,
-    the devices and the folds that each takes."""
+    """Returns the dims of that array: (size, size on a device, axes). On a folded mesh an axis is
+    two dims: the devices, and the folds of each device."""
     t = at_rest(t)
     folded = t.mesh is not None and t.mesh.onto is not None
     rows: list[tuple[int, int, Any]] = []
@@ -83,14 +83,15 @@ def _padded(f: Factor, t: TensorType) -> int:
 
 
 def _flat_shape(t: TensorType) -> tuple[int, ...]:
-    """The dims of that array as they were without a fold."""
+    """Returns the shape of that array on a mesh without folds."""
     lead = [t.sizes[a] for a in (*t.partial_axes, *t.varying)]
     return (*lead, *(_padded(f, t) for dim in t.dims for f in dim))
 
 
 @lru_cache(maxsize=65536)
 def sharding(t: TensorType) -> Any:
-    """Where that array lives. Raises BackendError if the machine is smaller than the mesh."""
+    """Returns the sharding of that array. Raises BackendError if the machine is smaller than the
+    mesh."""
     t = at_rest(t)
     if t.mesh is None:
         start()
@@ -99,7 +100,7 @@ def sharding(t: TensorType) -> Any:
 
 
 def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
-    """A host array on the devices, in the layout `t`: what `fetch` gives of it."""
+    """Returns a host array placed on the devices in the layout `t`; `fetch` is its inverse."""
     t = at_rest(t)
     own = [t.sizes[a] for a in t.varying]
     x = np.ascontiguousarray(value, t.dtype.numpy)
@@ -116,8 +117,8 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     x = np.transpose(x, (*reversed(range(k)), *range(k, x.ndim)))
     x = x.reshape(array_shape(t))
     if t.mesh is None:
-        # Bound to no device, like the results of programs: or a program would be compiled twice,
-        # once for values from the host and once for its own.
+        # Uncommitted, like the results of programs: otherwise a program would be compiled twice,
+        # for values from the host and for results of programs.
         start()
         return jax.device_put(x)
     where = sharding(t)
@@ -125,7 +126,8 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     try:
         if where.is_fully_addressable:
             return jax.device_put(x, where)
-        # device_put compares, too: NaN differs from itself there, and other sizes end the process
+        # device_put compares values, too: there NaN is unequal to itself, and a different shape in
+        # one process ends the process.
         return jax.make_array_from_callback(x.shape, where, x.__getitem__, dtype=x.dtype)
     except RuntimeError as error:
         raise BackendError(
@@ -136,12 +138,13 @@ def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
 
 
 def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
-    """An array in the layout `t`, whose blocks `fill` writes, all that this process has at once.
+    """Returns an array in the layout `t` whose blocks `fill` writes, all blocks of this process in
+    one call.
 
-    Each device here gets its own block, fold by fold, and devices that hold the same one share it,
-    so no host has the whole, unless its devices do, values are still to be added up, or there is no
-    mesh. Of what each device has of its own the slices are of [*axes, *shape]; processes may then
-    have different values.
+    Each device of this process gets its own block, fold by fold; devices with equal blocks share
+    one. So no host holds the whole tensor, unless its devices do, `t` is partial, or there is no
+    mesh. For a type with `varying` axes the slices index [*axes, *shape]; processes may then have
+    different values.
     """
     t = at_rest(t)
     own = tuple(t.sizes[a] for a in t.varying)
@@ -166,7 +169,8 @@ def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
         for begin, part in [(first, x)] if own else _folds_of(t, first, x):
             parts.append((tuple(slice(a, a + n) for a, n in zip(begin, part.shape)), part))
     fill(parts)
-    nothing = np.broadcast_to(np.zeros((), t.dtype.numpy), sizes)  # who has no device is asked, too
+    # JAX calls the callback in a process without devices of `where`, too.
+    nothing = np.broadcast_to(np.zeros((), t.dtype.numpy), sizes)
     return jax.make_array_from_callback(
         sizes, where, lambda index: made.get(bounds(index), nothing), dtype=t.dtype.numpy
     )
@@ -175,9 +179,9 @@ def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
 def blocks(
     data: Array, t: TensorType, turn: int
 ) -> list[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
-    """What this process writes of a complete tensor: blocks in memory of their own, each with the
-    index of its first element. Of devices that hold the same block one gives it, by `turn` another
-    one, so that all processes have a part of the work."""
+    """Returns the blocks that this process writes of a complete tensor, copied to the host, each
+    with the index of its first element. Of the devices that hold the same block, `turn` selects
+    one, so that all processes share the work."""
     t = at_rest(t)
     if t.mesh is None:
         mine = turn % jax.process_count() == jax.process_index()
@@ -194,13 +198,13 @@ def blocks(
 def _folds_of(
     t: TensorType, first: Sequence[int], x: np.ndarray[Any, Any]
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
-    """The blocks of `x`, which a device holds from the index `first` of the array on: one for each
-    place that it takes, without padding. They are parts of its memory."""
+    """Yields the blocks inside `x`, a device's part of the array that begins at index `first`: one
+    for each mesh place of the device, without padding. They are views of `x`."""
     dims: list[list[tuple[int, tuple[int, ...], int]]] = []  # of each dim: start, index in x, size
     shape, at = list[int](), 0
     for d in t.dims:
         *outer, last = d[: 1 + max((i for i, f in enumerate(d) if f.axes), default=0)]
-        rest = math.prod(f.size for f in d[1 + len(outer) :])  # lies whole, beside `last`
+        rest = math.prod(f.size for f in d[1 + len(outer) :])  # the minor factors, not split
         found: list[tuple[int, tuple[int, ...], int]] = [(0, (), 1)]
         for f in (*outer, last):
             held, took = _places(f, t, first[at:], x.shape[at:])
@@ -222,8 +226,9 @@ def _folds_of(
 def _places(
     f: Factor, t: TensorType, first: Sequence[int], sizes: Sequence[int]
 ) -> tuple[list[tuple[int, tuple[int, ...], int]], int]:
-    """What a device holds of the factor `f`: (start, index, size), one for each place that it
-    takes; and how many dims of the array that is, which begin at `first` and have `sizes` here."""
+    """Returns a device's parts of the factor `f`: (start, index, size) for each mesh place of the
+    device; and the number of array dims of the factor. The device's part begins at `first` and has
+    `sizes`."""
     if t.mesh is None or t.mesh.onto is None:
         return [(first[0], (), min(sizes[0], f.size - first[0]))], 1
     places: list[tuple[int, tuple[int, ...]]] = [(0, ())]
@@ -239,7 +244,7 @@ def _places(
 
 
 def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
-    """The places along dim 0 of which the devices of this process hold something, ascending."""
+    """Returns the indices along dim 0 that the devices of this process hold, ascending."""
     t = at_rest(t)
     held, shape = np.zeros(t.shape[0], bool), array_shape(t)
     for index in sharding(t).addressable_devices_indices_map(shape).values():
@@ -251,8 +256,8 @@ def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
 
 
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
-    """The global value on the host; partial values are completed here, by one reader. Raises
-    BackendError where other processes hold a part of it."""
+    """Returns the global value on the host; partial values are reduced there. Raises BackendError
+    if other processes hold a part of it."""
     t = at_rest(t)
     if not (data.is_fully_addressable or data.is_fully_replicated):
         raise BackendError(
@@ -262,7 +267,7 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             + (f'dist.redistribute(x, "{[*t.shape]}")' if t.split_axes else "dist.all_reduce(x)")
             + ", or read it there: dist.to_host(x)",
         )
-    if not data.sharding.addressable_devices:  # which a donated array has, too
+    if not data.sharding.addressable_devices:  # sharding is readable on a donated array, too
         raise BackendError(
             "read: other processes hold the tensor",
             tensor=f"{t} on {t.mesh.text() if t.mesh else 'no mesh'}",
@@ -277,15 +282,15 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             raise donated(t) from None
         raise failed("read", error, [("tensor", t)]) from None
     for _, kind in t.partial:
-        x = FOLD[kind].reduce(x, axis=0, dtype=x.dtype)  # whole numbers wrap around as anywhere
+        x = FOLD[kind].reduce(x, axis=0, dtype=x.dtype)  # integers wrap around, as on devices
     own = tuple(t.sizes[a] for a in t.varying)
     sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
     return x[sizes].reshape((*own, *t.shape))
 
 
 def _kept(data: Array, t: TensorType) -> Array:
-    """`data`, or where another thread may give it up meanwhile, a copy that none does."""
-    if active_count() == 1 or jax.process_count() > 1:  # of several processes one thread calls
+    """Returns `data`, or a copy if another thread may donate it meanwhile."""
+    if active_count() == 1 or jax.process_count() > 1:  # with several processes, one thread calls
         return data
     with LAUNCH:
         alive([data], [t])
@@ -293,16 +298,19 @@ def _kept(data: Array, t: TensorType) -> Array:
 
 
 def _copied(data: Array) -> np.ndarray[Any, Any]:
-    """Its value in memory of the host's own. Who looks at memory of a device, and ends that while
-    another thread gives it up to a program over several devices, ends the process."""
-    data.block_until_ready()  # not in the turn: a program may wait for calls on the host
+    """Returns its value as a copy in host memory.
+
+    A view of device memory would end the process if another thread donated the array to a program
+    over several devices while the view lives.
+    """
+    data.block_until_ready()  # outside of the lock: a program may wait for host callbacks
     with LAUNCH:
         return np.array(data)
 
 
 def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
-    """Raises DonatedError if one of `arrays`, of these types, was given up: on more devices than
-    one the engine reads its memory all the same, and the process ends."""
+    """Raises DonatedError if one of `arrays`, of these types, was donated. Without this check the
+    engine reads the freed memory on several devices, and the process ends."""
     if not gone(arrays):
         return
     for a, t in zip(arrays, types, strict=True):
@@ -311,7 +319,8 @@ def alive(arrays: Sequence[Array], types: Sequence[TensorType]) -> None:
 
 
 def donated(t: TensorType) -> DonatedError:
-    """What is wrong with a tensor whose memory is gone. Raises DeviceLostError if a device is."""
+    """Returns the error for a tensor whose memory was donated. Raises DeviceLostError if one of its
+    devices is lost."""
     if t.mesh is not None:
         need_devices(f"the tensor {t}", t.mesh.physical.ids)
     return DonatedError(
@@ -322,10 +331,11 @@ def donated(t: TensorType) -> DonatedError:
 
 
 def adopt(data: Array, mesh: Mesh | None) -> TensorType:
-    """The type of a JAX array that came from outside, its axes named as its sharding names them;
-    one that lies on one device has no mesh. The mesh is `mesh` where the array lies as that says.
+    """Returns the type of a JAX array made outside of Tessera; axes are named as in its sharding.
+    An array on one device has no mesh. The mesh is `mesh` if the array's sharding is equivalent on
+    it.
 
-    Raises LayoutError if its sharding has no such form, UsageError if JAX is tracing it.
+    Raises LayoutError if its sharding has no named axes, UsageError if JAX is tracing it.
     """
     if isinstance(data, jax.core.Tracer):
         raise UsageError(

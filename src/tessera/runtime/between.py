@@ -1,9 +1,9 @@
-"""How do values get from devices of some processes to devices of others? By programs over both.
+"""Transfer of arrays between devices of different processes, by programs over the devices of both.
 
-A process copies what stays with it. For the rest it joins rounds: a round is one program over the
-devices that give or take something in it, in which each gives one block at most (`ppermute`). Who
-gives what follows from the two shardings alone, so all processes that are in a round make the same
-one, and those that are in none make nothing.
+A process copies the blocks that stay with it. The others are sent in rounds: a round is one program
+over the devices that send or receive in it, where each sends one block at most (`ppermute`). The
+routes follow from the two shardings alone, so all processes in a round build the same program, and
+other processes build none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .same_values import compare_values
 Array = Any
 Index = tuple[tuple[int, int], ...]
 Route = tuple[tuple[Any, Any], ...]
-"""Which device gives its block to which, for each device that takes one."""
+"""(source, destination) for each device that receives a block."""
 
 
 def moved(xs: Sequence[Array], to: Sequence[Sharding]) -> list[Array]:
-    """`xs` in the shardings `to`. To be called by each process that holds a part of one of them
-    before or after; the others may call it too."""
+    """Returns `xs` in the shardings `to`. Each process that holds a part of one of them before or
+    after must call it; other processes may."""
     out: list[Array | None] = [None] * len(xs)
     away: list[tuple[int, Array, Route]] = []
     hosts = {
@@ -48,11 +48,11 @@ def moved(xs: Sequence[Array], to: Sequence[Sharding]) -> list[Array]:
             out[i] = _as(x, where)
         else:
             route = _route(x.sharding, where, x.shape)
-            if route is None:  # no device has a block as it is wanted: by way of the whole
+            if route is None:  # no device has a block of `where`
                 out[i] = _by_the_whole(x, where)
             else:
                 away.append((i, x, route))
-    for route in {r: None for _, _, r in away}:  # values that go the same way, go together
+    for route in {r: None for _, _, r in away}:  # arrays with one route share its programs
         rows = [(i, x) for i, x, r in away if r == route]
         blocks = _carried(route, [x for _, x in rows])
         for (i, x), mine in zip(rows, blocks, strict=True):
@@ -61,20 +61,21 @@ def moved(xs: Sequence[Array], to: Sequence[Sharding]) -> list[Array]:
 
 
 def absent(shape: tuple[int, ...], dtype: Any, where: Sharding) -> Array:
-    """What a process holds of an array that lies on devices of others alone: its name, and no
-    block."""
+    """Returns this process's handle of an array whose devices are all in other processes: no
+    shards."""
     return jax.make_array_from_single_device_arrays(shape, where, [], dtype=dtype)
 
 
 def _as(x: Array, where: Sharding) -> Array:
-    """`x` laid out otherwise on the devices that it is on."""
+    """Returns `x` in the sharding `where`, which is over the same devices."""
     if where.addressable_devices:
         return _laid(where)(x)
     return absent(x.shape, x.dtype, where)
 
 
 def _is_own(x: Array) -> bool:
-    """Whether each process has `x` for itself, as it has numbers of its own program."""
+    """Returns whether each process has its own copy of `x`: a NumPy array, or an uncommitted
+    array."""
     alone = isinstance(x, np.ndarray) or isinstance(x.sharding, SingleDeviceSharding)
     return alone and not getattr(x, "committed", False)
 
@@ -85,7 +86,8 @@ def _laid(where: Sharding) -> Callable[[Array], Array]:
 
 
 def _by_the_whole(x: Array, where: Sharding) -> Array:
-    """`x` where the devices of `where` want other blocks than those of `x` have."""
+    """Returns `x` in the sharding `where` by way of full replication; for shardings with different
+    blocks."""
     assert isinstance(x.sharding, NamedSharding) and isinstance(where, NamedSharding)
     ends = [NamedSharding(s.mesh, PartitionSpec()) for s in (x.sharding, where)]
     (there,) = moved([_as(x, ends[0])], [ends[1]])
@@ -93,7 +95,7 @@ def _by_the_whole(x: Array, where: Sharding) -> Array:
 
 
 def _blocks(where: Sharding, shape: tuple[int, ...]) -> dict[Any, Index]:
-    """Which part of an array each device has."""
+    """Returns the index of each device's block."""
     return {
         d: tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
         for d, index in where.devices_indices_map(shape).items()
@@ -102,8 +104,9 @@ def _blocks(where: Sharding, shape: tuple[int, ...]) -> dict[Any, Index]:
 
 @lru_cache(maxsize=4096)
 def _route(source: Sharding, to: Sharding, shape: tuple[int, ...]) -> Route | None:
-    """Who gives each device of `to` its block: itself, one of its process, else whoever has given
-    least. None if nobody has it."""
+    """Returns the source of each device's block in `to`: the device itself, else one of the same
+    process, else the one with the fewest blocks to send. Returns None if no device holds a needed
+    block."""
     holders: dict[Index, list[Any]] = {}
     for d, index in _blocks(source, shape).items():
         holders.setdefault(index, []).append(d)
@@ -124,7 +127,8 @@ def _route(source: Sharding, to: Sharding, shape: tuple[int, ...]) -> Route | No
 
 @lru_cache(maxsize=4096)
 def _rounds(route: Route) -> tuple[Route, ...]:
-    """The pairs of `route` that are of two processes, in rounds in which each gives once."""
+    """Returns the pairs of `route` between two processes, in rounds in which each device sends
+    once."""
     rounds: list[dict[Any, Any]] = []
     for source, taker in route:
         if source.process_index == taker.process_index:
@@ -137,7 +141,7 @@ def _rounds(route: Route) -> tuple[Route, ...]:
 
 
 def _carried(route: Route, xs: Sequence[Array]) -> list[list[Array]]:
-    """The blocks of each of `xs` that this process has after `route`."""
+    """Returns this process's blocks of each of `xs` after `route`."""
     me = jax.process_index()
     have = [{s.device: s.data for s in x.addressable_shards} for x in xs]
     got: list[dict[Any, Array]] = [{} for _ in xs]
@@ -165,9 +169,9 @@ def _carried(route: Route, xs: Sequence[Array]) -> list[list[Array]]:
 def _on_line(
     blocks: dict[Any, Array], devices: Sequence[Any], shape: tuple[int, ...], dtype: Any
 ) -> Array:
-    """One array over `devices`, of which each has the block that it holds, or zeros."""
+    """Returns one array over `devices` of each device's block; zeros for a device without one."""
     line = _line(tuple(devices))
-    n, *rest = shape or (1,)
+    n, *rest = shape or (1,)  # a scalar gets a dim, as blocks are joined along dim 0
     mine = [
         (blocks[d] if shape else blocks[d].reshape(1)) if d in blocks else _zeros(shape, dtype, d)
         for d in devices
@@ -183,13 +187,13 @@ def _line(devices: tuple[Any, ...]) -> NamedSharding:
 
 @lru_cache(maxsize=64)
 def _zeros(shape: tuple[int, ...], dtype: Any, device: Any) -> Array:
-    """What a device gives that only takes."""
+    """The operand of a device that only receives."""
     return jax.device_put(np.zeros(shape or (1,), dtype), device)
 
 
 @lru_cache(maxsize=1024)
 def _round(pairs: Route) -> Callable[..., Any]:
-    """The program of one round."""
+    """Returns the program of one round."""
     devices = sorted({d for pair in pairs for d in pair}, key=lambda d: d.id)
     line = _line(tuple(devices))
     order = [(devices.index(a), devices.index(b)) for a, b in pairs]

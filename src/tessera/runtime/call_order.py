@@ -1,8 +1,8 @@
-"""Comparison of the order in which the processes of a group call their programs.
+"""Check that all processes of a group call their programs in the same order.
 
 The engine pairs the n-th collective of one process with the n-th of another, whichever programs
-they belong to. So each process publishes its last calls in the processes' store, from a thread of
-its own; before a value leaves for the host, its process compares them with those of the others.
+they belong to. So each process publishes its last calls in the processes' store, from a background
+thread; before a value is copied to the host, its process compares them with those of the others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .flight import Record, flight
 from .jax_private import service
 from .store import LOOK_S, ended, unreachable
 
-KEPT = 256  # calls of which each process publishes the program
-_PAUSE_S = 0.002  # between two publications that nobody here waits for
-_STUCK_S = 2.0  # how long a collective may take before the calls are compared meanwhile
+KEPT = 256  # last calls that each process publishes
+_PAUSE_S = 0.002  # between two publications, unless a comparison in this process waits
+_STUCK_S = 2.0  # a collective that takes longer has the calls compared while it waits
 _END_S = 5.0  # for the last publication
 _CALL = struct.Struct("<II")  # a program, and the checksum of all calls up to this one
 _COUNT = struct.Struct("<Q")
@@ -37,25 +37,25 @@ _COUNT = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one process: how many, the last ones, and the last one's text."""
+    """The calls of one process: their number, the last ones, and the text of the last one."""
 
     count: int
     last: bytes
     text: str
 
     def at(self, number: int) -> tuple[int, int] | None:
-        """(program, checksum) of a call, counted from 1; None where it is not published."""
+        """Returns (program, checksum) of a call, counted from 1; None if it is not published."""
         i = len(self.last) + (number - self.count - 1) * _CALL.size
         return _CALL.unpack_from(self.last, i) if 0 <= i < len(self.last) else None
 
 
 class CallOrder:
-    """The calls of this process of programs that the processes of `group` run together."""
+    """This process's calls of programs that the processes of `group` run together."""
 
     def __init__(self, group: tuple[int, ...]) -> None:
         self.group = group
         self.path = f"tessera/calls/{','.join(map(str, group))}/"
-        self.compared = 0  # calls that are known to be alike in all
+        self.compared = 0  # calls known to be the same in all processes
         self._count = self._sum = self._told = 0
         self._last: deque[bytes] = deque(maxlen=KEPT)
         self._texts: dict[int, str] = {}  # of each program that was called
@@ -63,8 +63,8 @@ class CallOrder:
         self._lock = Lock()
 
     def came(self, program: str, text: str, new: bool) -> None:
-        """Notes a call of the program of that hash, described by `text`; of a `new` one the hashes
-        are compared by themselves."""
+        """Records a call of the program with this hash, described by `text`. A `new` program is
+        recorded as 0: its hash is compared elsewhere (runtime/same_program.py)."""
         number = int(program[:8], 16)
         with self._lock:
             self._texts[number] = self._text = text
@@ -75,7 +75,7 @@ class CallOrder:
         publisher().wake.set()
 
     def publish(self) -> None:
-        """Writes the calls to the store. Raises RuntimeError where that is gone."""
+        """Writes the calls to the store. Raises RuntimeError if the store is unreachable."""
         own = self._own()
         if self._told == own.count:
             return
@@ -84,10 +84,11 @@ class CallOrder:
         service().key_value_set_bytes(f"{self.path}{jax.process_index()}", said, True)
 
     def compare(self, record: Record | None = None, fix: str = "") -> None:
-        """Waits until the others have come to the calls of this process, and compares them.
+        """Waits until the others have made as many calls as this process, and compares them.
 
-        Raises UsageError where they differ; BackendError, which names who has not come to `record`
-        and begins with `fix` what to do, within the limit of a collective.
+        Raises UsageError if they differ. Raises BackendError if a process does not come within the
+        limit of a collective: it names the processes missing at `record`, and its advice begins
+        with `fix`.
         """
         if self.compared == (mine := self._count):
             return
@@ -109,12 +110,14 @@ class CallOrder:
             if over or waited_s > limit_s:
                 raise flight().late(record or flight().latest(self.group), limit_s, fix)
             if waited_s - looked_s > LOOK_S:
-                looked_s, over = waited_s, bool(ended(missing))  # one may have come before it ended
+                # One more comparison: a process may have come to the call before it ended.
+                looked_s, over = waited_s, bool(ended(missing))
             time.sleep(min(max(waited_s / 8, 1e-4), 0.01))
 
     def difference(self) -> UsageError | None:
-        """The error that names the first call in which the processes differ, if it is known."""
-        with suppress(RuntimeError):  # where the service is gone, nothing is
+        """Returns the error that names the first call in which the processes differ, if one is
+        known."""
+        with suppress(RuntimeError):  # the service has ended
             return self._difference(self._published())
         return None
 
@@ -138,10 +141,11 @@ class CallOrder:
         )
 
     def _first(self, other: Calls) -> int:
-        """The number of the first call in which `other` differs from this process; 0 if none."""
+        """Returns the number of the first call in which `other` differs from this process; 0 if
+        none."""
         mine = self._own()
         upto = min(mine.count, other.count)
-        if mine.at(upto) == other.at(upto):  # the checksum is of all calls up to there
+        if mine.at(upto) == other.at(upto):  # the checksum covers all calls up to `upto`
             return 0
         both = ((n, mine.at(n), other.at(n)) for n in range(max(upto - KEPT + 1, 1), upto + 1))
         return next((n for n, a, b in both if a and b and a != b), 0)
@@ -151,7 +155,7 @@ class CallOrder:
             return Calls(self._count, b"".join(self._last), self._text)
 
     def _published(self) -> dict[int, Calls]:
-        """The calls of each process of the group: of the others those that they have published."""
+        """Returns the calls of each process of the group: for the others, the published ones."""
         found = {jax.process_index(): self._own()}
         for key, said in service().key_value_dir_get_bytes(self.path):
             if (rank := int(key.rpartition("/")[2])) not in found:
@@ -162,13 +166,13 @@ class CallOrder:
 
 
 class Publisher:
-    """A thread that publishes the calls of this process, and ends it where a collective waits for
-    ever because the calls differ."""
+    """A thread that publishes the calls of this process, and ends the process if a collective hangs
+    because the calls differ."""
 
     def __init__(self) -> None:
-        self.raised = False  # the program itself has heard of a difference
+        self.raised = False  # the main thread has raised the error
         self.wake = Event()
-        self.hurry = Event()  # somebody waits for what is not published yet
+        self.hurry = Event()  # a comparison waits for calls that are not published yet
         self._over = False
         self._thread = Thread(target=self._run, name="tessera-calls", daemon=True)
         self._thread.start()
@@ -178,7 +182,7 @@ class Publisher:
         while not self._over:
             came = self.wake.wait(LOOK_S)
             self.wake.clear()
-            with suppress(RuntimeError):  # where the service is gone, so is whoever could ask
+            with suppress(RuntimeError):  # the service has ended: no other process reads the calls
                 for order in [*_orders.values()]:
                     order.publish()
                     stuck = not came and not self.raised and flight().waits_s() > _STUCK_S
@@ -199,7 +203,7 @@ class Publisher:
 
 @cache
 def publisher() -> Publisher:
-    """The publisher of this process."""
+    """Returns the publisher of this process."""
     return Publisher()
 
 
@@ -207,13 +211,13 @@ _orders: dict[tuple[int, ...], CallOrder] = {}
 
 
 def order_of(group: tuple[int, ...]) -> CallOrder:
-    """The calls of this process in a group of processes."""
+    """Returns the calls of this process in a group of processes."""
     return _orders.setdefault(group, CallOrder(group))
 
 
 def compare_calls() -> None:
-    """Compares the calls of this process with those of all that it ran programs with, before a
-    value goes to the host. Raises UsageError where they differ, BackendError where one of them does
-    not come to the same call."""
+    """Compares the calls of this process with those of each group that it ran programs with; called
+    before a value is copied to the host. Raises UsageError if they differ, BackendError if a
+    process does not come to the same call."""
     for order in [*_orders.values()]:
         order.compare()

@@ -1,9 +1,9 @@
-"""How does a collective take in all folds of a device, and all tensors of a bucket, at once?
+"""Collectives over all folds of a device and all tensors of a bucket as one collective.
 
-The local code of an op calls one collective, of the array functions in `CollectiveXp`. The blocks
-that it hands over wait on a `Wire` until those of the whole bucket are there. What is alike then
-goes as one flat buffer: places of one device are joined on the device, devices after them, and the
-local code goes on with what came.
+The local code of an op calls one collective, of the array functions in `CollectiveXp`. Its blocks
+wait on a `Wire` until those of the whole bucket are there. Equal collectives are then sent as one
+flat buffer: places of one device are joined on the device, devices after them. The local code
+continues with the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Run = Callable[[Rows], Rows]
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A value of all folds that is there when its collective has been carried out."""
+    """A value of all folds that exists once its collective has run."""
 
     get: Callable[[], Blocks]
 
@@ -38,28 +38,29 @@ def now(x: Any) -> Any:
 
 
 class Wire:
-    """The collectives that local code asks for, each with the arrays of some groups of places."""
+    """The collectives that local code asked for, each with the arrays of some groups of places."""
 
     def __init__(self) -> None:
         self._asked: dict[object, tuple[Run, bool, list[Rows]]] = {}
         self._came: dict[object, list[Rows]] = {}
 
     def ask(self, key: object, run: Run, joins: bool, sent: Sequence[Rows]) -> Callable[[], Any]:
-        """Asks for `run` of each of `sent`; the function gives the results once they are there."""
+        """Asks for `run` of each of `sent`. The returned function returns the results after
+        `carry`."""
         _, _, every = self._asked.setdefault(key, (run, joins, []))
         first = len(every)
         every.extend(sent)
         return lambda: self._came[key][first : first + len(sent)]
 
     def carry(self) -> None:
-        """Carries everything out, what has one key as one."""
+        """Runs all collectives; those with the same key as one."""
         for key, (run, joins, sent) in self._asked.items():
             self._came[key] = _as_one(run, sent, joins)
 
 
 def _as_one(run: Run, sent: Sequence[Rows], joins: bool) -> list[Rows]:
-    """`run` of each of `sent`, or of all of them joined along the last dim: it gives arrays of as
-    many columns as it gets."""
+    """Returns `run` of each of `sent`, or of all of them concatenated along the last dim; `run`
+    keeps the number of columns."""
     if len(sent) == 1 or not joins:
         return [run(rows) for rows in sent]
     whole = run([jnp.concatenate(row, -1) for row in zip(*sent, strict=True)])
@@ -73,7 +74,7 @@ def _as_one(run: Run, sent: Sequence[Rows], joins: bool) -> list[Rows]:
 
 class CollectiveXp:
     """The array functions `xp` on values that have a block for each fold along `axes`. Collectives
-    wait on `wire`; sums are in `order`, or if that is "" as the engine likes."""
+    wait on `wire`. Sums are added in `order`; "" leaves the order to the engine."""
 
     def __init__(self, wire: Wire, folds: Folds, axes: Axes, xp: Any, order: str) -> None:
         self.wire, self.folds, self.axes, self.xp, self.order = wire, folds, axes, xp, order
@@ -94,11 +95,12 @@ class CollectiveXp:
         send: Callable[[Rows], Rows], run: Run, receive: Callable[[Rows], Rows],
         alone: Run = list,
     ) -> Late:  # fmt: skip
-        """Asks for a collective: of each group of blocks whose places differ along `along` only,
-        `send` makes the arrays for `run`, and `receive` makes blocks of those that come. `alone`
-        stands for `run` where one device has all places."""
+        """Asks for a collective. For each group of blocks whose places differ only along `along`,
+        `send` makes the operands of `run`, and `receive` makes blocks of its results. `alone`
+        replaces `run` if one device has all places."""
         groups = self.folds.groups(self.axes, along.axes)
         sent, several = [send([x[i] for i in g]) for g in groups], along.devices > 1
+        # `id(self.xp)`: collectives by different algorithms are not merged.
         key = (*key, along.axes, x[0].dtype, id(self.xp))
         came = self.wire.ask(key, run if several else alone, several, sent)
 
@@ -123,8 +125,8 @@ class CollectiveXp:
         )  # fmt: skip
 
     def reduce_scatter(self, x: Blocks, axes: Axes, dim: int) -> Late:
-        """Each fold keeps its part of the sum over all places; in a fixed order where there is one,
-        else summed over the folds of a device first."""
+        """Returns each fold's part of the sum over all places. Without a fixed order, the folds of
+        a device are summed first."""
         along = self.folds.along(axes)
         places = along.devices * along.folds
         size, *others = jnp.moveaxis(x[0], dim, 0).shape
@@ -188,7 +190,8 @@ class CollectiveXp:
         )  # fmt: skip
 
     def permute(self, x: Blocks, axes: Axes, pairs: Sequence[tuple[int, int]]) -> Late:
-        """Per pair of folds one exchange between devices; what stays on its device is not sent."""
+        """One exchange between devices per pair of folds; blocks that stay on their device are not
+        sent."""
         shape, along = x.shape, self.folds.along(axes)
         moves: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of devices, by their folds
         for pair in pairs:
@@ -218,7 +221,7 @@ def _flat(blocks: Rows) -> Rows:
 
 # -- sums in one order ----------------------------------------------------------------------------
 def _sum_over(along: Along, order: str, rows: Rows) -> Rows:
-    """The sum of all places' `rows`, one for each fold: along the last axis first."""
+    """Returns the sum of all places' `rows`, one for each fold: along the last axis first."""
     for axis, (devices, folds) in reversed([*zip(along.axes, along.sizes, strict=True)]):
         run = partial(_sum_along, axis, devices, order)
         runs = [rows[i : i + folds] for i in range(0, len(rows), folds)]
@@ -231,7 +234,7 @@ def _sum_along(axis: str, devices: int, order: str, terms: Rows) -> Rows:
 
 
 def _scatter_over(along: Along, order: str, rows: Rows) -> Rows:
-    """For each fold, its lines of the sum of all places' `rows`: along the first axis first."""
+    """Returns each fold's lines of the sum of all places' `rows`: along the first axis first."""
     at = np.arange(along.folds).reshape([folds for _, folds in along.sizes])
     for i, (axis, (devices, folds)) in enumerate(zip(along.axes, along.sizes, strict=True)):
         run = partial(_scatter_along, axis, devices, order)

@@ -1,8 +1,8 @@
-"""Who compiles a program of several processes? The first of them, once; it hands the executable to
-the others through the run's store.
+"""Compilation of a program once for several processes: the first one compiles it, and hands the
+executable to the others through the run's store.
 
-A process that hears nothing of it compiles by itself, which is always right: processors that are
-not alike, processes that come to a program at very different times.
+A process that receives no executable compiles by itself, which is always correct: if the processors
+differ, or if processes come to a program at very different times.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from ..core.errors import EngineWarning, lines_up
 from .jax_private import Compilation, around_compile, service
 from .store import wait_for
 
-BEGUN_S = 10.0  # how long the first may take to begin; then it takes as long as it takes
+BEGUN_S = 10.0  # limit for the first process to begin compiling; there is none for the compilation
 
 
 def start() -> None:
-    """From now on programs are compiled once, where `TESSERA_COMPILE_ONCE=1` asks for it."""
+    """Shares compiled programs from now on if `TESSERA_COMPILE_ONCE=1`. Warns if this version of
+    jax does not allow it."""
     if not environment.is_on(environment.COMPILE_ONCE):
         return
     if not around_compile(Sharing(), processor()):
@@ -41,7 +42,7 @@ def start() -> None:
 
 @cache
 def processor() -> str:
-    """The same for processors that run each other's code."""
+    """Returns a hash that is equal for processors that run each other's machine code."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.exists() else []
     said = {x for x in lines if x.partition(":")[0].strip() in ("flags", "model name", "Features")}
@@ -50,15 +51,16 @@ def processor() -> str:
 
 
 class Sharing:
-    """Makes the executable of each program: the first process compiles, the others take."""
+    """A compile function for all programs: the first process compiles, the others load its
+    executable."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, tuple[int, ...]]] = set()
-        self.alone = False  # the first process did something else
+        self.alone = False  # set when the first process did not begin: it runs other programs
 
     def __call__(self, program: Compilation) -> Any:
         place = (program.key, program.processes)
-        if self.alone or place in self.seen:  # what one process had let go of is its own
+        if self.alone or place in self.seen:  # a recompilation in one process is its own
             return program.compile()
         self.seen.add(place)
         path = f"tessera/program/{program.key}/{'.'.join(map(str, program.processes))}"
@@ -78,8 +80,8 @@ class Sharing:
 
 
 def _given(program: Compilation, path: str) -> Any:
-    """Compiles, and hands the executable on; nothing where it failed, or where it stood in jax's
-    own cache: then the others do the same."""
+    """Compiles, and publishes the executable for the others. Publishes b"" if compilation failed or
+    the executable was in jax's own cache: then the others do the same."""
     client, data = service(), b""
     client.key_value_set_bytes(f"{path}/begun", b"1")
     try:

@@ -1,6 +1,6 @@
-"""How does the engine compute a convolution? With its channels last.
+"""Convolutions in the engine, with channels last, and faster forms of them for CPUs.
 
-Which of its libraries does it on a CPU, runtime/ways.py says.
+The CPU library that computes one is chosen in runtime/ways.py.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .windows import in_memory
 
 Array = Any
 Made = Callable[[Array, Array], Array]
-# As the gradient of a weight, a convolution has an image for its kernel, and sums over the batch.
-# With kernels of so many places, a CPU is up to twice as fast with so many images at a time; with
-# more of them, where a program would have more than so many parts.
+# The convolution of a weight gradient has an image as its kernel, and sums over the batch. For
+# kernels of PLACES and more places a CPU is up to twice as fast with IMAGES images at a time; with
+# a multiple of IMAGES if the program would have more than PARTS parts.
 PLACES, IMAGES, PARTS = 64, 16, 8
-TERMS = 128  # of which one convolution may consist
-CHANNELS = 32  # of groups that are computed as one: more zeros in between cost more than calls
+TERMS = 128  # most terms of a convolution written as a sum
+CHANNELS = 32  # of a bundle of groups: beyond, the products with zeros cost more than more calls
 
 
 def conv(x: Array, w: Array, *how: Any) -> Array:
-    """That of x [N, groups, in, *sizes] with w [groups, out, in, *kernel]. What lies as it is
-    wanted already (passes/channels_last.py) is not moved. `how` is the stride, the pads, the
-    dilation and the spread of the op."""
+    """Returns the convolution of x [N, groups, in, *sizes] with w [groups, out, in, *kernel].
+    Operands that are already channels-last in memory (passes/channels_last.py) are not copied.
+    `how` is the stride, padding, kernel dilation and input dilation of the op."""
     x = lax.transpose(x, (0, *range(3, x.ndim), 1, 2))
     w = lax.transpose(w, (*range(3, w.ndim), 2, 0, 1))
     made = partial(_last, how)
@@ -50,7 +50,8 @@ def _as(dtype: Any, made: Made, x: Array, w: Array) -> Array:
 
 
 def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int]) -> Made | None:
-    """What a CPU computes faster than by one call of its library, where that is known."""
+    """Returns a function that is faster on a CPU than one call of its library; None if none is
+    known."""
     groups, places, made_places = w[-2], math.prod(w[:-3]), math.prod(_sizes(how, x, w))
     of_weight = _of_weight(how, x, w)
     if groups == 1 and places == 1:
@@ -87,7 +88,8 @@ def _in_f32(made: Made) -> Made:
 
 
 def _sizes(how: Sequence[Any], x: Sequence[int], w: Sequence[int]) -> list[int]:
-    """Those of the result of x [N, *sizes, groups, in] and w [*kernel, in, groups, out]."""
+    """Returns the sizes of the result of x [N, *sizes, groups, in] and w [*kernel, in, groups,
+    out]."""
     return [
         ((n - 1) * spread + low + high - (k - 1) * dilation) // stride + 1
         for n, k, stride, (low, high), dilation, spread in zip(x[1:-2], w[:-3], *how, strict=True)
@@ -95,13 +97,13 @@ def _sizes(how: Sequence[Any], x: Sequence[int], w: Sequence[int]) -> list[int]:
 
 
 def _around(how: Sequence[Any], x: Array) -> Array:
-    """`x` spread out and inside its pads."""
+    """Returns `x` dilated and padded."""
     rows = [(low, high, spread - 1) for (low, high), spread in zip(how[1], how[3], strict=True)]
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *rows, (0, 0, 0), (0, 0, 0)])
 
 
 def _by_product(how: Sequence[Any], x: Array, w: Array) -> Array:
-    """A kernel of one place."""
+    """Returns the convolution with a kernel of one place, as a matrix product."""
     stride = how[0]
     if any(s > 1 for s in stride):
         x, how = _cut(_around(how, x), [0] * len(stride), _sizes(how, x.shape, w.shape), stride), ()
@@ -111,10 +113,13 @@ def _by_product(how: Sequence[Any], x: Array, w: Array) -> Array:
 
 
 def _of_whole_images(how: Sequence[Any], of_weight: bool, x: Array, w: Array) -> Array:
-    """A result of one place: one sum over places and channels. So are the weights of a kernel of
-    one place, where w is the gradient of the result: those lie in memory by images, places and
-    channels. As one dim, what is added up stays as it lies; of several dims the compiler would
-    write a copy in their order, and compute x again for it."""
+    """A result of one place, as one sum over places and channels.
+
+    This includes the weight gradient of a kernel of one place, where w is the gradient of the
+    result. Its operands lie in memory by images, places and channels: the summed dims are merged
+    into one, since for several dims the compiler would write a copy in their order, and recompute x
+    for it.
+    """
     dilation = how[2]
     x = _cut(_around(how, x), [0] * len(dilation), w.shape[:-3], dilation)
     images, last = x.shape[0], x.ndim - 1
@@ -133,7 +138,8 @@ def _dot(x: Array, w: Array, of_x: Sequence[int], of_w: Sequence[int]) -> Array:
 
 
 def _by_place_of_kernel(how: Sequence[Any], x: Array, w: Array) -> Array:
-    """Groups of one channel: for each place of the kernel, x moved there times its weights."""
+    """Returns the convolution of groups of one channel: for each place of the kernel, the shifted x
+    times its weights, summed."""
     sizes = _sizes(how, x.shape, w.shape)
     stride, _, dilation, _ = how
     places = list(itertools.product(*map(range, w.shape[:-3])))
@@ -148,8 +154,9 @@ def _by_place_of_kernel(how: Sequence[Any], x: Array, w: Array) -> Array:
 
 
 def _by_place_of_result(how: Sequence[Any], x: Array, w: Array) -> Array:
-    """The weights of such groups, where w is the gradient of the result: for each place of the
-    kernel, x moved there times that gradient, summed over images and then over their places."""
+    """Returns the weight gradient of such groups, where w is the gradient of the result: for each
+    place of the kernel, the shifted x times that gradient, summed over images and then over their
+    places."""
     sizes = _sizes(how, x.shape, w.shape)
     stride, _, dilation, _ = how
     places = list(itertools.product(*map(range, sizes)))
@@ -161,7 +168,8 @@ def _by_place_of_result(how: Sequence[Any], x: Array, w: Array) -> Array:
         parts = (_cut(around, start, kernel, dilation) for start in starts)
         return jnp.stack([jnp.sum(part * some[1], 0) for part in parts])
 
-    loops = next((k for k in range(2, x.shape[-1] + 1) if x.shape[-1] % k == 0), 1)  # in_memory
+    # A loop, which stores its results, for the reason given at `in_memory`.
+    loops = next((k for k in range(2, x.shape[-1] + 1) if x.shape[-1] % k == 0), 1)
     images = lax.transpose(x, (x.ndim - 1, *range(1, x.ndim - 1), 0))
     grads = lax.transpose(w, (w.ndim - 3, *range(w.ndim - 3), w.ndim - 2, w.ndim - 1))
     some = [v.reshape(loops, v.shape[0] // loops, *v.shape[1:]) for v in (images, grads)]
@@ -172,7 +180,7 @@ def _by_place_of_result(how: Sequence[Any], x: Array, w: Array) -> Array:
 
 
 def _cut(x: Array, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Array:
-    """So many elements of each dim of [N, *sizes, ...] from `starts` on, in steps."""
+    """Returns `counts` elements of each dim of [N, *sizes, ...] from `starts` on, in `steps`."""
     rows = zip(starts, counts, steps, strict=True)
     return x[(slice(None), *(slice(s, s + (n - 1) * k + 1, k) for s, n, k in rows))]
 
@@ -180,15 +188,15 @@ def _cut(x: Array, starts: Sequence[int], counts: Sequence[int], steps: Sequence
 def _in_bundles(
     bundle: Callable[..., Array], together: int, made: Made, x: Array, w: Array
 ) -> Array:
-    """Groups in bundles of `together`, each a convolution without groups."""
+    """Groups in bundles of `together` groups, each computed as one convolution without groups."""
     count = w.shape[-2] // together
     each = zip(jnp.split(x, count, -2), jnp.split(w, count, -2), strict=True)
     return jnp.concatenate([bundle(made, *part) for part in each], -2)
 
 
 def _with_zeros(made: Made, x: Array, w: Array) -> Array:
-    """Between channels of different groups stand zeros: an infinite value in one group makes those
-    of its bundle NaN."""
+    """Dense weights with zeros between channels of different groups. An infinite value in one group
+    makes the results of its whole bundle NaN."""
     groups, out = w.shape[-2:]
     same = jnp.eye(groups, dtype=bool)[:, None, :, None]
     apart = jnp.moveaxis(w, -2, -3)[..., None, :]  # [*kernel, groups, in, groups, out]
@@ -198,7 +206,8 @@ def _with_zeros(made: Made, x: Array, w: Array) -> Array:
 
 
 def _all_pairs(made: Made, x: Array, w: Array) -> Array:
-    """Where x is a batch of channels: of all pairs, those of the same group."""
+    """Returns the weight gradient, where x is a batch of channels: all pairs of groups are
+    computed, and the pairs of equal groups returned."""
     groups, out = w.shape[-2:]
     rows = jnp.moveaxis(x, -2, 0).reshape(-1, *x.shape[1:-2], 1, x.shape[-1])
     y = made(rows, w.reshape(*w.shape[:-2], 1, groups * out))
@@ -217,16 +226,17 @@ def _in_parts(parts: int, made: Made, x: Array, w: Array) -> Array:
 
 
 def _sums(x: Array) -> Any:
-    """The dtype of sums, where it is not that of `x`: f32 on all devices; but a GPU's library
-    rounds them itself, and has no other result."""
+    """Returns the accumulation dtype for narrow floats: f32, also as the dtype of the result. None
+    on a GPU, whose library accumulates in f32 but can return only x's dtype; and None for wide
+    dtypes."""
     wide = x.dtype.itemsize < 4 and jax.default_backend() == "cpu"
     return jnp.float32 if wide else None
 
 
 def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
-    """That of x [N, *sizes, groups, in] with w [*kernel, in, groups, out]. XLA counts groups
-    itself, which lie side by side with the channels; or with images, where w is the gradient of a
-    result: only so does it ask a GPU's library for the gradient of a weight with groups."""
+    """Returns the convolution of x [N, *sizes, groups, in] with w [*kernel, in, groups, out]. XLA
+    takes the groups within the channels dim; within the batch dim if w is the gradient of a result:
+    only then does it call a GPU library's weight gradient with groups."""
     stride, pads, dilation, spread = how
     (groups, outs), rank = w.shape[-2:], x.ndim - 1
     order = (0, rank - 1, *range(1, rank - 1))
@@ -237,7 +247,7 @@ def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
         x = x.reshape(*x.shape[:-2], -1)
     w = w.reshape(*w.shape[:-2], groups * outs)
     if any(s > 1 for s in spread) and not of_weight and jax.default_backend() == "gpu":
-        # The engine asks the library for the gradient of images where a kernel is reversed last.
+        # XLA calls the library's gradient of the input if it sees the kernel reversed.
         places = range(rank - 2)
         w = lax.rev(lax.optimization_barrier(lax.rev(w, places)), places)
     out = lax.conv_general_dilated(

@@ -1,5 +1,7 @@
-"""Who hosts the engine's service, through which the processes of a run share what they need? Any
-process may: the launcher's, or rank 0. jax itself is not loaded for it."""
+"""Host of the coordination service, through which the processes of a run exchange metadata.
+
+The launcher's process or rank 0 hosts it. jax itself is not imported for it.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from typing import Any
 
 from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
-HEARTBEAT_S = 10  # a process that is silent for so long has ended
+HEARTBEAT_S = 10  # a process that is silent for this long counts as ended
 _services: list[Any] = []
 
 
 def service_near(sock: socket.socket, told: str, size: int) -> str:
-    """Starts the service of `size` processes at the address where `sock` listens, for as long as
-    this process lives; returns its address for ranks that know this host as `told`.
+    """Starts the service of `size` processes at the host address of `sock`, for the lifetime of
+    this process. Returns its address for ranks that know this host as `told`.
 
-    It lets each process end alone: whoever started them decides what follows.
+    The service does not end the other processes if one ends: the launcher decides that.
     """
     host = sock.getsockname()[0]
     with socket.socket(sock.family, socket.SOCK_STREAM) as probe:

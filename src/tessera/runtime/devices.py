@@ -1,4 +1,4 @@
-"""Which devices are there, and which of them is a mesh? Virtual CPU devices start by themselves."""
+"""Backend start and devices: virtual CPU devices, visible devices, the JAX mesh of a mesh."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from .jax_private import place, service
 from .join import gpus, join
 from .malloc import keep_pages
 
-# How many virtual devices a CPU backend starts with when nobody asks for more; each of several
-# processes has one.
+# Default number of virtual devices of a CPU backend; with several processes, each has one.
 VIRTUAL = 8
-_started: list[bool] = []  # whether Tessera chose the number of devices, or others did before
+_started: list[bool] = []  # not empty if Tessera started the backend, and so chose its devices
 
 
 def start(needed: int = 1, mesh: Mesh | None = None) -> None:
@@ -73,7 +72,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
 
 
 def failed(what: str, error: Exception, rows: Sequence[tuple[str, object]] = ()) -> BackendError:
-    """The engine's `error` while it did `what`, as one of ours: its first line, and what to do."""
+    """Returns the engine's `error` during `what` as a BackendError: its first line, and a fix."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     fix = next((fix for words, fix in _WAYS_OUT.items() if words in first), _OWN)
     return BackendError(f"{what}: the engine failed: {first}", rows=rows, fix=fix)
@@ -84,14 +83,14 @@ _LESS = "use smaller tensors, or split them over more devices"
 _OTHERS = "nvidia-smi names the programs that hold memory of a GPU"
 _WAYS_OUT = {
     "RESOURCE_EXHAUSTED": _LESS,
-    # A GPU's kernels are tried before a program runs.
+    # A GPU's kernels are autotuned before a program runs, which takes memory, too.
     "configs": f"too little memory to try kernels may be the cause: {_LESS}; {_OTHERS}",
 }
 
 
 def _not_started(error: Exception) -> BackendError:
     asked = os.environ.get("JAX_PLATFORMS")
-    said = str(error) or "it has no such backend"  # jax.config alone knows the name then
+    said = str(error) or "it has no such backend"  # an empty error: a name only jax.config has
     return BackendError(
         "start: the engine's backend does not start",
         rows=[("JAX_PLATFORMS", asked)] * bool(asked) + [("engine", said.splitlines()[0])],
@@ -102,10 +101,11 @@ def _not_started(error: Exception) -> BackendError:
 
 @contextmanager
 def _batch() -> Iterator[None]:
-    """Threads that start inside interrupt none that computes. The engine has one for each virtual
-    device: where these are more than cores, a step takes a tenth less time."""
+    """Gives threads started inside the batch scheduling policy, so that they preempt no computing
+    thread. The engine has a thread for each virtual device: with more devices than cores, a step
+    takes a tenth less time."""
     if not hasattr(os, "sched_setscheduler") or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        yield  # not on Linux, or in an order that the user has chosen
+        yield  # not on Linux, or with a scheduling policy that the user has chosen
         return
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -117,14 +117,14 @@ def _batch() -> Iterator[None]:
 
 
 def _visible() -> int | None:
-    """How many of this machine's devices this process sees; None where all are."""
+    """Returns the number of this machine's devices that this process sees; None if it sees all."""
     there = gpus()
     on_host = there or environment.number(environment.DEVICES, VIRTUAL)
     return visible_count(on_host, virtual=not there)
 
 
 def _show_only(ids: tuple[int, ...] | None) -> None:
-    """Lets the engine see these GPUs of the machine alone."""
+    """Hides the other GPUs of the machine from the engine."""
     if ids is not None:
         for kind in ("cuda", "rocm"):
             jax.config.update(f"jax_{kind}_visible_devices", ",".join(map(str, ids)))
@@ -132,8 +132,8 @@ def _show_only(ids: tuple[int, ...] | None) -> None:
 
 @cache
 def _warn_of_others() -> None:
-    """Warns, once, where the backend has other devices than are visible. Looked at once, too: a
-    program is started often, and this asks the file system."""
+    """Warns once if the backend has other devices than the visible ones. Cached, since programs
+    start often and this reads the file system."""
     seen, have = _visible(), len(jax.local_devices())
     if seen and have != seen:
         warnings.warn(
@@ -146,17 +146,18 @@ def _warn_of_others() -> None:
 
 
 def start_for(mesh: Mesh | None) -> None:
-    """`start` with as many devices as `mesh` needs."""
+    """Calls `start` with the number of devices that `mesh` needs."""
     start(max(mesh.physical.device_ids) + 1 if mesh is not None else 1, mesh)
 
 
 @cache
 def _see_reductions() -> None:
-    """Warns, once, where the backend fuses reductions in a way that is wrong (core/flags.py): it
-    was started by others, without the flag. What it does is asked of the backend itself."""
+    """Warns once if the backend miscompiles fused reductions (core/flags.py): it was started by
+    other code, without the flag. A compiled program shows this; the backend's flags cannot be read.
+    """
     if flags.is_exact() or jax.default_backend() != "cpu":
         return
-    rows = jax.ShapeDtypeStruct((1024, 1024), np.float32)  # small ones it leaves alone
+    rows = jax.ShapeDtypeStruct((1024, 1024), np.float32)  # it does not fuse small reductions
     program = jax.jit(lambda x: x.sum(-1)).lower(rows).compile()
     if "__ynn_fusion" in (program.as_text() or ""):
         warnings.warn(
@@ -169,7 +170,7 @@ def _see_reductions() -> None:
 
 
 def _smaller(mesh: Mesh | None, have: int) -> str:
-    """How `mesh` comes to fit `have` devices."""
+    """Returns advice that makes `mesh` fit `have` devices."""
     if mesh is None or mesh.size <= have:
         return f"name devices from 0 to {have - 1}"
     onto = max(n for n in range(1, have + 1) if mesh.size % n == 0)
@@ -177,8 +178,8 @@ def _smaller(mesh: Mesh | None, have: int) -> str:
 
 
 def lower_level(backend: str, by: ProgramOptions) -> None:
-    """Warns, once for a backend and order, that a program runs at "run_to_run" where it asks for
-    "mesh_invariant". Raises BackendError if it requires that."""
+    """Warns, once for each backend and order, that a program runs at "run_to_run" although it asks
+    for "mesh_invariant". Raises BackendError if it requires that level."""
     if by.level_required:
         raise BackendError(
             "mesh_invariant: bits that no mesh changes are kept on a CPU only",
@@ -202,8 +203,8 @@ def _warn_lower(backend: str, order: str) -> None:
 
 
 def need_plain() -> None:
-    """Raises BackendError if this CPU's backend contracts multiplications and additions: as others
-    started it (core/flags.py), or because the processor knows no other way."""
+    """Raises BackendError if this CPU's backend contracts multiplications and additions: it was
+    started by other code without the flag (core/flags.py), or the processor has no other mode."""
     if not _contracts():
         return
     less = 'level="run_to_run" is kept as it is'
@@ -218,33 +219,34 @@ def need_plain() -> None:
 
 @cache
 def _contracts() -> bool:
-    """Whether a program rounds x * x - y once, not twice. The backend itself is asked: which flags
-    it was started with is not known."""
-    x = np.full(64, 1 + 2.0**-12, np.float32)  # its square ends in 2**-24, which does not fit
+    """Returns whether a program rounds x * x - y once, not twice. Found by a program, since the
+    backend's flags cannot be read."""
+    x = np.full(64, 1 + 2.0**-12, np.float32)  # the last bit of its square, 2**-24, is rounded off
     return bool(np.asarray(jax.jit(lambda x, y: x * x - y)(x, x * x)).any())
 
 
 def process_place() -> tuple[int, int]:
-    """Which of how many processes this one is, also before it joins them."""
+    """Returns (index, count) of this process among the run's processes, also before it joins
+    them."""
     own = rank_of() if service() is None else None
     return (own.rank, own.size) if own is not None else place()
 
 
 def platform() -> str:
-    """The kind of devices: of those that run, or that would."""
+    """Returns the kind of devices; before the backend starts, the kind that it will take."""
     if flags.engine_runs():
         return jax.default_backend()
     return "gpu" if gpus() else "cpu"
 
 
 def device_count() -> int:
-    """How many devices this machine has; starts the backend."""
+    """Returns the number of devices of the run; starts the backend."""
     start()
     return len(jax.devices())
 
 
 def answers(device: int) -> bool:
-    """Whether a device takes a value and gives it back."""
+    """Returns whether a device computes a small program correctly."""
     value = np.arange(8, dtype=np.float32)
     try:
         there = jax.device_put(value, jax.devices()[device])
@@ -255,7 +257,8 @@ def answers(device: int) -> bool:
 
 @lru_cache(maxsize=256)
 def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
-    """The JAX mesh over the devices that run `mesh`. Raises BackendError if they are too few."""
+    """Returns the JAX mesh over the devices that run `mesh`. Raises BackendError if they are too
+    few."""
     mesh = mesh.physical
     start(max(mesh.device_ids) + 1, mesh)
     every = jax.devices()

@@ -1,4 +1,4 @@
-"""What does the engine say of itself? Facts for `tessera doctor`, which no program needs."""
+"""Facts about the engine for `tessera doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .devices import need_plain, start
 
 
 def engine_facts() -> dict[str, Any]:
-    """The backend, its devices, and what it keeps. Joins the run and starts the engine."""
+    """Returns the backend, its devices, and its guarantees. Joins the run and starts the engine."""
     start()
     local = jax.local_devices()
     platform = jax.default_backend()
@@ -31,7 +31,7 @@ def engine_facts() -> dict[str, Any]:
 
 
 def _keeps_bits(platform: str) -> bool:
-    """Whether results here can be the same on every mesh."""
+    """Returns whether results here can be bitwise equal on every mesh."""
     if platform != "cpu":
         return False
     try:
@@ -42,8 +42,8 @@ def _keeps_bits(platform: str) -> bool:
 
 
 def took_s(run: Callable[[], Any], times: int) -> float:
-    """Seconds that a run takes of which `times` follow each other, until the last result is there.
-    `run` returns a tensor."""
+    """Returns the mean seconds of `times` runs in a row, until the last result is ready. `run`
+    returns a tensor."""
     jax.block_until_ready(run().stored)
     begin = time.perf_counter()
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""What does each process say? Values that all processes put together.
+"""Exchange of host values between processes: gather, barrier, values of the first process.
 
 >>> gather("greeting", {"rank": 0}, 10.0)
 [{'rank': 0}]
@@ -23,8 +23,8 @@ _barriers = itertools.count(1)
 
 
 def gather(name: str, value: Any, limit_s: float) -> list[Any]:
-    """`value` (of JSON) of each process, in the order of their ranks; each process calls it, once
-    with a `name`. Raises BackendError if one does not come within `limit_s` seconds."""
+    """Returns `value` (of JSON) of each process, in the order of their ranks. Each process calls
+    it, once for each `name`. Raises BackendError if one does not come within `limit_s` seconds."""
     (rank, count), client = joined(), service()
     if count == 1:
         return [json.loads(json.dumps(value))]
@@ -56,7 +56,8 @@ def _no_service(what: str, error: RuntimeError) -> BackendError:
 
 
 def together(name: str, limit_s: float) -> None:
-    """Returns at about the same time in all processes. Raises BackendError as `gather` does."""
+    """Returns at about the same time in all processes. Raises BackendError if one does not come
+    within `limit_s` seconds."""
     if joined()[1] == 1:
         return
     try:
@@ -70,8 +71,8 @@ def together(name: str, limit_s: float) -> None:
 
 
 def barrier() -> None:
-    """Returns when all processes have come to their barrier of this number. Raises BackendError,
-    which names who has not, where that takes longer than the limit of collectives."""
+    """Returns when all processes have come to their barrier of this number. Raises BackendError
+    with the missing ranks after the time limit of collectives."""
     rank, count = joined()
     if count == 1:
         return
@@ -80,16 +81,17 @@ def barrier() -> None:
         service().key_value_set_bytes(f"tessera/barrier/{k}/{rank}", b"here")
         if gathered(f"tessera/barrier/{k}/", ranks, limit_s) is None:
             raise flight().late(record, limit_s)
-        service().key_value_delete(f"tessera/barrier/{k - 1}/{rank}")  # which all have read
+        # All have read the last barrier's key, or they would not be at this one.
+        service().key_value_delete(f"tessera/barrier/{k - 1}/{rank}")
 
 
-# -- what the first process decides ----------------------------------------------------------------
-_KEPT = 1000  # words of the first process that slower ones may still have to read
+# -- messages of the first process -----------------------------------------------------------------
+_KEPT = 1000  # last messages of the first process that slower processes may still have to read
 
 
 def from_first(name: str, number: int, value: Any, limit_s: float, first: int = 0) -> Any:
-    """What the process `first` gives as its word `number` (1, 2, ...): it waits for nobody, the
-    others wait for it. Raises BackendError where that takes longer than `limit_s` seconds."""
+    """Returns message `number` (1, 2, ...) of the process `first`: that process does not wait, the
+    others wait for it. Raises BackendError after `limit_s` seconds."""
     (rank, count), client = joined(), service()
     key = f"tessera/word/{name}/"
     if count == 1:
@@ -109,8 +111,8 @@ def from_first(name: str, number: int, value: Any, limit_s: float, first: int = 
 
 
 def asked(name: str, value: Any = None) -> Any:
-    """What some process asks of the first one under `name`, None if none has; with `value` this
-    process asks."""
+    """Returns the request stored under `name` by any process, None without one. With `value`,
+    stores it."""
     if joined()[1] == 1:
         return value
     key = f"tessera/asked/{name}"
@@ -119,5 +121,5 @@ def asked(name: str, value: Any = None) -> Any:
         return value
     try:
         return json.loads(service().key_value_try_get_bytes(key))
-    except RuntimeError:  # nobody has
+    except RuntimeError:  # the key does not exist
         return None

@@ -1,6 +1,6 @@
-"""What does one process do for all? Files are written once, and each process learns how it ended.
+"""Functions that only the first process runs, such as writes of files.
 
-The first process runs it; the others wait for a word of it in the processes' shared store.
+The other processes wait in the processes' shared store for the outcome.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _counts: dict[str, int] = {}
 
 
 def by_first(name: str, run: Callable[[], T]) -> T | None:
-    """What `run` gives, in the first process; None in the others, once it is through.
+    """Returns the result of `run` in the first process; None in the others, once it has finished.
 
-    `name` says what is done, and to which file. Where `run` raises, the others raise the same error
-    if it is Tessera's own, else BackendError; that also if the first process does not get there
-    within the limit of collectives.
+    `name` says the action and the file. If `run` raises one of Tessera's errors, the others raise
+    it, too. They raise BackendError for any other error, or if the first process does not come
+    within the time limit of collectives.
     """
     rank, _ = joined()
     k = _counts[name] = _counts.get(name, 0) + 1
     key = f"tessera/first/{name}/{k}"
     if rank == 0:
+        # Sent if `run` ends by a KeyboardInterrupt, which is no Exception.
         said = f"{BackendError.__name__} the first process was interrupted"
         try:
             made = run()

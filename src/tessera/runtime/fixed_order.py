@@ -1,10 +1,10 @@
 """Sums over an axis in one fixed order of its logical places, on any number of devices.
 
-"binary": adjacent pairs, then pairs of these. A device adds up what makes whole subtrees and
-hands on the rest; then each device adds up its own part of the tensor, and all get all parts; or
-devices halve what they have, level by level, where they hold one term each and are 2^k.
-"ring": from the first place to the last, one after the other. No `psum` of more than two: its order
-changes with size and with transport.
+"binary": adjacent pairs, then pairs of these. A device adds up whole subtrees of its own terms and
+sends the rest; then each device adds up its own part of the tensor, and all gather all parts. If
+the 2^k devices hold one term each, large sums use recursive halving. "ring": from the first place
+to the last, one after the other. No `psum` of more than two devices: its order depends on size and
+transport.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Array = Any
 all_gather = moved(lax.all_gather)
 all_to_all = moved(lax.all_to_all)
 FOLD = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}
-SMALL = 4096  # elements a device; below, gathering all terms costs less than two exchanges
-LARGE = 1 << 16  # elements a device; above, memory counts, below, the number of exchanges
+SMALL = 4096  # elements per device; below, gathering all terms costs less than two exchanges
+LARGE = 1 << 16  # elements per device; above, memory traffic decides, below, the exchanges' number
 
 
 def tree(terms: Sequence[Array], kind: str = "sum") -> Array:
-    """The terms folded in adjacent pairs."""
+    """Returns the terms reduced in adjacent pairs."""
     level = list(terms)
     while len(level) > 1:
         level = [
@@ -43,7 +43,7 @@ def tree(terms: Sequence[Array], kind: str = "sum") -> Array:
 
 
 def chain(terms: Sequence[Array]) -> Array:
-    """The terms added up from left to right."""
+    """Returns the sum of the terms from left to right."""
     total = terms[0]
     for t in terms[1:]:
         total = total + t
@@ -51,7 +51,8 @@ def chain(terms: Sequence[Array]) -> Array:
 
 
 def _subtrees(terms: Sequence[Array], order: str) -> list[Array]:
-    """What can be added up here: runs of 2^k terms where 2^k divides their number."""
+    """Returns the partial sums of local terms that the order allows: runs of 2^k terms, 2^k the
+    largest power of two that divides their number."""
     if order != "binary":
         return list(terms)
     size = len(terms) & -len(terms)
@@ -63,13 +64,14 @@ def _total(terms: Sequence[Array], order: str) -> Array:
 
 
 def _settled(total: Array) -> Array:
-    """`total` with +0 for -0: an engine's own sum may begin with +0, and loses the sign."""
+    """Returns `total` with +0 for -0: the engine's own sum may begin with +0, and loses the
+    sign."""
     return jnp.where(total == 0, jnp.zeros_like(total), total)
 
 
 def fixed_sum(x: Array, dims: tuple[int, ...]) -> Array:
-    """The sum over `dims` as a product with ones: the compiler fuses a reduction into whatever
-    reads it, in another order of additions, and leaves a product of two matrices alone."""
+    """Returns the sum over `dims` as a product with ones. The compiler fuses a reduction into its
+    readers, in another order of additions, but does not fuse a product of two matrices."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or not dims:
         return xp_jax.sum(x, dims)
     kept = [d for d in range(x.ndim) if d not in dims]
@@ -86,8 +88,8 @@ def fixed_sum(x: Array, dims: tuple[int, ...]) -> Array:
 def fixed_contract(
     args: Sequence[Sequence[str]], out: Sequence[str], values: Sequence[Array], dtype: DType
 ) -> Array:
-    """A sum of products, of pairs of arguments from left to right. Letters of one argument alone
-    are summed before, in the fixed order."""
+    """Returns an einsum by pairs of arguments from left to right. Letters of one argument alone are
+    summed first, in the fixed order."""
     if len(values) > 2:
         later = set(out).union(*args[2:])
         keep = tuple(k for k in dict.fromkeys((*args[0], *args[1])) if k in later)
@@ -107,7 +109,7 @@ def fixed_contract(
         thin = 1 in (x.size // max(1, _size(x, a, inner)), y.size // max(1, _size(y, b, inner)))
         if inner and not batch and thin:
             return _thin(a, b, rows, inner, columns, out, x, y, dtype)
-    # The simplifier is off here, without which a constraint of a layout is not carried out.
+    # XLA's simplifier is off in these programs, and layout constraints have no effect without it.
     return xp_jax.contract(groups, out, parts, dtype, lax.optimization_barrier)
 
 
@@ -119,8 +121,8 @@ def _thin(
     a: Sequence[str], b: Sequence[str], rows: Sequence[str], inner: Sequence[str],
     columns: Sequence[str], out: Sequence[str], x: Array, y: Array, dtype: DType,
 ) -> Array:  # fmt: skip
-    """A product with a vector, written as one of matrices with one row or column: the compiler
-    fuses products of vectors into what reads them, in another order of additions."""
+    """Returns a product with a vector as one of matrices with one row or column: the compiler fuses
+    products of vectors into their readers, in another order of additions."""
     left = lax.transpose(x, [a.index(k) for k in (*rows, *inner)])
     right = lax.transpose(y, [b.index(k) for k in (*inner, *columns)])
     shape = (*left.shape[: len(rows)], *right.shape[len(inner) :])
@@ -132,13 +134,13 @@ def _thin(
 
 
 def _wide(dtype: Any) -> Any:
-    """What products of values of `dtype` are added up in."""
+    """Returns the accumulation dtype of products of values of `dtype`."""
     narrow = dtype.itemsize < 4 and jnp.issubdtype(dtype, jnp.floating)
     return jnp.float32 if narrow else dtype
 
 
 def fixed_prod(x: Array, dims: tuple[int, ...]) -> Array:
-    """The product over `dims`: of adjacent pairs, then of pairs of these."""
+    """Returns the product over `dims`: of adjacent pairs, then of pairs of these."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or not dims or not x.size:
         return xp_jax.prod(x, dims)
     kept = [d for d in range(x.ndim) if d not in dims]
@@ -151,7 +153,7 @@ def fixed_prod(x: Array, dims: tuple[int, ...]) -> Array:
 
 
 def fixed_cumsum(x: Array, dim: int) -> Array:
-    """Running sums along `dim`: to each element the one 1, 2, 4, ... places before is added."""
+    """Returns running sums along `dim`: adds to each element the one 1, 2, 4, ... places before."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return xp_jax.cumsum(x, dim)
     total = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
@@ -166,7 +168,7 @@ def fixed_cumsum(x: Array, dim: int) -> Array:
 
 
 def fixed_slogdet(a: Array) -> tuple[Array, Array]:
-    """(sign, logarithm of the size) of determinants, by the factors of LAPACK."""
+    """Returns (sign, log of the absolute value) of determinants, by LAPACK's LU factors."""
     wide = a.astype(jnp.float32) if a.dtype.itemsize < 4 else a
     lu, pivots, _ = lax.linalg.lu(wide)
     diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
@@ -177,8 +179,7 @@ def fixed_slogdet(a: Array) -> tuple[Array, Array]:
     return sign.astype(a.dtype), size.astype(a.dtype)
 
 
-# The array functions of programs whose bits no mesh may change: those that add up or multiply along
-# a dim do it in an order of their own.
+# The array functions of mesh-invariant programs: reductions along a dim have a fixed order.
 FixedXp = SimpleNamespace(**{
     **vars(xp_jax), "sum": fixed_sum, "contract": fixed_contract, "prod": fixed_prod,
     "cumsum": fixed_cumsum, "slogdet": fixed_slogdet,
@@ -188,7 +189,7 @@ FixedXp = SimpleNamespace(**{
 
 
 def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> Array:
-    """The sum of all devices' `terms`, on each of them."""
+    """Returns the sum of all devices' `terms`, on each of them."""
     here = jnp.stack(_subtrees(terms, order))
     if devices == 1:
         return _total(list(here), order)
@@ -198,7 +199,7 @@ def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> 
         every = all_gather(here, axis)  # [devices, count, ...]
         return _total(list(every.reshape(devices * count, *shape)), order)
     flat, extra = here.reshape(count, -1), -size % devices
-    if extra:  # the engine would carry out an empty one as well
+    if extra:  # XLA would run an empty pad, too
         flat = jnp.pad(flat, ((0, 0), (0, extra)))
     halves = order == "binary" and count == 1 and devices & (devices - 1) == 0
     if halves and size >= LARGE:
@@ -211,18 +212,18 @@ def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> 
 
 
 def _halved(x: Array, axis: str, devices: int) -> Array:
-    """The sum of all devices' `x` [elements] in adjacent pairs, on each of them.
+    """Returns the sum of all devices' `x` [elements] in adjacent pairs, on each of them.
 
     Recursive halving: neighbours, then pairs of these, add up one half each, so every level of the
-    tree touches half of what the one before did. A sum of two has no order.
+    tree touches half of the elements of the level before. A sum of two has no order.
     """
     near = 1
     while near < devices:
         pairs = [[i, i ^ near] for i in range(devices) if not i & near]
         x = lax.psum_scatter(x, axis, axis_index_groups=pairs, tiled=True)
         near *= 2
-    # Who took the upper half first has a part of the upper half of the whole: parts lie in the
-    # order of the places' bits read backwards.
+    # The first exchange decides the half of the whole vector, the second the quarter, and so on:
+    # parts are in bit-reversed order of the places.
     bits = devices.bit_length() - 1
     holders = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(devices)]
     whole: Array = all_gather(_settled(x), axis, axis_index_groups=[holders], tiled=True)
@@ -230,7 +231,7 @@ def _halved(x: Array, axis: str, devices: int) -> Array:
 
 
 def ordered_scatter(terms: Sequence[Array], axis: str, devices: int, dim: int, order: str) -> Array:
-    """This device's part along `dim` of the sum of all devices' `terms`."""
+    """Returns this device's part along `dim` of the sum of all devices' `terms`."""
     here = jnp.stack(_subtrees(terms, order))
     if devices == 1:
         return _total(list(here), order)

@@ -1,8 +1,8 @@
-"""What did each rank do last? A ring of records, and a watch that ends what never ends.
+"""Flight recorder: a ring of each rank's last programs and steps, and a watch that ends hangs.
 
-Between processes a rank is a process: each tells the others, through the coordination service, how
-far it is, so whoever waits too long can name who has not arrived. In one process, step by step, a
-rank is a device: before a collective runs, its operand must be there on every device.
+With several processes a rank is a process: each publishes its progress through the coordination
+service, so a process that waits too long can name the missing ranks. In one process, run step by
+step, a rank is a device: before a collective runs, its operand must be ready on every device.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .store import ended
 Array = Any
 _LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os.__file__))}")
 TOLD = 32  # records that the others can see
-_SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two looks
-_LAST_S = 5.0  # the last look may take
-_LEFT_S = 5.0  # a wait in the processes' store finds out by itself before that who has ended
+_SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two checks
+_LAST_S = 5.0  # time limit of the last check
+_LEFT_S = 5.0  # by then a wait in the processes' store would itself have found ended processes
 
 
 @dataclass(slots=True)
 class Record:
-    """One program or step that a rank came to. Times are of `time.time`, in seconds."""
+    """One program or step of a rank. Times are of `time.time`, in seconds."""
 
     number: int
     program: str
@@ -50,17 +50,17 @@ class Record:
     what: str
     at: str
     group: tuple[int, ...]
-    place: int  # how many the group had come to before
+    place: int  # number of this record within the group, from 1
     bytes: int
     limit_s: float
     start_s: float
     end_s: float | None = None
     error: str = ""
-    since_s: float | None = None  # from when on it is waited for; None while it is compiled
+    since_s: float | None = None  # start of the wait; None while it is compiled
     results: list[weakref.ref[Array]] | None = field(default=None, repr=False)
 
     def told(self) -> dict[str, Any]:
-        """As the dump has it."""
+        """Returns the record in the form of the dump."""
         names = ("number", "program", "step", "what", "at", "place", "bytes", "start_s", "end_s")
         return {k: getattr(self, k) for k in (*names, "error")} | {"group": list(self.group)}
 
@@ -93,8 +93,8 @@ class Flight:
         size: int,
         compiles: bool = False,
     ) -> Record:
-        """A rank of `group` comes to a program or step. Where it is compiled first, its time counts
-        from when it was dispatched."""
+        """Records that a rank of `group` came to a program or step. If the program `compiles`
+        first, its waiting time counts from its dispatch."""
         now = limits()
         if self.ring.maxlen != now.flight_records:
             self.ring = deque(self.ring, maxlen=now.flight_records)
@@ -113,7 +113,7 @@ class Flight:
         return record
 
     def given(self, record: Record, outs: Sequence[Array]) -> None:
-        """The program was dispatched; it is done when its results are there."""
+        """Records that the program was dispatched; it is done when its results are ready."""
         record.since_s = record.since_s or time.time()
         record.results = [weakref.ref(x) for x in outs[:1]]
 
@@ -125,13 +125,13 @@ class Flight:
         self._tell()
 
     def finish(self, record: Record) -> None:
-        """It is done."""
+        """Records that the program or step is done."""
         record.end_s = time.time()
         with self._lock:
             self.open = [r for r in self.open if r is not record]
 
     def lines(self, count: int) -> list[str]:
-        """The last records, a line each."""
+        """Returns the last records, a line each."""
         return [
             f"{r.text()}: "
             + (f"raised {r.error}" if r.error else "done" if r.end_s else "not done")
@@ -146,7 +146,8 @@ class Flight:
             atexit.register(self._end)
 
     def _end(self) -> None:
-        """Before the interpreter ends: a thread that is inside the engine then ends everything."""
+        """Stops the watch before the interpreter ends: a thread that is then inside the engine
+        would crash the process."""
         self.ended = "its program has ended"
         self._wake.set()
         if self._thread is not None:
@@ -154,8 +155,8 @@ class Flight:
         self._tell()
 
     def _look(self) -> None:
-        """What the watching thread does until the end: it sees which collectives have ended, and
-        ends the process where the first that has not waits for longer than its limit."""
+        """The loop of the watching thread: marks finished collectives, and ends the process if the
+        oldest unfinished one waits longer than its limit."""
         limit_s = _SLOWEST_S * 4
         while not self.ended:
             if self._wake.wait(min(max(limit_s / 8, _FASTEST_S), _SLOWEST_S)):
@@ -176,13 +177,13 @@ class Flight:
                 self.end(self.late(held[0], limit_s))
 
     def waits_s(self) -> float:
-        """How long the first program or step that is not done waits for the others; 0 if none
-        does."""
+        """Returns how long the first unfinished program or step has waited for the others, in
+        seconds; 0 if none waits."""
         with self._lock:
             first = self.open[0] if self.open else None
         if first is None or first.since_s is None or first.end_s is not None:
             return 0.0
-        # What is queued behind another does not wait for the others yet.
+        # A program queued behind another does not wait for other ranks yet.
         ends_s = [r.end_s for r in list(self.ring) if r.end_s is not None]
         return time.time() - max([first.since_s, *ends_s])
 
@@ -195,12 +196,13 @@ class Flight:
         if text == self._told:
             return
         self._told = text
-        # Where the service is gone, so is whoever could ask.
+        # The service has ended: no other process reads this.
         with contextlib.suppress(RuntimeError):
             client.key_value_set(f"tessera/flight/{jax.process_index()}", text, True)
 
     def _state(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What this rank tells: how far it is in each group, its records, and the line it is at."""
+        """Returns the published state of this rank: its progress in each group, its records, and
+        the current line."""
         line = "" if self.ended else _main_line()
         return {
             "ended": self.ended,
@@ -211,7 +213,7 @@ class Flight:
 
     # -- the end ----------------------------------------------------------------------------------
     def others(self, group: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """What each rank of `group` has told."""
+        """Returns the published state of each rank of `group`."""
         found: dict[int, dict[str, Any]] = {}
         with contextlib.suppress(RuntimeError):
             for key, text in service().key_value_dir_get("tessera/flight/"):
@@ -220,13 +222,13 @@ class Flight:
         return {r: found.get(r, {}) for r in group}
 
     def left(self, record: Record) -> list[int]:
-        """The ranks whose programs have ended and never came to `record`."""
+        """Returns the ranks whose programs have ended without `record`."""
         gone = ended(record.group)
         return _missing(self.others(gone), record) if gone else []
 
     def late(self, record: Record, waited_s: float, fix: str = "") -> BackendError:
-        """The error that names who has not come to `record`; writes the dump. `fix` is what to do
-        before one looks at that."""
+        """Returns the error that names the ranks missing at `record`; writes the dump. Its advice
+        begins with `fix`."""
         ranks = self.others(record.group)
         missing = _missing(ranks, record)
         path = write_dump(ranks, record.told(), missing, waited_s)
@@ -246,23 +248,23 @@ class Flight:
         )
 
     def latest(self, group: tuple[int, ...]) -> Record:
-        """The last record of that group."""
+        """Returns the last record of that group."""
         return next((r for r in reversed(self.ring) if r.group == group), self.ring[-1])
 
     def end(self, error: TesseraError) -> None:
-        """Ends the program from a watch's thread: the main one is inside the engine."""
+        """Ends the process from the watch's thread, as the main thread is inside the engine."""
         sys.stdout.flush()
         print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=sys.stderr)
         sys.stderr.flush()
         if jax.process_index() == 0:
             time.sleep(
                 min(2.0, limits().collective_s)
-            )  # the others ask this process who is missing
+            )  # the other processes read the missing ranks from this process's service
         os._exit(1)
 
 
 def _main_line() -> str:
-    """The user's line that the main thread is at; libraries in between are passed over."""
+    """Returns the user's line that the main thread is at; frames of libraries are skipped."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and _LIBRARY.search(frame.f_code.co_filename):
         frame = frame.f_back
@@ -270,8 +272,8 @@ def _main_line() -> str:
 
 
 def _missing(ranks: dict[int, dict[str, Any]], record: Record) -> list[int]:
-    """Those that have not come to `record`, by what they have told: who came to something else in
-    its place has not."""
+    """Returns the ranks that have not come to `record`, by their published states. A rank that ran
+    another program in its place is missing, too."""
     key, mine = _key(record.group), record.told()
 
     def came(told: dict[str, Any]) -> bool:
@@ -293,12 +295,12 @@ def _is_there(ref: weakref.ref[Array]) -> bool:
         return True
     try:
         return bool(x.is_deleted() or x.is_ready())
-    except RuntimeError:  # deleted between the two questions
+    except RuntimeError:  # deleted between the two calls
         return True
 
 
 def _last(told: dict[str, Any]) -> str:
-    """What a rank did last, in words."""
+    """Returns the text of a rank's last action."""
     if not told:
         return "has told nothing yet"
     state = told["ended"] or told["doing"]
@@ -314,7 +316,7 @@ def _last(told: dict[str, Any]) -> str:
 def write_dump(
     ranks: dict[int, dict[str, Any]], stuck: dict[str, Any], missing: list[int], limit_s: float
 ) -> str:
-    """Writes what all ranks told as JSON; the file's name."""
+    """Writes the published states of all ranks as JSON. Returns the file's path."""
     folder = Path(environment.folder(environment.FLIGHT_DIR))
     path = folder / f"tessera-flight-{jax.process_index()}-{os.getpid()}.json"
     content = {
@@ -337,7 +339,7 @@ _flights: list[Flight] = []
 
 
 def flight() -> Flight:
-    """The recorder of this process."""
+    """Returns the recorder of this process."""
     if not _flights:
         _flights.append(Flight())
     return _flights[0]
@@ -345,11 +347,11 @@ def flight() -> Flight:
 
 # -- devices of one process -----------------------------------------------------------------------
 def arrive(record: Record, steps: Sequence[str], args: Sequence[Array]) -> None:
-    """Returns when `args` are there on all devices of this process. `steps` says per argument what
-    made it.
+    """Returns when `args` are ready on all devices of this process. `steps` has the step that made
+    each argument.
 
-    Raises BackendError, and writes a dump, where a device's program raised, or where one is not
-    there in time: the engine would wait for it inside the collective, and then end everything.
+    Raises BackendError and writes a dump if a device's program raised, or if an argument is not
+    ready in time: the engine would wait for it inside the collective, and then end the process.
     """
     if not all(x.is_ready() for x in args):
         _wait(record, steps, args)
@@ -388,14 +390,14 @@ def _raised(
 
 
 def _first(error: BaseException) -> str:
-    """The line of the engine's report that says what was raised."""
+    """Returns the line of the engine's report with the Python exception."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception"))]
     return (said or lines or [type(error).__name__])[-1 if said else 0]
 
 
 def _ended(record: Record, args: Sequence[Array], bad: dict[int, str], what: str) -> BackendError:
-    """The error of one process whose devices `bad` did not come to `record`."""
+    """Returns the error of one process whose devices `bad` did not come to `record`."""
     me = flight()
     devices = sorted({s.device.id for x in args for s in x.addressable_shards})
     before = [r.told() for r in me.ring if r is not record]

@@ -1,8 +1,7 @@
-"""How does a device hold values, and where does its code run, if it takes several places of the
-mesh? A fold is one place that it takes; on a mesh that is not folded each device takes one.
+"""Folds: the mesh places that one device takes, and the device's blocks of a value.
 
-A value is one block for each fold in which it differs. What does not differ is held, and computed,
-once.
+On a mesh that is not folded each device takes one place. A device holds, and computes, one block of
+a value for each fold in which the value differs.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ jax.tree_util.register_pytree_node(Blocks, lambda x: (tuple(x), None), lambda _,
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where local code runs: at the place of the mesh that this device takes in fold `at`."""
+    """The mesh place at which local code runs: this device's place in fold `at`."""
 
-    counts: Mapping[str, int]  # how many places a device takes along each folded axis
+    counts: Mapping[str, int]  # places of a device along each folded axis
     at: Mapping[str, int]
 
     def shape(self, t: TensorType) -> tuple[int, ...]:
@@ -68,11 +67,11 @@ class Place:
         return self._lines(t, dim)[0]
 
     def valid(self, t: TensorType, dim: int) -> Array:
-        """Which local elements along `dim` are real, and not padding."""
+        """Returns which local elements along `dim` are real, not padding."""
         return self._lines(t, dim)[1]
 
     def _lines(self, t: TensorType, dim: int) -> tuple[Array, Array]:
-        """(global index, is it real) of each local element along `dim`."""
+        """Returns (global index, whether it is real) of each local element along `dim`."""
         total, ok = np.zeros(1, np.int32), np.ones(1, np.bool_)
         for d in t.digits(dim):
             at = self.rank(d.axes, t.sizes) if d.axes else np.int32(0)
@@ -87,7 +86,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """The places along `axes`, major first: per axis, so many devices that take so many folds."""
+    """The places along `axes`, major first: for each axis the number of devices and of folds per
+    device."""
 
     axes: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]  # per axis: (devices, folds)
@@ -110,14 +110,14 @@ class Along:
         return device, fold
 
     def devices_first(self, x: Array) -> Array:
-        """[places, ...] as [devices, folds, ...]."""
+        """Returns [places, ...] as [devices, folds, ...]."""
         rest, n = x.shape[1:], 2 * len(self.sizes)
         x = x.reshape(*(k for size in self.sizes for k in size), *rest)
         x = xp_jax.transpose(x, (*range(0, n, 2), *range(1, n, 2), *range(n, x.ndim)))
         return x.reshape(self.devices, self.folds, *rest)
 
     def places(self, x: Array) -> Array:
-        """[devices, folds, ...] as [places, ...]."""
+        """Returns [devices, folds, ...] as [places, ...]."""
         rest, n = x.shape[2:], len(self.sizes)
         x = x.reshape(*(d for d, _ in self.sizes), *(f for _, f in self.sizes), *rest)
         mixed = (d for k in range(n) for d in (k, n + k))
@@ -126,7 +126,7 @@ class Along:
 
 
 class Folds:
-    """The folds of `mesh`; or one of them, the fold `at`, as if it were the only one."""
+    """The folds of `mesh`; with `at`, that fold as if it were the only one."""
 
     def __init__(self, mesh: Mesh | None, at: Mapping[str, int] | None = None) -> None:
         self.mesh, self.at = mesh, at
@@ -136,14 +136,14 @@ class Folds:
         (self.somewhere,) = self.every(())
 
     def axes(self, *types: TensorType) -> tuple[str, ...]:
-        """The folded axes along which values of these types differ."""
+        """Returns the folded axes along which values of these types differ."""
         if not self.counts:
             return ()
         used = {a for t in types for a in (*t.split_axes, *t.partial_axes, *t.varying)}
         return tuple(a for a in self.counts if a in used)
 
     def every(self, axes: Sequence[str]) -> Iterator[Place]:
-        """The places that differ along `axes`; along other axes, any."""
+        """Yields the places that differ along `axes`, at index 0 of other axes."""
         for at in product(*(range(n) if a in axes else (0,) for a, n in self.counts.items())):
             here = dict(zip(self.counts, at, strict=True)) if self.at is None else self.at
             yield Place(self.places, here)
@@ -157,7 +157,8 @@ class Folds:
         return Along(axes, tuple((devices[a], self.counts.get(a, 1)) for a in axes))
 
     def to(self, x: Blocks, have: Sequence[str], want: Sequence[str]) -> Blocks:
-        """`x`, which has a block for each fold along `have`, as one for each along `want`."""
+        """Returns `x`, which has a block for each fold along `have`, with one for each fold along
+        `want`."""
         if have == want:
             return x
         at = np.arange(len(x)).reshape([n if a in have else 1 for a, n in self.counts.items()])
@@ -166,8 +167,8 @@ class Folds:
         return Blocks(x[i] for i in at.ravel())
 
     def groups(self, have: Sequence[str], along: Sequence[str]) -> list[list[int]]:
-        """Of blocks for each fold along `have`: those that differ along `along` only, in the order
-        of these axes, the last one fastest."""
+        """Returns the indices of blocks (one for each fold along `have`) in groups that differ only
+        along `along`, in the order of these axes, the last one fastest."""
         at = np.arange(self.count(have)).reshape([self.counts[a] for a in have])
         inner = [have.index(a) for a in along if a in self.counts]
         outer = [d for d in range(len(have)) if d not in inner]
@@ -178,7 +179,7 @@ class Folds:
 
     # -- the arrays of a program ------------------------------------------------------------------
     def unpack(self, x: Array, t: TensorType) -> Blocks:
-        """The blocks in a device's array of a value of type `t`."""
+        """Returns the blocks in a device's array of a value of type `t`."""
         if not self.axes(t):
             return Blocks((x if x.shape == t.local_shape else lax.reshape(x, t.local_shape),))
         rows = xp_jax.transpose(x, self._folds_first(t))
@@ -194,7 +195,7 @@ class Folds:
         return x[0] if x[0].shape == shape else lax.reshape(x[0], shape)
 
     def _folds_first(self, t: TensorType) -> tuple[int, ...]:
-        """The dims of a device's array, those that count folds first."""
+        """Returns the dims of a device's array, with those that count folds first."""
         named: list[str | None] = []  # per dim, the axis whose folds it counts
         for a in (*t.partial_axes, *t.varying):
             named += [None, a]

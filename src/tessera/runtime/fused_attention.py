@@ -1,5 +1,5 @@
-"""Attention and its gradient: by a kernel of cuDNN that holds no scores, as `jax.nn` offers it, or
-with all scores where there is none."""
+"""Attention and its gradient: by the cuDNN kernel of `jax.nn`, which stores no scores; with all
+scores where that is not available."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool, scale: float) -> Array:
-    # As the gradient has it, whose own forward pass then is this one.
+    # The same forward pass as in the gradient, so that the compiler merges the two.
     return _pulled(q, k, v, causal, scale)[0]
 
 
@@ -29,7 +29,7 @@ def attention_grad(
 
 
 def why_not(causal: bool, dtype: DType, *shapes: Shape) -> str:
-    """What the library has against q, k and v of these shapes; "" where it has nothing."""
+    """Returns why the kernel cannot take q, k and v of these shapes; "" if it can."""
     kind = platform()
     if kind != "gpu":
         return f"it runs on a GPU, not on a {kind}"

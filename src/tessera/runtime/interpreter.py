@@ -1,8 +1,8 @@
-"""How does a device run a graph? Node by node, on its own blocks, in each fold that it takes.
+"""Interpreter of a graph on one device: node by node, on its blocks, in each of its folds.
 
-A value is a block for each fold in which it differs (runtime/folds.py). A node is computed once for
-each fold in which its arguments or results differ; a collective takes in all folds at once
-(runtime/collectives.py), and so does a loop, whose body may hold collectives. On a mesh that is not
+A value has a block for each fold in which it differs (runtime/folds.py). A node is computed once
+for each fold in which its arguments or results differ. A collective runs on all folds at once
+(runtime/collectives.py); so does a loop, whose body may have collectives. On a mesh that is not
 folded there is one fold.
 """
 
@@ -30,8 +30,8 @@ Bodies = Callable[[Graph, Sequence[Blocks]], list[Blocks]]
 
 
 class Interpreter:
-    """Runs graphs on a device of `mesh`, in the fold `at` or, without one, in all that it takes.
-    `under` are the options whose level of determinism holds."""
+    """Runs graphs on a device of `mesh`, in the fold `at`, or in all its folds without one. `under`
+    has the options with the level of determinism."""
 
     def __init__(
         self, mesh: Mesh | None, under: ProgramOptions = PLAIN, at: Mapping[str, int] | None = None
@@ -43,9 +43,9 @@ class Interpreter:
         self, graph: Graph, values: Sequence[Blocks], bodies: Bodies | None = None,
         bucket: bool = False,
     ) -> list[Blocks]:  # fmt: skip
-        """The outputs of `graph` from the values of its inputs. `bodies` runs the bodies of its
-        loops (None: this function does); the collectives of a `bucket`, which holds nothing else,
-        are one."""
+        """Returns the outputs of `graph` for the values of its inputs. `bodies` runs the bodies of
+        its loops (default: this function). The collectives of a `bucket` (a graph of collectives
+        alone) run as one."""
         env: dict[Node, Any] = dict(zip(graph.inputs, values, strict=True))
         nodes = [n for n in graph.nodes if n.op != "input"]
         if bucket:
@@ -59,8 +59,9 @@ class Interpreter:
         return [env[o] for o in graph.outputs]
 
     def _node(self, n: Node, values: Sequence[Blocks], bodies: Bodies) -> Any:
-        """The result of `n`; of a node with several, a list of them."""
+        """Returns the result of `n`; a list for a node with several results."""
         f, op, ins = self.folds, OPS[n.op], tuple([a.types[0] for a in n.args])
+        # A while loop whose condition differs between folds runs in each fold by itself.
         apart = n.op == "scan" and n.attrs["length"] is None and f.axes(n.types[0])
         if n.op == "scan" and any(t.size for t in n.types) and not apart:
             return op.local(Call(self.xp, f.somewhere, ins, n.types, n.attrs, bodies), *values)
@@ -83,7 +84,7 @@ class Interpreter:
     def _computed(
         self, n: Node, ins: tuple[TensorType, ...], place: Place, blocks: list[Array]
     ) -> Any:
-        """What `n` is at one place, from its blocks there."""
+        """Returns the result of `n` at one place, from its blocks there."""
         op = OPS[n.op]
         if any(t.padded_dims for t in ins):
             for i, dim, kind in infer(op, ins, n.attrs).reduces:
@@ -96,7 +97,7 @@ class Interpreter:
         return op.compute(Call(self._xp(n), place, ins, n.types, n.attrs, inner), *blocks)
 
     def _collectives(self, nodes: Sequence[Node], values: Sequence[Blocks]) -> list[Blocks]:
-        """The results of collectives; those that are alike are one in the program."""
+        """Returns the results of collectives; equal collectives are merged into one."""
         f, wire, made = self.folds, Wire(), []
         for n, x in zip(nodes, values, strict=True):
             (t,) = ins = (n.args[0].type,)
@@ -111,8 +112,8 @@ class Interpreter:
         ]
 
     def _order(self, n: Node) -> str:
-        """The order in which the collective `n` adds up, if it does; "" where the engine or an
-        algorithm has its own."""
+        """Returns the order of sums of the collective `n`; "" if the engine or an algorithm has its
+        own."""
         return "" if "algorithm" in n.attrs else n.attrs.get("order", self.order)
 
     def _xp(self, n: Node) -> Any:
@@ -120,7 +121,7 @@ class Interpreter:
 
 
 def _masked(x: Array, ok: Array, dim: int, kind: str) -> Array:
-    """`x` with the identity of `kind` where `ok` says that there is padding along `dim`."""
+    """Returns `x` with the identity of `kind` at the padding along `dim` (where `ok` is False)."""
     shape = [1] * x.ndim
     shape[dim] = -1
     fill = jnp.asarray(identity(kind, x.dtype), x.dtype)

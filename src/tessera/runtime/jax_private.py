@@ -1,7 +1,6 @@
-"""What do we take from jax that it does not publish? All of it stands here, but for the service in
-coordinator.py, which is there without loading jax.
+"""Private names of jax, all in one file; the service in coordinator.py needs jaxlib alone.
 
-A new version of jax may move these names: then this file changes, and no other.
+A new version of jax may move these names: then only this file changes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
 
 
 def gone(arrays: Sequence[Array]) -> bool:
-    """Whether the memory of one of these was given up; of numbers on the host it never is."""
+    """Returns whether one of these arrays was donated; host values never are."""
     try:
         return any(map(ArrayImpl.is_deleted, arrays))
     except TypeError:
@@ -50,32 +49,32 @@ def gone(arrays: Sequence[Array]) -> bool:
 
 
 def give_up(arrays: Iterable[Array]) -> None:
-    """Ends those of `arrays` that a program was given up and did not take: from jax 0.11 on it
-    copies an array on several devices that NumPy has looked at, and leaves it as it was."""
+    """Deletes donated arrays that the program did not take over. From jax 0.11 on, jax copies an
+    array on several devices that NumPy has read, and leaves the original."""
     for a in arrays:
         if isinstance(a, ArrayImpl) and not a.is_deleted():
             a.delete()
 
 
-# Whether a program may leave what it was given up.
+# Whether a program may leave a donated argument alive.
 LEAVES = jax.__version_info__ >= (0, 11)
 
 
 def service() -> Any:
-    """The processes' shared store; None in a single process."""
+    """Returns the processes' shared store; None in a single process."""
     return distributed.global_state.client
 
 
 def place() -> tuple[int, int]:
-    """Which of how many processes that the user has started together this one is; known before the
-    backend runs."""
+    """Returns (index, count) of this process among those that the user started together; known
+    before the backend runs."""
     state = distributed.global_state
     return state.process_id or 0, state.num_processes or 1
 
 
 def connect(address: str, size: int, rank: int) -> None:
-    """Makes this process number `rank` of `size`, before the backend runs: what
-    `jax.distributed.initialize` does, with a service that another process may host."""
+    """Makes this process number `rank` of `size`, before the backend runs, as
+    `jax.distributed.initialize` does, but with a service in any process."""
     state = distributed.global_state
     client = _jax.get_distributed_runtime_client(
         address, rank, init_timeout=60, heartbeat_timeout=HEARTBEAT_S, use_compression=True
@@ -86,13 +85,13 @@ def connect(address: str, size: int, rank: int) -> None:
 
 
 def cpu_collectives() -> str:
-    """What joins processes whose devices are CPUs: "gloo", "mpi" or "none"."""
+    """Returns the library of collectives between processes of CPUs: "gloo", "mpi", "none"."""
     return str(jax.config.jax_cpu_collectives_implementation or "none")  # type: ignore[attr-defined]
 
 
 def block_copy() -> Copy:
-    """The copy of arrays to shardings in which `jax.device_put` ends. Raises ImportError or
-    AttributeError if this version of jax has none."""
+    """Returns the private function that `jax.device_put` calls to copy arrays to shardings. Raises
+    ImportError or AttributeError if this version of jax has none."""
     from jax._src.interpreters.pxla import shard_args
     from jax._src.lib import xla_client  # type: ignore[attr-defined]  # its stub hides it
 
@@ -106,9 +105,9 @@ def block_copy() -> Copy:
 
 
 def asks(frame: FrameType) -> str:
-    """Who asks a value for `__jax_array__`, seen from the frame that does: "array" is
-    `jnp.asarray`, "compiled" what calls a function that jax compiles, or one of `jax.lax`; "" are
-    all others, such as operators."""
+    """Returns the kind of the caller that reads `__jax_array__` from `frame`: "array" for
+    `jnp.asarray`, "compiled" for a call of a jitted function or of `jax.lax`; "" for others, such
+    as operators."""
     mine = str(frame.f_globals.get("__name__", "")).startswith("jax.")
     who = frame.f_code.co_name
     if not mine or who not in ("array", "shaped_abstractify", "typeof"):
@@ -117,8 +116,7 @@ def asks(frame: FrameType) -> str:
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Of the arguments of a `scan` with these `params`, how many are the same in each turn, and how
-    many are its carry."""
+    """Returns (number of constants, number of carries) of a `scan` with these `params`."""
     if "num_carry" in params:
         return params["num_consts"], params["num_carry"]
     fixed, carry, _ = map(len, params["ft_in"].unpack())  # JAX 0.11
@@ -127,10 +125,13 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Compilation:
-    """One program that the engine is about to compile: `key` is the same in all processes whose
-    processors are alike, `processes` are those whose devices run it. `compile` makes its executable
-    here; `packed` gives the bytes of that, and `unpacked` makes them one of this process. What came
-    from jax's own cache is packed as nothing: the engine leaves half of it out."""
+    """One program that the engine is about to compile.
+
+    `key` is equal in all processes with the same processor; `processes` own the program's devices.
+    `compile` makes its executable here; `packed` serializes it, and `unpacked` loads it in another
+    process. An executable from jax's own cache packs as b"", since the engine's copy of it is
+    incomplete.
+    """
 
     key: str
     processes: tuple[int, ...]
@@ -145,10 +146,12 @@ _HASH = ("hash_obj", "accelerators")
 
 
 def around_compile(share: Callable[[Compilation], Any], alike: str) -> bool:
-    """Lets `share` make the executable of each program of CPUs of several processes, once for all.
-    `alike` is the same where processors are; it takes the place of this process's device ids in the
-    keys of jax's own cache, too, so that each process finds there what the first has written.
-    Returns False, and nothing changes, if this version of jax compiles in another way."""
+    """Makes `share` compile each CPU program of several processes, once for all of them.
+
+    `alike` is equal for equal processors. It also replaces this process's device ids in the keys of
+    jax's own cache, so that each process finds there the programs that the first has written.
+    Returns False, without an effect, if this version of jax compiles differently.
+    """
     compile, hash_devices = compiler.compile_or_get_cached, cache_key._hash_accelerator_config
     for function, names in ((compile, _COMPILE), (hash_devices, _HASH)):
         if tuple(inspect.signature(function).parameters) != names:
@@ -201,19 +204,21 @@ def _kind(devices: Any) -> str:
     return str(np.asarray(devices).flat[0].platform)
 
 
-# Before 0.11 programs that call back are never kept, and the writer is told; since then the reader
-# is given what they call.
+# Before jax 0.11 the writer takes `host_callbacks`, as programs with callbacks are never stored;
+# since then the reader takes it, to give it to the loaded program.
 _READ = ("module_name", "cache_key", "compile_options", "backend", "executable_devices")
 _WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _CALLBACKS = "host_callbacks"
 
 
 def keep_programs(kept: Any, least_s: float) -> bool:
-    """Lets jax look each program up in `kept` (`get`, `put` and `_path`, a Path) before it compiles
-    it, and put there what took at least `least_s` seconds. Other than with a folder that jax has
-    itself, each process writes what it has compiled, not the first one alone, and a program that
-    cannot be read or written is compiled without a word. Returns False, and nothing changes, if
-    this version of jax does it in another way."""
+    """Makes jax look up each program in `kept` (`get`, `put` and `_path`, a Path) before it
+    compiles it, and store there each program that took at least `least_s` seconds.
+
+    Unlike jax's own cache folder, each process writes its programs, not only the first one; and
+    errors of reading or writing are ignored and the program is compiled. Returns False, without an
+    effect, if this version of jax has another cache interface.
+    """
     read, write = compiler._cache_read, compiler._cache_write
     found = tuple(tuple(inspect.signature(f).parameters) for f in (read, write))
     if found not in (((*_READ, _CALLBACKS), _WRITE), (_READ, (*_WRITE, _CALLBACKS))):
@@ -226,7 +231,7 @@ def keep_programs(kept: Any, least_s: float) -> bool:
     def taken(name: str, key: str, options: Any, backend: Any, *rest: Any) -> Any:
         try:
             return compilation_cache.get_executable_and_time(key, options, backend, *rest)
-        except Exception:  # of another build of the engine, perhaps: it is compiled anew
+        except Exception:  # for example written by another build of the engine
             return None, None
 
     def given(key: str, s: float, name: str, backend: Any, made: Any, *callbacks: Any) -> None:

@@ -1,4 +1,4 @@
-"""What does a JAX function compute? Its equations, one after the other, calls written out."""
+"""Equations of a JAX function from its jaxpr, with calls and short scans inlined."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from jax.extend import core as jex
 from ..lang.jax_functions import Equation, Equations, Operand
 from .jax_private import scan_counts
 
-TURNS = 64  # of a loop, at most, to be written out
-# Calls of a function that is traced already, and where their params have it.
+TURNS = 64  # longest loop that is unrolled
+# Params that hold the jaxpr of a called function.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def equations_of(
     fn: Callable[..., list[Any]], types: Sequence[tuple[tuple[int, ...], Any]]
 ) -> Equations:
-    """The equations of `fn` for arguments of these (shape, NumPy dtype); it returns a list."""
+    """Returns the equations of `fn` for arguments of these (shape, NumPy dtype). `fn` returns a
+    list."""
     closed = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types))
     rows: list[Equation] = []
     outs = _Writer(rows, len(types)).call(closed, list(range(len(types))))
@@ -28,7 +29,7 @@ def equations_of(
 
 
 class _Writer:
-    """Writes equations to `rows`; values have numbers, the next of them is `free`."""
+    """Appends equations to `rows`. Values are numbers; the next free one is `free`."""
 
     def __init__(self, rows: list[Equation], free: int) -> None:
         self.rows, self.free = rows, free
@@ -40,7 +41,7 @@ class _Writer:
         return outs
 
     def call(self, closed: Any, args: Sequence[Operand]) -> list[Operand]:
-        """The results of a traced function of these operands."""
+        """Returns the results of a traced function of these operands."""
         jaxpr = closed.jaxpr
         of: dict[Any, Operand] = dict(zip(jaxpr.invars, args, strict=True))
         of |= {v: np.asarray(c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
@@ -55,7 +56,7 @@ class _Writer:
             ins = [read(v) for v in e.invars]
             inner = next((e.params[k] for k in _CALLS if k in e.params), None)
             if e.primitive.name == "cond":
-                # Every branch is computed, and one of the results is taken.
+                # All branches are computed, and one is selected: equations have no control flow.
                 every = [self.call(b, ins[1:]) for b in e.params["branches"]]
                 outs = [self.add("select_n", [ins[0], *row], {}, 1)[0] for row in zip(*every)]
             elif e.primitive.name == "scan" and e.params["length"] <= TURNS:
@@ -72,7 +73,7 @@ class _Writer:
         self, args: Sequence[Operand], shapes: Sequence[tuple[int, ...]], *, jaxpr: Any,
         length: int, reverse: bool, **params: Any,
     ) -> list[Operand]:  # fmt: skip
-        """The results of a `scan`, its body written out for each turn."""
+        """Returns the results of a `scan`, unrolled."""
         num_consts, num_carry = scan_counts(params)
         start = num_consts + num_carry
         carry = list(args[num_consts:start])

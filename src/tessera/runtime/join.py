@@ -1,5 +1,7 @@
-"""How does a process that others were started with become one of them? Before the engine starts it
-joins the run, if a launcher's variables say that there is one (core/ranks.py)."""
+"""Joining of a run: a process started by a launcher connects to the others.
+
+It joins before the engine starts, if a launcher's variables name a run (core/ranks.py).
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,17 @@ from .rendezvous import LOST, Member, Rendezvous, listen, reach
 from .store import leave
 
 JOIN_LIMIT_S = 300
-END_S = 10  # how long a rank that failed may take to end
+END_S = 10  # time limit for the exit of a failed rank
 
 
 @cache
 def join() -> None:
-    """Joins the run that this process was started in; does nothing where there is none, or where
-    the program has joined by itself (`jax.distributed.initialize`).
+    """Joins the run that this process was started in. Does nothing without one, or if the program
+    has called `jax.distributed.initialize` itself.
 
-    Warns where variables name a rank, but no place to meet. Raises UsageError if the launcher's
-    variables make no sense, BackendError if the processes do not come together within
-    TESSERA_JOIN_LIMIT seconds (300), or the engine runs already.
+    Warns if variables name a rank, but no coordinator. Raises UsageError if the launcher's
+    variables are inconsistent, BackendError if the processes do not connect within
+    TESSERA_JOIN_LIMIT seconds (300), or if the engine already runs.
     """
     if service() is not None:
         atexit.register(leave)
@@ -71,7 +73,7 @@ def join() -> None:
     hello = {"rank": own.rank, "size": own.size, "versions": _versions(), "who": who}
     connect(member.meet(hello, limit_s), own.size, own.rank)
     compile_once.start()
-    os.environ[environment.JOIN] = "0"  # what this process starts is no rank
+    os.environ[environment.JOIN] = "0"  # inherited by child processes, which are no ranks
     threading.Thread(target=_watch, args=(member,), daemon=True).start()
     atexit.register(_end, member, meeting)
     sys.excepthook = partial(_failed, member, sys.excepthook)
@@ -79,15 +81,15 @@ def join() -> None:
 
 
 def _keep_lines_whole() -> None:
-    """Writes a line at once, as other ranks, and other threads, may write to the same file."""
+    """Turns on line buffering, as other ranks and threads may write to the same file."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # a libc of another kind
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # a libc other than glibc
         libc = ctypes.CDLL(None)
-        libc.malloc.restype = ctypes.c_void_p  # the buffer stays until the process has ended
+        libc.malloc.restype = ctypes.c_void_p  # never freed: in use until the process exits
         buffer = ctypes.c_void_p(libc.malloc(_LINE))
-        stdout = ctypes.c_void_p.in_dll(libc, "stdout")  # the engine's
+        stdout = ctypes.c_void_p.in_dll(libc, "stdout")  # C's stdout, which the engine writes to
         libc.setvbuf(stdout, buffer, _BY_LINES, ctypes.c_size_t(_LINE))
 
 
@@ -96,13 +98,13 @@ _BY_LINES = 1  # _IOLBF of stdio.h
 
 
 def joined() -> tuple[int, int]:
-    """Which of how many processes this one is, in the run that it joins if it has not."""
+    """Returns (index, count) of this process in its run; joins the run if it has not."""
     join()
     return place()
 
 
 def _host(own: Rank, limit_s: float) -> Rendezvous:
-    """The coordinator, in this process."""
+    """Returns the coordinator, run in this process."""
     host, port = split_address(own.coordinator)
     sock = listen(host, port, wherever=True)
     made = Rendezvous(own.size, own.token, limit_s, lambda: service_near(sock, host, own.size))
@@ -121,9 +123,9 @@ def _versions() -> str:
 
 
 def _watch(member: Member) -> None:
-    """Ends this process when another rank is lost: what waits for it would wait for ever."""
+    """Ends this process when another rank is lost, since a collective with it would never end."""
     lost = member.wait()
-    if _errors:  # which is what this rank has to say
+    if _errors:  # this rank has shown its own error already
         os._exit(1)
     if not _ending:
         os.write(2, f"tessera: {lost}, so this rank ends too\n".encode())
@@ -131,22 +133,22 @@ def _watch(member: Member) -> None:
 
 
 _ending: list[bool] = []
-_errors: list[BaseException] = []  # what ended the program
+_errors: list[BaseException] = []  # the error that ended the program
 
 
 def _failed(member: Member, show: Callable[..., Any], kind: Any, error: Any, trace: Any) -> None:
-    """Shows an error that ends the program, and tells the others of it: what they wait for may
-    never come, and this process may take its time to end."""
+    """Shows an error that ends the program, and reports it to the other ranks: they may wait for
+    this one, and its exit may take long."""
     show(kind, error, trace)
-    if not hasattr(sys, "ps1"):  # a prompt goes on
+    if not hasattr(sys, "ps1"):  # an interactive prompt continues after an error
         _errors.append(error)
         with contextlib.suppress(OSError):
             member.say({"failed": f"{kind.__name__}: {error}".splitlines()[0].removesuffix(": ")})
 
 
 def _end(member: Member, meeting: Rendezvous | None) -> None:
-    """Says that this rank ends as it should; after an error it waits for nothing that other ranks
-    should do, but that they hear of it."""
+    """Reports that this rank ends normally. After an error it does not wait for the other ranks to
+    end, only for them to hear of the error."""
     _ending.append(True)
     if _errors:
         faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__ or 2)
@@ -164,7 +166,7 @@ def _end(member: Member, meeting: Rendezvous | None) -> None:
 
 # -- devices --------------------------------------------------------------------------------------
 def _take_devices(own: Rank) -> None:
-    """Gives this process its part of the host's GPUs, where nobody has done so before."""
+    """Gives this process its share of the host's GPUs, unless they are assigned already."""
     count = gpus()
     if own.local_size == 1 or count == 0 or "SLURM_GPUS_PER_TASK" in os.environ:
         return
@@ -178,7 +180,7 @@ _CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus() -> int:
-    """How many GPUs the engine would take here; known before it starts."""
+    """Returns the number of GPUs that the engine would take here; known before it starts."""
     platforms = (
         jax.config.jax_platforms  # type: ignore[attr-defined]
         or "cuda"
@@ -192,8 +194,8 @@ def gpus() -> int:
 
 
 def part_of(count: int, local_rank: int, local_size: int) -> range:
-    """Which of a host's `count` devices are those of its process `local_rank`. Raises BackendError
-    unless each process gets as many.
+    """Returns the indices of a host's `count` devices that process `local_rank` takes. Raises
+    BackendError unless they divide evenly.
 
     >>> part_of(8, 1, 4), part_of(2, 1, 2)
     (range(2, 4), range(1, 2))

@@ -1,9 +1,8 @@
-"""Where do compiled programs outlive their process? In a folder of the user, so that a second start
-of the same program does not compile it again.
+"""Compilation cache on disk: a second start of the same program does not compile it again.
 
-Which program is the same says the engine's own key: its instructions, flags, options, version and
-devices. To that comes the processor, as folders may be shared by machines that differ. What is read
-is code that this process will run: nobody else may write into the folder.
+The key is the engine's own (instructions, flags, options, version and devices), and the processor,
+as machines that differ may share a folder. The process runs the code that it reads, so no other
+user may be able to write into the folder.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from .compile_once import processor
 from .jax_private import keep_programs
 
 MOST_BYTES = 2 << 30
-LEAST_S = 0.1  # what compiles faster is not kept
-_STALE_S = 3600.0  # how old a file must be that some process began to write, and left
+LEAST_S = 0.1  # programs that compile faster are not cached
+_STALE_S = 3600.0  # age of a partly written file after which its writer counts as ended
 _NAME, _BEGUN = ".program", ".program.part-"
 
 
 @cache
 def folder() -> KeptPrograms | None:
-    """The folder that `TESSERA_PROGRAM_CACHE` says; from now on programs are looked up, and kept,
-    there. None where it is off, or where the user has named one to jax."""
+    """Returns the cache of `TESSERA_PROGRAM_CACHE`'s folder; from now on programs are looked up and
+    stored there. None if it is off, or if the user has given jax a cache folder."""
     named = environment.text(environment.PROGRAM_CACHE)
     off = named.lower() in environment.OFF
     theirs = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
@@ -43,7 +42,7 @@ def folder() -> KeptPrograms | None:
         return None
     try:
         place = _own(Path(named).expanduser() if named else _default())
-    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where home is
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         _warn(named, f"{error}; name a folder of your own, or set it to 0")
         return None
     most = environment.number(environment.PROGRAM_CACHE_BYTES, MOST_BYTES)
@@ -55,7 +54,7 @@ def folder() -> KeptPrograms | None:
 
 
 def _warn(named: str, why: str) -> None:
-    """Says why no programs are kept, where the user has named a folder for them."""
+    """Warns that no programs are cached, if the user has named a folder."""
     if named:
         warnings.warn(
             f"{environment.PROGRAM_CACHE}: no programs are kept in {named!r}: {why}",
@@ -70,8 +69,8 @@ def _default() -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """`folder`, made where it is missing. Raises OSError where others may write into it, or where
-    this process may not."""
+    """Returns `folder`, created if missing. Raises OSError if others may write into it, or this
+    process may not."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = folder.stat()
     if there.st_uid != os.getuid() or there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -82,16 +81,16 @@ def _own(folder: Path) -> Path:
 
 
 class KeptPrograms:
-    """Bytes by key in `folder`, at most `most_bytes` of them: the least recently used go first.
+    """Bytes by key in `folder`, at most `most_bytes`; the least recently used are deleted first.
 
-    Any number of processes may share it, and each may be killed at any moment: a file is there as a
-    whole or not at all, and one whose bytes have changed is none.
+    Any number of processes may share the folder and be killed at any moment: files appear whole or
+    not at all, and a file with a wrong checksum is deleted.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._path = folder  # as jax names it
+        self._path = folder  # the attribute that jax reads
         self.most_bytes = most_bytes
-        self._written = most_bytes  # since it was last counted: the first time, at once
+        self._written = most_bytes  # since the last count; so the first `put` counts
 
     def get(self, key: str) -> bytes | None:
         path = self._at(key)
@@ -109,7 +108,7 @@ class KeptPrograms:
     def put(self, key: str, value: bytes) -> None:
         if len(value) > self.most_bytes // 4:
             return
-        if not self._path.is_dir():  # it has gone: a new one would not be ours alone
+        if not self._path.is_dir():  # removed meanwhile; a new one might be writable for others
             return
         try:
             write_whole(self._at(key), _sum(value) + value)
@@ -124,7 +123,7 @@ class KeptPrograms:
         return self._path / (hashlib.sha256(f"{processor()} {key}".encode()).hexdigest() + _NAME)
 
     def _make_room(self) -> None:
-        """Removes the oldest until nine tenths of the limit are left."""
+        """Deletes the least recently used files until nine tenths of the limit are left."""
         there, now = [], time.time()
         with suppress(OSError), os.scandir(self._path) as entries:
             for entry in entries:

@@ -1,5 +1,7 @@
-"""How does a schedule become one XLA program? Step by step, node by node, each device computing its
-own blocks. This is the fused executor; runtime/stepped.py runs the steps one by one."""
+"""Lowering of a schedule to one XLA program, step by step and node by node.
+
+This is the fused executor; runtime/stepped.py runs the steps one by one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class _Reordered:
     """A jitted program whose results the engine sees in another order."""
 
     run: Any
-    back: Sequence[int]  # per result, its place in what `run` gives
+    back: Sequence[int]  # for each result, its index in the results of `run`
 
     def __call__(self, *arrays: Array) -> list[Array]:
         given = self.run(*arrays)
@@ -47,10 +49,10 @@ class _Reordered:
 
 
 def run_step(step: Step, values: Sequence[Blocks], interpreter: Interpreter) -> list[Blocks]:
-    """The results of one step on this device, from the values that it reads."""
+    """Returns the results of one step on this device, from the values that it reads."""
     match step:
         case Compute(graph=graph):
-            # A GPU's compiler chooses orders of dims itself; mesh_invariant has its order of sums.
+            # XLA for GPUs chooses layouts itself; mesh_invariant fixes the order of sums.
             if jax.default_backend() == "cpu" and not interpreter.under.mesh_invariant:
                 graph = channels_last(graph)
             return interpreter.run(graph, values)
@@ -69,7 +71,7 @@ def run_step(step: Step, values: Sequence[Blocks], interpreter: Interpreter) -> 
 
 
 def run_steps(schedule: Schedule, args: Sequence[Blocks], under: ProgramOptions) -> list[Blocks]:
-    """The results of all steps on this device, in one program."""
+    """Returns the results of all steps on this device, in one program."""
     env = dict(zip(schedule.inputs, args, strict=True))
     interpreter = Interpreter(schedule.mesh, under)
     ends: list[Sequence[Blocks]] = []
@@ -77,8 +79,8 @@ def run_steps(schedule: Schedule, args: Sequence[Blocks], under: ProgramOptions)
         values = [env[b] for b in step.reads]
         late = [j for j in step.after if j not in _by_buffers(schedule, i)]
         if late and values:
-            # What the text says comes after is a path in the program: these values come after
-            # those.
+            # An `after` in the schedule becomes a dependency in the program: otherwise XLA could
+            # run the two steps in any order.
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
             if isinstance(step, Collective) and step.nodes[0].attrs.get("again"):
@@ -90,12 +92,12 @@ def run_steps(schedule: Schedule, args: Sequence[Blocks], under: ProgramOptions)
 
 
 def _after(x: Array, first: Array) -> Array:
-    """`x`, which a compiler for CPUs cannot make before `first`: it drops barriers early, and would
-    make one of two collectives of one operand."""
+    """Returns `x` with a data dependency on `first`. XLA for CPUs drops barriers early, and would
+    merge two equal collectives of one operand."""
     if jax.default_backend() != "cpu" or not first.size:
         return x
     bits = lax.bitcast_convert_type(first.ravel()[0].astype(jnp.float32), jnp.int32)
-    never = (bits * bits) & 3 == 2  # no square is
+    never = (bits * bits) & 3 == 2  # no square is 2 mod 4, which the compiler does not know
     return jnp.where(never, jnp.zeros_like(x), x)
 
 
@@ -110,9 +112,9 @@ def lower(
     options: Mapping[str, Any] | None = None,
     under: ProgramOptions = PLAIN,
 ) -> Callable[..., Any]:
-    """The jitted program of `schedule`: device arrays in, a list of device arrays out. `donate` are
-    arguments that are given up, each with the result that takes its memory; `under` are the
-    options whose level of determinism holds."""
+    """Returns the jitted program of `schedule`: device arrays in, a list of device arrays out.
+    `donate` maps a donated argument to the result that reuses its memory; `under` has the options
+    with the level of determinism."""
     mesh = schedule.mesh
     types = [schedule.buffers[b] for b in schedule.inputs]
     return jitted(
@@ -136,15 +138,15 @@ def jitted(
     options: Mapping[str, Any] | None = None,
     some: bool = False,
 ) -> Callable[..., Any]:
-    """`body`, which works on the folds of one device, as a jitted program over `mesh`, which is
-    that of a stage where `some`."""
+    """Returns a jitted program that runs `body` on the folds of each device of `mesh`. With `some`,
+    `mesh` is a pipeline stage's part of the devices."""
     folds = Folds(mesh)
     many = mesh is not None and (mesh.size > 1 or mesh.onto is not None)
     outs = [t.on(mesh) for t in results]
-    # The engine gives donated memory to results of one shape in their order.
+    # XLA assigns donated buffers to results of the same shape in order.
     taken = [donate[i] for i in sorted(donate)]
     order = [*taken, *sorted({*range(len(outs))} - {*taken})]
-    # The engine's partitioner fails over arguments without elements: each device makes its own.
+    # XLA's partitioner fails on arguments without elements, so each device makes its own.
     held = [i for i, t in enumerate(ins) if t.size or not many]
 
     def program(*given: Array) -> list[Array]:
@@ -179,7 +181,7 @@ def jitted(
         return jax.jit(
             inner if len(held) == len(ins) else whole,
             donate_argnums=tuple(donate),
-            # Results lie as values from the host do, or a call with them would compile once more.
+            # The sharding of values from the host, or a call with results would compile again.
             out_shardings=[sharding(outs[i]) for i in order]
             if mesh is not None and not many
             else None,

@@ -1,15 +1,16 @@
-"""Why is a CPU step not slowed by page faults? The C library keeps what large arrays give back.
+"""glibc settings that keep freed memory in the process, so that CPU steps have no page faults.
 
 By default glibc returns each large temporary to the kernel and faults every page in again at the
-next step: 8 to 20 % of a training step. One arena that never shrinks avoids it. A thread that took
-memory before there was to be one has an arena of its own, which engine threads then share by turns
-and which maps each large temporary anew, so that is settled when the package is imported.
-What is small and stays can come to lie in the place of what was large, so what is kept grows: what
-is not in use is given back now and then (runtime/throttle.py). Where there is no room for what is
-kept, the keeping ends.
-A compiler leaves thousands of free pieces between what stays, through which the C library would
-search at each of the engine's allocations, 30,000 of them in a step with convolutions, while the
-other threads wait: they are given back and closed.
+next step: 8 to 20 % of a training step. One arena that never shrinks avoids it. A thread that
+allocated before the arena limit was set has an arena of its own; engine threads then share that
+one, and it maps each large temporary anew. So `share_heap` runs when the package is imported.
+
+Small blocks that stay can take the place of large ones, so the kept memory grows: unused pages are
+returned now and then (runtime/throttle.py). If memory runs short, the keeping ends.
+
+A compilation leaves thousands of free chunks between live ones. glibc would search through them at
+each allocation of the engine (30,000 in a step with convolutions) while other threads wait: their
+pages are returned, and the chunks are filled ("closed").
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ from typing import Any
 from ..core import environment
 from ..core.errors import UsageError
 
-# The parameters of mallopt(3) and what they are set to: to keep all, and to keep what is small.
+# Parameters of mallopt(3), and their values: KEEPING keeps all memory, GIVING only small blocks.
 ARENA_MAX, MMAP_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -8, -4, -3, -1, -2
 KEEPING = {ARENA_MAX: 1, MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 256 << 20}
 GIVING = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 256 << 20, TOP_PAD: 1 << 20}
-LEAST_HOLE, MOST_HOLE = 1 << 10, 1 << 20  # bytes of a free piece that is closed
-STOCK = 32 << 20  # bytes of the free piece that stays
-MOST_CLOSED = 8 << 30  # bytes of address space: no page of them is in memory
-LAUNCHES, LOOK_S = 16, 0.02  # of programs, and seconds, at least, between two looks at the memory
-AGAIN = 4  # times as long as to give pages back it takes to do that and to have them again
+LEAST_HOLE, MOST_HOLE = 1 << 10, 1 << 20  # bytes of a free chunk that is closed
+STOCK = 32 << 20  # bytes of the chunk that stays free
+MOST_CLOSED = 8 << 30  # bytes of address space; their pages are not resident
+LAUNCHES, LOOK_S = 16, 0.02  # least number of launches and seconds between two memory checks
+AGAIN = 4  # cost of returning pages and faulting them in again, relative to returning them
 GROUPS = Path("/sys/fs/cgroup")
 _keeps: list[bool] = []
 
 
 def share_heap() -> None:
-    """Has the threads that begin from now on take memory from the heap that the others use."""
-    with contextlib.suppress(UsageError):  # of a word that is neither on nor off: at the start
+    """Makes threads that start from now on share one heap."""
+    with contextlib.suppress(UsageError):  # a wrong TESSERA_HEAP is reported at the backend's start
         if _may_keep():
             _set({ARENA_MAX: 1})
 
 
 def keep_pages() -> bool:
-    """Lets the process keep its pages; whether that was possible. `TESSERA_HEAP=0` prevents it."""
+    """Makes the process keep its pages; returns whether that worked. `TESSERA_HEAP=0` prevents
+    it."""
     if not _may_keep():
         return False
     _keeps[:] = [_set(KEEPING)]
@@ -59,8 +61,8 @@ def _may_keep() -> bool:
 
 
 def give_if_short() -> None:
-    """Ends the keeping for good, and gives back what is not in use, where the process has more
-    memory than is left. Where nobody can say how much that is, it goes on."""
+    """Stops keeping pages for good, and returns unused ones, if the process has more memory than is
+    free. Does nothing if the free memory is unknown."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         if any(_keeps) and resident_bytes() > free_bytes():
             _keeps.clear()
@@ -72,7 +74,7 @@ _looked_s = [0.0]
 
 
 def look() -> None:
-    """`give_if_short`, which takes 0.2 ms, unless it was asked a moment ago."""
+    """Calls `give_if_short`, which takes 0.2 ms, at most once in LOOK_S."""
     now_s = time.monotonic()
     if now_s > _looked_s[0] + LOOK_S:
         _looked_s[0] = now_s
@@ -80,14 +82,16 @@ def look() -> None:
 
 
 class _Unused:
-    """How much memory there is when all that is kept is of use, and what giving back has cost."""
+    """State of `give_unused`: the most memory that the process should need, and the time spent so
+    far."""
 
     most_bytes, spent_s, begin_s = 0, 0.0, 0.0
 
 
 def give_unused(next_bytes: int) -> None:
-    """Gives back what is kept and not in use, where the process has grown; what runs next takes so
-    many bytes. As that has page faults again, it is done for a hundredth of the time at most."""
+    """Returns unused pages to the kernel if the process has grown beyond its need; `next_bytes` is
+    the need of the next program. The time for it, page faults included, is limited to a hundredth
+    of the run."""
     now_s, state = time.perf_counter(), _Unused
     with contextlib.suppress(OSError):
         if not any(_keeps) or resident_bytes() <= state.most_bytes + next_bytes // 2:
@@ -101,19 +105,21 @@ def give_unused(next_bytes: int) -> None:
 
 
 class _Closed:
-    """The free pieces that are closed: where what fills them lies, and their bytes."""
+    """The closed free chunks: the addresses of the blocks that fill them, and their bytes."""
 
     places: tuple[int, ...] = ()
     bytes = 0
 
 
 def close_holes() -> None:
-    """Gives back what is kept and not in use, and closes the free pieces between what is in use;
-    one of STOCK stays, for what is small not to lie in the place of what is large. Where they take
-    much of the address space, all are opened instead."""
+    """Returns unused pages, and fills the free chunks between live ones with blocks that stay.
+
+    One chunk of STOCK bytes is left free, so that small blocks do not take the place of large ones.
+    If the filled chunks take too much address space, all are freed instead.
+    """
     if not any(_keeps):
         return
-    import resource  # of Unix alone
+    import resource  # exists on Unix only
 
     libc = ctypes.CDLL(None)
     libc.malloc.argtypes = [ctypes.c_size_t]
@@ -130,13 +136,13 @@ def close_holes() -> None:
     info = _info()
     if info is None:
         return
-    end = libc.sbrk(0) - info.keepcost  # of what was ever in use
+    end = libc.sbrk(0) - info.keepcost  # start of the free chunk at the heap's top
     size = left = info.fordblks - info.keepcost
     large: list[int] = []
     small: list[int] = []
     while size > LEAST_HOLE and left > 0:
         place = libc.malloc(size)
-        if place is None or place >= end:  # no free piece is so large
+        if place is None or place >= end:  # no free chunk is so large
             libc.free(place)
             size = size * 31 // 32
             continue
@@ -147,6 +153,7 @@ def close_holes() -> None:
             small.append(place)
             _Closed.bytes += size
     _Closed.places += tuple(small)
+    # `behind` stays in use, or the freed stock would merge with the free chunk at the heap's top.
     stock, behind = libc.malloc(STOCK), libc.malloc(STOCK)
     libc.realloc(behind, ctypes.c_size_t(LEAST_HOLE))
     for place in (*large, stock):
@@ -159,12 +166,13 @@ def _set(wanted: dict[int, int]) -> bool:
 
 
 def resident_bytes() -> int:
-    """How much memory the process has."""
+    """Returns the resident memory of the process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_bytes() -> int:
-    """How much more there is, on the host and in the control groups that the process is in."""
+    """Returns the free memory of the host, limited by the control groups (cgroups) of the
+    process."""
     rows = dict(r.split(":") for r in Path("/proc/meminfo").read_text().splitlines())
     free = int(rows["MemAvailable"].split()[0]) << 10
     said = Path("/proc/self/cgroup").read_text().splitlines()
@@ -179,7 +187,7 @@ def free_bytes() -> int:
 
 
 class _Info(ctypes.Structure):
-    """What mallinfo2(3) gives."""
+    """The result of mallinfo2(3)."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -190,7 +198,7 @@ class _Info(ctypes.Structure):
 
 @cache
 def _asked() -> Any:
-    """The C library's function; None where it has none."""
+    """Returns the C library's mallinfo2; None if it has none."""
     if platform.libc_ver()[0] != "glibc":
         return None
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
@@ -206,6 +214,6 @@ def _info() -> _Info | None:
 
 
 def used_bytes() -> int:
-    """How much of the C library's heap is in use; 0 where nobody can say."""
+    """Returns the bytes of the C library's heap that are in use; 0 if unknown."""
     info = _info()
     return 0 if info is None else info.uordblks + info.hblkhd - _Closed.bytes

@@ -1,7 +1,7 @@
-"""How does a CPU carry floats of less than 32 bits? As their bits, wherever they are only moved.
+"""Narrow floats (less than 32 bits) on CPUs: moved as their bits, cast by bit operations.
 
-Its compiler has no narrow floats in memory and on wires: it moves bf16 as f32 and fp8 as f16, back
-and forth, and all of a buffer where one block of it is written.
+XLA for CPUs has no narrow floats in memory and in collectives: it converts bf16 to f32 and fp8 to
+f16 and back, and the whole buffer even if one block of it is written.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Array = Any
 
 
 def bits_of(x: Array) -> Array:
-    """Narrow floats as whole numbers of their bits, everything else as it is."""
+    """Returns narrow floats as unsigned integers of their bits, other values unchanged."""
     narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
     return lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}") if narrow else x
 
 
 def floats_of(x: Array, dtype: Any) -> Array:
-    """What `bits_of` of values of `dtype` became, as such values."""
+    """Returns values of `dtype` from the result of `bits_of`."""
     return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
 def moved(move: Callable[..., Array]) -> Callable[..., Array]:
-    """A collective that only moves elements, as their bits."""
+    """Returns `move`, a function that only moves elements, as one that moves their bits."""
 
     @wraps(move)
     def run(x: Array, *how: Any, **more: Any) -> Array:
@@ -42,22 +42,23 @@ def moved(move: Callable[..., Array]) -> Callable[..., Array]:
 
 # -- fp8_e4m3 --------------------------------------------------------------------------------------
 def to_e4m3(x: Array) -> Array:
-    """`x` in fp8_e4m3, of two values that are as near the one with an even last bit: 3 bits of an
-    f32's 23 are left, and its exponent, less 120."""
+    """Returns `x` in fp8_e4m3, rounded to nearest even: of an f32, 3 of 23 mantissa bits remain,
+    and the exponent less 120."""
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     size = bits & 0x7FFFFFFF
     normal = (size + 0x7FFFF + ((size >> 20) & 1) - np.uint32(120 << 23)) >> 20
-    # Below 2**-6 they are multiples of 2**-9, which is the last bit of f32 from 2**14 on.
+    # Values below 2**-6 are multiples of 2**-9, the last bit of f32 numbers from 2**14 on.
     shifted = lax.bitcast_convert_type(size, jnp.float32) + jnp.float32(2**14)
     small = lax.bitcast_convert_type(shifted, jnp.uint32) - np.float32(2**14).view(np.uint32)
     kept = jnp.where(size < 121 << 23, small, normal)
-    beyond = size > np.float32(464).view(np.uint32)  # NaN, as there is no infinity
+    # Beyond 464, halfway from the largest value, 448, to the next: NaN, as there is no infinity.
+    beyond = size > np.float32(464).view(np.uint32)
     code = (bits >> 24) & 0x80 | jnp.where(beyond, 0x7F, kept)
     return lax.bitcast_convert_type(code.astype(jnp.uint8), jnp.float8_e4m3fn)
 
 
 def from_e4m3(x: Array) -> Array:
-    """`x` in f32."""
+    """Returns `x` in f32."""
     bits = lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32)
     size = bits & 0x7F
     normal = lax.bitcast_convert_type((size << 20) + np.uint32(120 << 23), jnp.float32)
@@ -72,13 +73,13 @@ def cast(x: Array, dtype: DType) -> Array:
     eight = jnp.float8_e4m3fn
     if (x.dtype == eight) == (dtype.numpy == eight):
         return lax.convert_element_type(x, dtype.numpy)
-    # A CPU's compiler goes by way of f16, element by element.
+    # XLA for CPUs casts by way of f16, element by element.
     of = from_e4m3 if x.dtype == eight else to_e4m3
     plain = partial(lax.convert_element_type, new_dtype=dtype.numpy)
     return lax.platform_dependent(x, cpu=lambda x: plain(of(x)), default=plain)
 
 
 def wide(x: Array) -> Array:
-    """Narrow floats as f32, everything else as it is: what many elements are added up in."""
+    """Returns narrow floats as f32, the accumulation dtype of sums; other values unchanged."""
     narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
     return x.astype(jnp.float32) if narrow else x

@@ -1,8 +1,8 @@
-"""Where do arrays wait that no program needs now? In host memory, off the devices.
+"""Offload of arrays to host memory, and memory statistics of compiled programs.
 
-Where the backend has memory of the kind `pinned_host` (CPU and GPU have), the copy keeps its
-sharding and its processes; elsewhere it is a NumPy array. Both are started at once and finished
-later, while programs go on.
+If the backend has memory of the kind `pinned_host` (CPU and GPU have), the copy keeps its sharding
+and its processes; elsewhere it is a NumPy array. Both copies are asynchronous: programs run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ KIND = "pinned_host"
 
 
 def has_host_memory(data: Array) -> bool:
-    """Whether each device of `data` can address memory of the host."""
+    """Returns whether each device of `data` can address host memory."""
     return all(
         any(m.kind == KIND for m in d.addressable_memories()) for d in data.sharding.device_set
     )
 
 
 class HostCopy:
-    """A copy of one array in host memory; a call, for whatever tensor, brings it back to the
+    """A copy of one array in host memory; a call, with any argument, returns the array on its
     devices."""
 
     def __init__(self, data: Array, type: TensorType) -> None:
@@ -36,7 +36,7 @@ class HostCopy:
         self._loose = not data.committed
         if has_host_memory(data):
             self._host: Any = jax.device_put(data, data.sharding.with_memory_kind(KIND))
-            self.bytes: int = type.held_bytes  # copies of what devices hold alike, too
+            self.bytes: int = type.held_bytes  # replicas included
         else:
             data.copy_to_host_async()
             self._host = data
@@ -44,7 +44,7 @@ class HostCopy:
             self.bytes = data.nbytes
 
     def wait(self) -> None:
-        """Returns when the copy is in host memory, and the device's is no longer needed."""
+        """Returns when the copy is in host memory; then the device's array may be deleted."""
         if isinstance(self._host, np.ndarray):
             return
         if self._on_host():
@@ -56,9 +56,9 @@ class HostCopy:
         return not isinstance(self._host, np.ndarray) and self._host.sharding.memory_kind == KIND
 
     def __call__(self, of: object = None) -> Array:
-        """The array on its devices again."""
+        """Returns the array on its devices."""
         if self._loose:
-            # Bound to no device, as arrays.place makes them: or programs would be compiled twice.
+            # Uncommitted, like the arrays of arrays.place: or programs would be compiled twice.
             return jax.device_put(np.asarray(self._host))
         if self._on_host():
             kind = arrays.sharding(self.type).memory_kind
@@ -67,8 +67,8 @@ class HostCopy:
 
 
 def program_bytes(executable: Any) -> dict[str, int]:
-    """XLA's account of a compiled program, bytes a device: `arguments`, `results`, `temporary`,
-    and `reused`, the part of the results that lies where arguments lay."""
+    """Returns XLA's memory analysis of a compiled program, bytes per device: `arguments`,
+    `results`, `temporary`, and `reused` (results in donated memory)."""
     args = [
         jax.ShapeDtypeStruct(
             arrays.array_shape(t),

@@ -1,7 +1,7 @@
-"""How does a device add up elements, and products of them? As its library is quick.
+"""Einsums and sums on one device, in the forms that the backend's library computes fast.
 
-A CPU's takes the left factor with its inner dims last, and f32 where it multiplies no bf16; and it
-adds up neighbours, or what lies along one dim.
+The CPU library wants the left factor with its inner dims last, and f32 factors if it has no bf16
+multiplication. Its sums are fast over neighbouring elements, or over one dim.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Array = Any
 
 
 def in_place(x: Array) -> Array:
-    """`x` in memory in the order of its dims, which the compiler would else choose by the reader.
-    The simplifier is what carries this out."""
+    """Returns `x` with its dims in memory in their order; without this constraint the compiler
+    chooses by the reader. XLA's simplifier carries it out."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
@@ -36,8 +36,8 @@ def contract(
     dtype: DType,
     laid: Callable[[Array], Array] = in_place,
 ) -> Array:
-    """The sum of products that the letters say: pair by pair, from left to right. `laid` keeps a
-    factor in the order of dims in which a product wants it."""
+    """Returns the einsum that the letters say, by pairs from left to right. `laid` constrains a
+    factor to the memory order that a product wants."""
     if len(values) == 1:
         x, letters = values[0], list(args[0])
         gone = tuple(i for i, k in enumerate(letters) if k not in out)
@@ -62,8 +62,8 @@ def _dot(
     dtype: DType,
     laid: Callable[[Array], Array],
 ) -> Array:
-    """The product of two as one dot_general. Letters of one argument alone are summed away first;
-    the order of the two is the one that needs no transposition of the result, if there is one."""
+    """Returns the product of two arguments as one dot_general. Letters of one argument alone are
+    summed first; the arguments are swapped if the result then needs no transposition."""
     for own, other, left in ((a, b, True), (b, a, False)):
         gone = tuple(i for i, k in enumerate(own) if k not in other and k not in out)
         if gone:
@@ -82,7 +82,8 @@ def _dot(
         (tuple(a.index(k) for k in batch), tuple(b.index(k) for k in batch)),
     )
     narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
-    # Sums are f32 on all devices. A GPU's library rounds them itself, and writes half as much.
+    # Sums are f32 on all devices. A GPU's library rounds its result itself, and writes half as
+    # many bytes.
     sums = jnp.float32 if jax.default_backend() == "cpu" else dtype.numpy
     product = partial(lax.dot_general, preferred_element_type=sums if narrow else None)
     plain = partial(product, dimension_numbers=dims)
@@ -91,7 +92,7 @@ def _dot(
     bf16 = x.dtype == y.dtype == jnp.bfloat16
     on_cpu = plain
     if free_a and (long or (bf16 and flags.MULTIPLIES_BF16 and a != [*batch, *free_a, *inner])):
-        on_cpu = partial(_inner_last, product, dims, laid)  # as in gradients of weights
+        on_cpu = partial(_inner_last, product, dims, laid)  # for example gradients of weights
     if bf16 and not flags.MULTIPLIES_BF16:
         on_cpu = partial(_widened, on_cpu)
     if on_cpu is plain:
@@ -104,7 +105,7 @@ def _dot(
     return cast(result, dtype) if result.dtype != dtype.numpy else result
 
 
-# Columns of a product of f32 from which a CPU earns back that its left factor is transposed first.
+# From this many columns on, the transposition of the left f32 factor pays off on a CPU.
 WIDE = 512
 
 
@@ -115,23 +116,23 @@ def _inner_last(
     x: Array,
     y: Array,
 ) -> Array:
-    """The product with `x` in memory as [batch, rows, inner]: a CPU's library is slow where its
-    inner dims are not last, and takes no factors of bf16 at all, which are widened then."""
+    """Returns the product with `x` in memory as [batch, rows, inner]. A CPU's library is slow if
+    the inner dims are not last, and then takes no bf16 factors at all, which are widened."""
     (inner, inner_y), (batch, batch_y) = dims
     rows = [d for d in range(x.ndim) if d not in (*batch, *inner)]
     x = lax.transpose(x, (*batch, *rows, *inner))
-    x = laid(x)  # a transposition alone, the compiler would take into the product again
+    x = laid(x)  # without it the compiler would fuse the transposition into the product
     last = tuple(range(x.ndim - len(inner), x.ndim))
     return product(x, y, ((last, inner_y), (tuple(range(len(batch))), batch_y)))
 
 
 def _widened(product: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
-    """The product of factors in f32: with bf16, a CPU that does not multiply it takes 1.6 times as
-    long (bench/RESULTS.md)."""
+    """Returns the product of factors widened to f32: a CPU without bf16 multiplication takes 1.6
+    times as long with bf16 (bench/RESULTS.md)."""
     return product(wide(x), wide(y))
 
 
-MANY = 1024  # elements of one sum from which a CPU is slow where they lie along several dims
+MANY = 1024  # from this many terms on, sums over several dims are slow on a CPU
 
 
 def sum(x: Array, dims: tuple[int, ...]) -> Array:
@@ -144,8 +145,8 @@ def sum(x: Array, dims: tuple[int, ...]) -> Array:
     kept = [n for d, n in enumerate(x.shape) if d not in dims]
 
     def merged(x: Array) -> Array:
-        # Over neighbours, with one dim behind them that stays, a CPU's compiler adds up element by
-        # element, which takes ten times as long. Without the barrier it takes the reshape back.
+        # XLA for CPUs computes a sum over neighbouring dims before a kept one element by element,
+        # ten times slower. Without the barrier it would undo the reshape.
         flat = lax.optimization_barrier(lax.reshape(x, shape))
         return lax.reshape(lax.reduce_sum(flat, axes=over), kept)
 
@@ -153,7 +154,8 @@ def sum(x: Array, dims: tuple[int, ...]) -> Array:
 
 
 def _merged(shape: Sequence[int], dims: Sequence[int]) -> tuple[list[int], list[int]]:
-    """`shape` and `dims` of it with neighbours as one dim where all or none are in `dims`."""
+    """Returns `shape` and `dims` with neighbouring dims merged if all or none of them are in
+    `dims`."""
     sizes: list[int] = []
     over: list[int] = []
     inside: bool | None = None

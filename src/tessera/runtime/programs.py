@@ -1,8 +1,8 @@
-"""Which compiled programs are kept? Those that were used last, within so many maps and bytes.
+"""In-memory cache of compiled programs: least recently used, limited in memory maps and bytes.
 
-The engine maps each program into memory in pieces, some hundred for a training step, and a process
-may hold only so many of them: beyond that the compiler ends it. So there is one book of all
-programs. What is let go of is compiled again when it is called.
+The engine maps each program into memory in pieces (a few hundred for a training step), and a
+process may have only so many maps: beyond that the compiler ends it. So one book holds all
+programs. A dropped program is compiled again when it is called.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from .jax_private import gone
 from .throttle import LARGE, queue_of
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-FASTEST = 16_384  # maps a second, more than a compiler makes
-ASKING = 50  # so much more time goes into compiling than into asking for the size of the heap
-UNTIDY_S = 1.0  # of compiling leave so much behind that to tidy the heap is worth its 0.05 s
+FASTEST = 16_384  # upper bound of maps that a second of compiling makes
+ASKING = 50  # least ratio of compile time to time for reading the heap's size
+UNTIDY_S = 1.0  # after this much compile time, tidying the heap is worth its 0.05 s
 _clock = count()
 
 
 class Program:
-    """A jitted program that is compiled when it is called, over `mesh`. What it takes of a CPU's
-    memory for a while, and what for its results, is `large` where the first is much. The programs
-    of stages run at once, each on `some` devices: they do not wait until one has ended."""
+    """A jitted program over `mesh`, compiled at its first call.
+
+    `large` is (bytes of temporaries, bytes of results) if the temporaries reach LARGE on a CPU,
+    else None. With `some`, the program is one of a pipeline's stages on part of the devices: these
+    run at the same time, so they never wait for each other's memory.
+    """
 
     __slots__ = ("__weakref__", "_make", "_queue", "_run", "_some", "bytes", "large", "used")
 
@@ -45,7 +48,7 @@ class Program:
         self.used = next(_clock)
         if not self.used % malloc.LAUNCHES:
             malloc.look()
-        run = self._run or BOOK.compile(self, arrays)  # others may let go of it from here on
+        run = self._run or BOOK.compile(self, arrays)  # another thread may drop `_run` after this
         if self._queue is None:
             return run(*arrays)
         if self.large is None:
@@ -56,7 +59,7 @@ class Program:
             return run(*arrays)
         with LAUNCH:
             if gone(arrays):
-                raise RuntimeError("Array has been deleted")  # by now, by another thread
+                raise RuntimeError("Array has been deleted")  # by another thread, after the call
             return run(*arrays)
 
     def trace(self, *arrays: Any) -> Any:
@@ -67,12 +70,11 @@ class Program:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a call runs it at once."""
+        """Returns whether a call runs the program without compiling it."""
         return self._run is not None
 
     def compile(self, arrays: Sequence[Any]) -> Any:
-        """Compiles what a call with `arrays` runs, and gives it; finds out whether it needs much
-        memory."""
+        """Compiles the program for `arrays`; returns the jitted function. Sets `large`."""
         run = self._run = self._run or self._make()
         compiled = run.lower(*arrays).compile()
         if self._queue is None or self._some:
@@ -90,23 +92,23 @@ class Program:
 
 
 class Book:
-    """All programs that are compiled, and how many maps and bytes they may take."""
+    """All compiled programs, and the limits of their maps and bytes."""
 
     def __init__(self) -> None:
         self._live: WeakSet[Program] = WeakSet()
         self._lock = Lock()
-        self._seen = self._floor = 0  # maps, when they were counted last, and of others
-        self._spent_s = 0.0  # on compiling since then
-        self._compiling_s = self._asking_s = 0.0  # on all compiling; on asking for the heap's size
-        self._untidy_s = 0.0  # on compiling since the heap was tidied
-        self._grown, self._asked_s = 0, 0.0  # bytes and seconds of those for which it was asked
+        self._seen = self._floor = 0  # maps at the last count; maps that other code holds
+        self._spent_s = 0.0  # compile time since the last count
+        self._compiling_s = self._asking_s = 0.0  # total time: compiling; reading the heap's size
+        self._untidy_s = 0.0  # compile time since the heap was tidied
+        self._grown, self._asked_s = 0, 0.0  # bytes, compile time of programs with measured bytes
         self.most_maps = _number(MOST_MAPS, 65530) // 2
         self.most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
     def compile(self, program: Program, arrays: tuple[Any, ...]) -> Any:
-        """Compiles `program`, and gives what runs it; what the heap grew by is the program's.
-        Asking for that takes long where the heap is large, so some are estimated by how long they
-        compile."""
+        """Compiles `program`; returns its jitted function. The growth of the heap counts as the
+        program's bytes. Reading the heap's size is slow for a large heap, so for some programs the
+        bytes are estimated from the compile time."""
         asks = self._asking_s * ASKING <= self._compiling_s
         before, begin_s = self._used() if asks else 0, time.perf_counter()
         run = program.compile(arrays)
@@ -135,20 +137,20 @@ class Book:
         return size
 
     def limit(self, maps: int | None, size: int | None) -> None:
-        """Sets how many maps the process and how many bytes the programs may take; None: as is."""
+        """Sets the limits of the process's maps and of the programs' bytes; None keeps a limit."""
         self.most_maps = self.most_maps if maps is None else maps
         self.most_bytes = self.most_bytes if size is None else size
         self._seen = self._floor = 0
 
     def drop(self) -> None:
-        """Lets go of all programs."""
+        """Drops all programs."""
         with self._lock:
             for program in self._live:
                 program.drop()
             self._live.clear()
 
     def _keep(self, last: Program) -> None:
-        """Lets go of the programs that were used least lately, until the rest is in the budget."""
+        """Drops the least recently used programs until the others fit the limits."""
         others = sorted((p for p in self._live if p is not last), key=lambda p: p.used)
         spare = last.bytes + sum(p.bytes for p in others) - self.most_bytes
         while spare > 0 and others:
@@ -156,15 +158,15 @@ class Book:
             self._drop(others.pop(0))
         most = max(self.most_maps, self._floor)
         if self._spent_s * FASTEST < most - self._seen:
-            return  # nobody needs to count: there is room for all that was compiled since
+            return  # no count needed: at most FASTEST maps a second were added since the last one
         maps = self._look()
         while maps > most and others:
-            # Some maps are nobody's here, so this is too few rather than too many.
+            # Some maps belong to no program, so this drops too few rather than too many.
             for p in others[: max(len(others) * (maps - most * 7 // 8) // maps, 1)]:
                 self._drop(p)
                 others.remove(p)
             maps = self._look()
-        if maps > most:  # they are not ours: programs that are needed at once must fit
+        if maps > most:  # other code holds them: leave room for the program of this call
             self._floor = maps + 4096
 
     def _look(self) -> int:

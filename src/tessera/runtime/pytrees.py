@@ -1,4 +1,4 @@
-"""What is in an object whose class is registered with JAX as a container (a pytree node)?"""
+"""Contents of an object whose class is registered with JAX as a pytree node."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from jax import tree_util
 
 
 def opened(x: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
-    """(names of what is in `x`, the things themselves, what makes such an object of others); None
-    where `x` is no container. Equal makers give equal objects of equal things."""
+    """Returns (names of the children of `x`, the children, a treedef that rebuilds such an object);
+    None if `x` is no container. Equal treedefs rebuild equal objects from equal children."""
     if tree_util.all_leaves((x,)):
         return None
     rows, tree = tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
@@ -21,6 +21,7 @@ def opened(x: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
 
 
 def _attribute(x: object, value: object) -> str:
-    """What `x` calls `value`, where JAX knows only its number."""
+    """Returns the name of the attribute of `x` that is `value`, for a child that JAX knows only by
+    number; "" if there is not exactly one."""
     found = [n for n, v in getattr(x, "__dict__", {}).items() if v is value]
     return found[0] if len(found) == 1 else ""

@@ -1,8 +1,8 @@
-"""Products of rows that lie in runs, each run with a matrix of its own, on one device.
+"""Ragged products on one device: rows in runs, each run with its own matrix.
 
-On a CPU a loop over the runs goes through the rows of each, a tile at a time: only the last tile of
-a run, a small one, has rows that do not count. A GPU would wait for the count of each loop; there
-rows are laid out in blocks, each of one run, and all blocks are one batched product.
+On a CPU a loop over the runs multiplies the rows of each, a tile at a time: only the last tile of a
+run, a small one, has masked rows. A GPU would wait for the trip count of each loop; there rows are
+laid out in blocks, each of one run, and all blocks are one batched product.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..core.dtypes import DType, f32
 
 Array = Any
 Contract = Callable[[Sequence[str], str, Sequence[Array], DType], Array]
-# Rows of a tile: with fewer a product takes longer for each row. The large ones of a run are full,
-# with about so many in it; what is left is in the least ones, of which the last is not full.
+# Rows of a tile, at least and at most: a product of fewer rows takes longer per row. A run has
+# about TILES full tiles of the large size; the other rows are in tiles of the least size.
 LEAST, MOST, TILES = 64, 512, 4
 
 
 def ragged_dot(
     contract: Contract, x: Array, w: Array, counts: Array, turned: bool, dtype: DType
 ) -> Array:
-    """Row r of run e of x [a, j, r, d] times w [j, e, d, h], or (`turned`) the transpose of that;
-    zeros for rows that no run of `counts` [a, j, e] has."""
+    """Returns row r of run e of x [a, j, r, d] times w [j, e, d, h], or its transpose if `turned`;
+    zeros for rows in no run of `counts` [a, j, e]."""
     matrix = "hd" if turned else "dh"
     ways = [functools.partial(f, contract, matrix, dtype) for f in (dot_by_tiles, dot_in_blocks)]
 
@@ -42,8 +42,8 @@ def ragged_dot(
 
 
 def ragged_contract(contract: Contract, x: Array, y: Array, counts: Array, dtype: DType) -> Array:
-    """For each run e the product [j, e, d, h] of its rows in x [a, j, r, d], transposed, with its
-    rows in y [a, j, r, h]."""
+    """Returns for each run e the product [j, e, d, h] of its rows in x [a, j, r, d], transposed,
+    with its rows in y [a, j, r, h]."""
     ways = [functools.partial(f, contract) for f in (contract_by_tiles, contract_in_blocks)]
 
     def each(*given: Array) -> Array:
@@ -58,7 +58,8 @@ def ragged_contract(contract: Contract, x: Array, y: Array, counts: Array, dtype
 def dot_by_tiles(
     contract: Contract, matrix: str, dtype: DType, x: Array, w: Array, counts: Array
 ) -> Array:
-    """x [r, d] in runs times w [e, d, h], whose dims d and h are in the order of `matrix`."""
+    """Returns x [r, d] in runs times w [e, d, h], whose dims d and h are in the order of
+    `matrix`."""
     sizes = len(x), len(counts)
 
     def run(out: Array, now: tuple[Array, Array, Array]) -> tuple[Array, None]:
@@ -76,9 +77,9 @@ def dot_by_tiles(
 
 
 def contract_by_tiles(contract: Contract, x: Array, y: Array, counts: Array) -> Array:
-    """xᵀ y [e, d, h] of each run, added up in f32."""
+    """Returns xᵀ y [e, d, h] of each run, accumulated in f32."""
     sizes = len(x), len(counts)
-    thin, wide = (x, y) if x.shape[1] <= y.shape[1] else (y, x)  # a quicker product than turned
+    thin, wide = (x, y) if x.shape[1] <= y.shape[1] else (y, x)  # faster in this order
 
     def run(_: None, now: tuple[Array, Array]) -> tuple[None, Array]:
         def tile(total: Array, cut: Callable[[Array], Array], _: Array, mine: Array) -> Array:
@@ -95,10 +96,13 @@ def contract_by_tiles(contract: Contract, x: Array, y: Array, counts: Array) -> 
 def _by_tiles(
     step: Callable[..., Array], carry: Array, start: Array, count: Array, rows: int, runs: int
 ) -> Array:
-    """`step(carry, cut, first, mine)` for tiles of the `count` rows from `start` on, of `rows` in
-    `runs`: `cut` takes a tile out of an array, it begins at row `first`, and `mine` says which of
-    its rows are of the run and were in no tile before (None: all). Large tiles first, as far as
-    they are full, then small ones."""
+    """Returns the carry after `step(carry, cut, first, mine)` for each tile of the `count` rows
+    from `start` on; there are `rows` rows in `runs` runs.
+
+    `cut` slices the tile out of an array, `first` is its first row, and `mine` masks the rows that
+    are in the run and were in no tile before (None: all). Full large tiles come first, then small
+    ones.
+    """
     even = 1 << (rows // (TILES * runs)).bit_length()
     large, end = min(max(LEAST, even), MOST, rows), start + count
     small = min(LEAST, large)
@@ -126,8 +130,8 @@ def _by_tiles(
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, after: Array) -> Array:
-    """Zeros that depend on `after`. The engine makes all others of a program when it begins, and
-    each is held from there on until a loop has written to it."""
+    """Returns zeros that depend on `after`. The engine allocates constant zeros when a program
+    begins, and holds them until a loop has written to them."""
     if not after.size:
         return jnp.zeros(shape, dtype)
     first = lax.convert_element_type(after.reshape(-1)[0], jnp.float32)
@@ -143,8 +147,8 @@ def dot_in_blocks(
     """As `dot_by_tiles`."""
     of, rows, places = _blocks(counts, len(x))
     y = contract(("nrd", f"n{matrix}"), "nrh", (_at(x, rows), w[of]), dtype)
-    # Taken from their places, and not put into zeros: the engine makes all zeros of a program at
-    # once, when it begins, and their memory is needed until each has been written to.
+    # A gather, not a scatter into zeros: the engine allocates all zeros of a program when it
+    # begins, and their memory is needed until each has been written to.
     return _at(y.reshape(-1, y.shape[-1]), places)
 
 
@@ -157,8 +161,9 @@ def contract_in_blocks(contract: Contract, x: Array, y: Array, counts: Array) ->
 
 
 def _blocks(counts: Array, rows: int) -> tuple[Array, Array, Array]:
-    """(the run of each block, its rows, the place in all blocks of each row): what fills a block
-    up is `rows`, beyond the last; a row that no run has is placed beyond all."""
+    """Returns (the run of each block, its rows, the place of each row among all blocks). A block is
+    filled up with row number `rows`, which is out of range; a row in no run has an out-of-range
+    place."""
     runs = len(counts)
     size = max(8, -(-rows // (2 * runs)))
     needs = (counts + (size - 1)) // size

@@ -1,8 +1,9 @@
-"""Where do the processes of a run find each other, before the engine connects them?
+"""Rendezvous of the processes of a run, before the engine connects them.
 
-One process listens: the launcher's, or rank 0. Each rank says who it is; when all are there, and
-alike, each is told where the engine's service is. Otherwise each is told what is wrong. Connections
-stay: one that ends without a word is a rank that died, and the others hear of it.
+One process listens: the launcher or rank 0. Each rank introduces itself; when all are there with
+the same versions, each receives the address of the engine's service, otherwise the error. The
+connections stay open: one that closes without a message is a rank that died, and the others are
+told.
 
 Both sides prove that they know the run's token (HMAC-SHA256 of the other side's nonce), so neither
 a process of another run nor a stranger on the port takes part. Messages are lines of JSON.
@@ -26,11 +27,11 @@ from ..core.errors import BackendError
 from ..core.ranks import split_address
 from ..core.wording import ranks_text
 
-LOST = 113  # how a rank exits because another one, or the coordinator, ended
+LOST = 113  # exit code of a rank that ends because another one, or the coordinator, ended
 Message = dict[str, Any]
-HELLO_S = 10.0  # how long a connection may take to say who it is
+HELLO_S = 10.0  # time limit for a connection to introduce itself
 LOST_S = (
-    5.0  # between the end of a rank and the others': who supervises them is faster, and says more
+    5.0  # between the end of a rank and of the others: a supervisor reports it sooner, and better
 )
 
 
@@ -39,9 +40,13 @@ def proof(token: str, nonce: str, of: str) -> str:
 
 
 def listen(host: str, port: int, wherever: bool = False) -> socket.socket:
-    """A socket that listens at `host`; where that is no address of this machine (a service in front
-    of it) and `wherever` is set, at all of its addresses. So it does where a machine calls itself
-    by an address that others cannot reach: Debian's hosts are 127.0.1.1. Raises BackendError."""
+    """Returns a socket that listens at `host`; at all addresses of this machine if `host` is not
+    one of them (a service in front of it) and `wherever` is set.
+
+    It also listens at all addresses if the host's own name is a loopback address, which others
+    cannot reach: on Debian it is 127.0.1.1. Raises BackendError if the port is taken or the address
+    wrong.
+    """
     try:
         family, *_, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if str(at[0]).startswith("127.") and host not in (at[0], "localhost"):
@@ -72,8 +77,8 @@ def _listening(family: int, at: Any) -> socket.socket:
 
 
 class Rendezvous:
-    """The side that listens. `service` starts what the ranks connect to next, once all are there,
-    and returns its address. It is `apart` where no rank is in its process."""
+    """The listening side. `service` starts the engine's service once all ranks are there, and
+    returns its address. `apart`: no rank is in this process."""
 
     def __init__(
         self,
@@ -88,12 +93,13 @@ class Rendezvous:
         self.hellos: dict[int, Message] = {}
         self.writers: dict[int, asyncio.StreamWriter] = {}
         self.complete = False
-        self.ended: set[int] = set()  # ranks whose program has ended, as the launcher says
+        self.ended: set[int] = set()  # ranks whose program has ended, reported by the launcher
         self.empty = threading.Event()  # set when rank 0 alone is left
         self._tasks: set[asyncio.Task[None]] = set()
 
     def has_ended(self, rank: int) -> None:
-        """Says, from any thread, that the program of `rank` has ended: nobody need wait for it."""
+        """Notes, from any thread, that the program of `rank` has ended, so that no rank waits for
+        it."""
         self.ended.add(rank)
         asyncio.run_coroutine_threadsafe(self._wait_no_more(), self._loop)
 
@@ -104,7 +110,7 @@ class Rendezvous:
             await server.serve_forever()
 
     def start(self, sock: socket.socket) -> None:
-        """Answers in a thread of its own, as long as this process lives."""
+        """Answers in a thread of its own, for the lifetime of this process."""
         self._loop = asyncio.new_event_loop()
         serving = self._loop.run_until_complete
         threading.Thread(target=serving, args=(self.serve(sock),), daemon=True).start()
@@ -117,15 +123,15 @@ class Rendezvous:
             said = await self._line(reader)
             if "failed" in said:
                 self._keep(asyncio.create_task(self._tell_lost(rank, f"failed: {said['failed']}")))
-                await self._line(reader)  # it ends when the program has
+                await self._line(reader)  # returns when the rank's program ends
             self._leave(rank, said)
         except (OSError, ValueError, KeyError):
-            pass  # a stranger
+            pass  # not a rank of this program
         finally:
             writer.close()
 
     async def _line(self, reader: asyncio.StreamReader) -> Message:
-        """The next message; an empty one at the end of the connection."""
+        """Returns the next message; an empty one at the end of the connection."""
         try:
             line = await reader.readline()
         except OSError:
@@ -138,7 +144,7 @@ class Rendezvous:
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> int | None:
-        """The rank that has come; None if it may not take part, which it is told."""
+        """Returns the rank of a new connection; None if it is refused, after sending the error."""
         nonce = secrets.token_hex(16)
         _send(writer, {"nonce": nonce})
         hello = await asyncio.wait_for(self._line(reader), HELLO_S)
@@ -182,7 +188,7 @@ class Rendezvous:
             self._tell_all(_error("the engine's service does not start", rows, ""))
 
     async def _limit(self) -> None:
-        """Ends the wait for those that do not come."""
+        """Ends the wait for missing ranks after the time limit."""
         await asyncio.sleep(self.limit_s)
         if self.complete:
             return
@@ -191,7 +197,7 @@ class Rendezvous:
         self._tell_all(_error(what, [("came", ranks_text(sorted(self.writers)))], _LATE))
 
     async def _wait_no_more(self) -> None:
-        """Ends the wait where one that should come has ended."""
+        """Ends the wait if a rank has ended before it joined."""
         if self.ended and not self.complete:
             what = f"{ranks_text(sorted(self.ended))} ended before joining the run"
             self._tell_all(_error(what, [("came", ranks_text(sorted(self.writers)))], _EACH))
@@ -199,7 +205,7 @@ class Rendezvous:
     def _leave(self, rank: int, said: Message) -> None:
         self.writers.pop(rank, None)
         if not self.complete:
-            self.hellos.pop(rank)  # another may come in its place
+            self.hellos.pop(rank)  # a new process may join as this rank
         elif not said:
             self._keep(asyncio.create_task(self._tell_lost(rank, "ended")))
         if not set(self.writers) - {0}:
@@ -207,7 +213,7 @@ class Rendezvous:
 
     async def _tell_lost(self, rank: int, how: str) -> None:
         who = f"rank {rank} ({self.hellos[rank]['who']}) {how}"
-        if rank or self.apart:  # else the coordinator ends with it
+        if rank or self.apart:  # else the coordinator ends with rank 0
             await asyncio.sleep(LOST_S)
         self._tell_all({"lost": who}, but=rank)
 
@@ -246,15 +252,15 @@ def _refuse(
 
 
 class Member:
-    """The side of a rank: a connection that stays."""
+    """The side of a rank: a connection that stays open."""
 
     def __init__(self, address: str, token: str, sock: socket.socket) -> None:
         self.address, self.token, self.sock = address, token, sock
         self.lines = sock.makefile("rwb")
 
     def meet(self, hello: Message, limit_s: float) -> str:
-        """The address of the service. Raises BackendError with what the coordinator says, and the
-        connection is closed."""
+        """Returns the address of the service. Raises BackendError with the coordinator's error, and
+        closes the connection."""
         try:
             return self._meet(hello, limit_s)
         except BackendError:
@@ -299,7 +305,8 @@ class Member:
         self.lines.flush()
 
     def wait(self) -> str:
-        """Who was lost. Returns when one was, or the coordinator."""
+        """Returns a text about the first rank that is lost, or about the coordinator, once that
+        happens."""
         try:
             return str(self._next()["lost"])
         except (OSError, ValueError, KeyError):
@@ -317,9 +324,8 @@ class Member:
 
 
 def reach(address: str, token: str, limit_s: float, hosted: bool) -> Member:
-    """A connection to the coordinator at `address`, within `limit_s` seconds. Raises BackendError.
-
-    A launcher listens before its ranks start, so where it is `hosted` 5 seconds are enough."""
+    """Returns a connection to the coordinator at `address`. Raises BackendError after `limit_s`
+    seconds; after 5 seconds if `hosted`, as a launcher listens before its ranks start."""
     host, port = split_address(address)
     within_s = min(limit_s, 5.0) if hosted else limit_s
     end_s = time.monotonic() + within_s

@@ -1,8 +1,8 @@
-"""Do all processes hold the same program? Its schedule's hash is compared before its first run.
+"""Check that all processes hold the same program: schedule hashes compared before the first run.
 
-The engine does not compare: where one process sums and another takes a maximum, or two sums come
-in another order, numbers are wrong and nobody hears of it. Programs are counted per group of
-processes, so a program that only some come to is found, too.
+The engine does not compare: if one process sums and another takes a maximum, or two sums come in
+another order, results are wrong without an error. Programs are counted per group of processes, so a
+program that only some processes run is found, too.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from .store import unreachable, wait_for
 Run = Callable[..., list[Any]]
 _LOC = re.compile(r"  # (\S+:\d+)")
 _counts: dict[tuple[int, ...], int] = {}
-_last: Thread | None = None  # that ran a program over several processes
-_mixed = ""  # the names of two that took turns
-_ran: WeakSet[Thread] = WeakSet()  # all that did
-# A wait in the store ends by itself, with an error: the watch ends the process so much later.
+_last: Thread | None = None  # the last thread that ran a program over several processes
+_mixed = ""  # the names of two threads that alternated
+_ran: WeakSet[Thread] = WeakSet()  # all threads that ran one
+# Seconds by which the flight recorder's watch is delayed: a wait in the store raises the error
+# first.
 _RAISES_S = 10.0
 IN_ALL = "run that line in all of them, also where it is the first read of a tensor; "
 
 
 def processes_of(mesh: Mesh | None) -> tuple[int, ...]:
-    """The processes whose devices are in `mesh`."""
+    """Returns the processes whose devices are in `mesh`."""
     if mesh is None:
         return (jax.process_index(),)
     every = jax.devices()
@@ -50,11 +51,11 @@ def processes_of(mesh: Mesh | None) -> tuple[int, ...]:
 def guarded(
     run: Run, schedule: Schedule, whole: bool, before: Callable[..., None] | None = None
 ) -> Run:
-    """`run`, which compares `schedule` with the other processes' before its first call, and then
-    calls `before` with the arguments. Where it is one program (`whole`), each call is recorded;
-    step by step the steps are.
+    """Returns `run` with a comparison of `schedule` between the processes before its first call;
+    then it calls `before` with the arguments. If `run` is one program (`whole`), each call is
+    recorded; step by step, the steps are.
 
-    In a single process it is `run` itself.
+    In a single process it returns `run` itself.
     """
     if jax.process_count() == 1:
         return run
@@ -101,9 +102,9 @@ def guarded(
 
 
 def need_one_thread(name: str) -> None:
-    """Raises UsageError where threads take turns in running what several processes do together: the
-    next process may run it in another order, and a collective would meet another one there. Then
-    none of them goes on. A thread may follow the main thread, or one that has ended."""
+    """Raises UsageError if threads alternate in running programs over several processes: another
+    process may have another order, and collectives would be mismatched. From then on every thread
+    gets the error. A thread may follow the main thread, or one that has ended."""
     global _last, _mixed
     me, last = current_thread(), _last
     if me is last and not _mixed:
@@ -124,8 +125,8 @@ def need_one_thread(name: str) -> None:
 def agree(schedule: Schedule, group: Sequence[int]) -> None:
     """Compares the hash of `schedule` with that of every process in `group`, within the limit.
 
-    Raises UsageError, on all of them, where they differ: it names the ranks, the first step that
-    differs and both lines. Raises BackendError if one does not come.
+    Raises UsageError, in all of them, if they differ: it names the ranks, the first step that
+    differs and both lines. Raises BackendError if a process does not come.
     """
     key = tuple(group)
     k = _counts[key] = _counts.get(key, 0) + 1
@@ -148,8 +149,8 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
 
 @contextmanager
 def comparison(name: str, what: str, group: tuple[int, ...]) -> Iterator[Record]:
-    """Around what the processes of `group` tell each other, on the record of this one. Raises
-    BackendError where the coordination service cannot be reached."""
+    """A context for an exchange between the processes of `group`, recorded by the flight recorder.
+    Raises BackendError if the coordination service cannot be reached."""
     record = flight().begin(name, "", what, caller() or "", group, 0)
     record.limit_s += _RAISES_S
     try:
@@ -164,7 +165,7 @@ def comparison(name: str, what: str, group: tuple[int, ...]) -> Iterator[Record]
 
 
 def gathered(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str] | None:
-    """What each of `group` has put under `prefix`; None where one has not in time."""
+    """Returns the text of each of `group` under `prefix`; None if one is not there in time."""
     found = {}
     end_s = time.monotonic() + limit_s
     for rank in group:
@@ -176,7 +177,7 @@ def gathered(prefix: str, group: Sequence[int], limit_s: float) -> dict[int, str
 
 
 def _texts(prefix: str, hashes: dict[int, str], limit_s: float) -> dict[str, str] | None:
-    """The schedules by their hashes, each from the first rank that has it."""
+    """Returns the schedules by their hashes, each from the first rank that has it."""
     end_s = time.monotonic() + limit_s
     found: dict[str, str] = {}
     for rank, name in hashes.items():
@@ -189,7 +190,7 @@ def _texts(prefix: str, hashes: dict[int, str], limit_s: float) -> dict[str, str
 
 
 def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:
-    """The error that shows where the schedules of `texts` first differ."""
+    """Returns the error that shows where the schedules of `texts` first differ."""
     name = next(iter(texts.values())).split()[1]
     lines = {h: t.split("\n") for h, t in texts.items()}
     longest = max(map(len, lines.values()))
@@ -198,7 +199,7 @@ def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:
         for i in range(longest)
         if len({_bare(t[i]) if i < len(t) else None for t in lines.values()}) > 1
     )
-    # What a step differs in says more than its buffers: go on to the first line of a node.
+    # A node says more about the difference than the step's buffers: find the first that differs.
     rows = []
     steps = []
     tells = {h: _telling(text, lines, at) for h, text in lines.items()}
@@ -222,8 +223,8 @@ def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:
 
 
 def _telling(text: list[str], lines: dict[str, list[str]], at: int) -> tuple[int, int]:
-    """The lines of `text` of the first node that the others do not have at its place, and to show:
-    the same, or what reads the input that they do not have."""
+    """Returns two line numbers in `text`: the first node that the others do not have at its place,
+    and the line to show: that node, or the reader of an input that differs."""
     mine, others = _nodes(text), [_nodes(t) for t in lines.values()]
     for k, (i, node) in enumerate(mine):
         if any(k >= len(o) or o[k][1] != node for o in others):
@@ -233,8 +234,7 @@ def _telling(text: list[str], lines: dict[str, list[str]], at: int) -> tuple[int
 
 
 def _nodes(text: list[str]) -> list[tuple[int, str]]:
-    """The lines of nodes: their numbers, and what they say without their own name and the names of
-    buffers."""
+    """Returns (line number, text) of each node, without its own name and the names of buffers."""
     found = []
     for i, line in enumerate(text):
         name, equals, said = _bare(line).partition(" = ")
@@ -248,7 +248,7 @@ def _bare(line: str) -> str:
 
 
 def _step_of(text: list[str], i: int) -> int:
-    """The step in which line `i` stands; -1 before the first."""
+    """Returns the step of line `i`; -1 before the first."""
     for line in reversed(text[: i + 1]):
         if m := re.match(r"  s(\d+) ", line):
             return int(m[1])

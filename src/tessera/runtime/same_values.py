@@ -1,11 +1,10 @@
-"""Do all processes give the same value, where each has it for itself?
+"""Check that all processes give the same host value for one global tensor.
 
-A value that lies on devices of several processes is one value. The engine takes from each process
-what its own devices hold, so weights that were drawn otherwise in each, or each one's own rows in
-place of the whole batch, would train on without a word. What is placed on a mesh is compared each
-time, by a sum of its bytes. What a program is called with is summed up each time, and the sums are
-compared the first times, and now and then: for each kind of array, and for each line outside of
-functions that computes with numbers.
+The engine takes from each process the part for its own devices, so weights drawn with different
+seeds, or each process's own rows in place of the whole batch, would train without an error. Values
+placed on a mesh are always compared, by a checksum. Arguments of programs are always summed up; the
+checksums are compared at the first calls, and then now and then: for each kind of array, and for
+each line of eager code.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from .jax_private import service
 from .same_program import IN_ALL, comparison, gathered
 
 Array = np.ndarray[Any, Any]
-TIMES, EACH = 3, 64  # of a kind the first values, the 4th, 8th, 16th, ... and each 64th
-FEW = 1 << 16  # bytes of a value that are summed up while it is not compared
-# Of a kind: how many there were, and a sum of those that were not compared yet.
+TIMES, EACH = 3, 64  # compared of a kind: the first 3 values, the 4th, 8th, ... and each 64th
+FEW = 1 << 16  # bytes of the sample of a value for a checksum that is compared later
+# By kind: the number of values, and the checksum of those not compared yet.
 _seen: dict[tuple[object, ...], tuple[int, int]] = {}
 _rounds: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
@@ -39,8 +38,8 @@ def compare_values(
     at: str | None = None,
     always: bool = False,
 ) -> None:
-    """Raises UsageError, in all processes that hold a part of a value, where they gave different
-    ones `at` a line; BackendError if one of them does not come."""
+    """Raises UsageError, in all processes that hold a part of a value, if they gave different ones
+    (`at` is the line of eager code); BackendError if a process does not come."""
     if service() is None:
         return
     me = jax.process_index()
@@ -58,8 +57,8 @@ def compare_values(
 
 
 def _skipped(kind: tuple[object, ...], x: Array) -> int | None:
-    """A sum of the bytes of a kind that were not compared, 0 of none, where `x` is to be compared;
-    else None."""
+    """Returns the checksum of this kind's values since the last comparison (0 without one) if `x`
+    is to be compared now; else adds `x` to the checksum and returns None."""
     n, total = _seen.get(kind, (0, 0))
     n += 1
     if n <= TIMES or n & (n - 1) == 0 or n % EACH == 0:
@@ -81,8 +80,8 @@ def _compare(ranks: tuple[int, ...], values: Sequence[tuple[Array, int]]) -> Non
 
 
 def compare_facts(who: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fix: str) -> None:
-    """Raises UsageError, in all of `ranks`, where they differ in `facts` (of JSON) about `who`;
-    BackendError if one of them does not come."""
+    """Raises UsageError, in all of `ranks`, if they differ in `facts` (of JSON) about `who`;
+    BackendError if a process does not come."""
     if service() is None or len(ranks) == 1 or jax.process_index() not in ranks:
         return
     said = _exchanged(who, ranks, dict(facts))
@@ -91,7 +90,7 @@ def compare_facts(who: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fi
 
 
 def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
-    """What each of `ranks` says about `who`."""
+    """Returns the value of each of `ranks` about `who`."""
     turn = _rounds[who, ranks] = _rounds[who, ranks] + 1
     place, me = f"tessera/values/{who}/{','.join(map(str, ranks))}", jax.process_index()
     path = f"{place}/{turn}/"
@@ -101,7 +100,8 @@ def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
         found = gathered(path, ranks, limit_s)
         if found is None:
             raise flight().late(record, limit_s, IN_ALL)
-        service().key_value_delete(f"{place}/{turn - 1}/{me}")  # which all have read
+        # All have read the last round, or they would not be in this one.
+        service().key_value_delete(f"{place}/{turn - 1}/{me}")
         return {rank: json.loads(text) for rank, text in found.items()}
 
 
@@ -109,8 +109,8 @@ _NONE = ["", "no such value"]
 
 
 def _told(x: Array, before: int) -> list[str]:
-    """The form of a value, and itself in a few words, which differ where values do, or the sums of
-    those `before` it."""
+    """Returns the dtype and shape of a value, and a short text with its checksum and the checksum
+    `before` it."""
     few = ", ".join(f"{v:g}" for v in x.reshape(-1)[:3].astype(np.float64))
     more = ", …" if x.size > 3 else ""
     said = f"checksum {zlib.crc32(x.tobytes()):08x}"
@@ -119,8 +119,8 @@ def _told(x: Array, before: int) -> list[str]:
 
 
 def _differ(x: Array | None, own: dict[int, str]) -> UsageError:
-    """The error that a value, of the form of `x`, is another one in some process, which has its
-    `own`."""
+    """Returns the error for processes with different values (`own`) of one tensor; `x` has its
+    dtype and shape if these are the same."""
     rows: list[tuple[str, object]] = []
     if x is not None:
         rows.append(("value", f"{x.dtype}{[*x.shape]}"))

@@ -1,9 +1,9 @@
-"""How do values get to another mesh? The engine copies the blocks that are not there yet; between
-processes programs carry them (runtime/between.py).
+"""Transfer of arrays to another mesh: by the engine's copy within a process, by programs between
+processes (runtime/between.py).
 
-`jax.device_put` takes 100 to 200 µs a value to find out which copies these are: more than the
-launch of a program. From one slice of a mesh to another it is known that each block goes to the
-device in its place, so the engine's copy is called directly.
+`jax.device_put` takes 100 to 200 µs a value to find the needed copies: more than the launch of a
+program. Between two equal slices of a mesh each block goes to the device at the same place, so the
+engine's copy function is called directly.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Array = Any
 
 
 def sender(sources: Sequence[TensorType], to: Sequence[TensorType]) -> Callable[..., list[Array]]:
-    """Arrays of the types `sources` in, the same values as arrays of the types `to` out. To be
-    called by each process that has a part of one of them before or after."""
+    """Returns a function from arrays of the types `sources` to the same values in the types `to`.
+    Each process with a part of one of them before or after must call it."""
     where = [sharding(t) for t in to]
     alike = all(_in_place(a.mesh, b.mesh) for a, b in zip(sources, to, strict=True))
     copy = _engine_copy() if alike else mover()
@@ -42,7 +42,8 @@ def sender(sources: Sequence[TensorType], to: Sequence[TensorType]) -> Callable[
 
 
 def _in_place(a: Mesh | None, b: Mesh | None) -> bool:
-    """Whether each block on `a` has a device on `b` to go to, and none is there already."""
+    """Returns whether the meshes are equal slices without a common device, so that each block goes
+    to the device at the same place."""
     if a is None or b is None:
         return False
     one, other = a.physical, b.physical
@@ -51,14 +52,14 @@ def _in_place(a: Mesh | None, b: Mesh | None) -> bool:
 
 
 def mover() -> Copy:
-    """What copies arrays to shardings, from whatever they have."""
+    """Returns a function that copies arrays to shardings, whatever their own shardings are."""
     return moved if jax.process_count() > 1 else jax.device_put
 
 
 @cache
 def _engine_copy() -> Copy:
-    """The copy in which `jax.device_put` ends. It is no public name: where this version of the
-    engine lacks it, or it does something else, `device_put` itself."""
+    """Returns the private function that `jax.device_put` calls; `device_put` itself if this version
+    of jax lacks it, or if it does something else."""
     every = jax.local_devices()
     if jax.process_count() > 1 or len(every) < 2:
         return mover()

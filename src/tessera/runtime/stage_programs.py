@@ -1,5 +1,7 @@
-"""The compiled programs of a pipeline's stages. They are the same in every recording and in every
-schedule that cuts alike, so they are kept by what they compute."""
+"""Compiled programs of pipeline stages, cached by graph.
+
+They are the same in every recording, and in every schedule with the same stages.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ def kept(
     graph: Graph, mesh: Mesh | None, under: ProgramOptions, aliases: Mapping[int, int],
     make: Callable[[], Program],
 ) -> Program:  # fmt: skip
-    """The program that `make` gives for `graph`, or one that it gave before for the same; of the
-    last 128. `aliases` are the arguments whose memory its results take."""
+    """Returns the program that `make` makes for `graph`, or the cached one of an equal graph; the
+    last 128 are kept. `aliases` maps donated arguments to results."""
     if graph.key is None:
         return make()
     key = mesh, under, tuple(aliases.items()), graph.key
@@ -32,5 +34,5 @@ def kept(
 
 
 def forget() -> None:
-    """Lets go of all of them; pipelines that run go on with theirs."""
+    """Clears the cache; running pipelines keep their programs."""
     _programs.clear()

@@ -1,10 +1,10 @@
 """The stepped executor: every step of a schedule is a program of its own, dispatched in order.
 
-Dispatch is asynchronous, so steps that wait for nothing of each other overlap where their devices
-differ. It makes each collective measurable, and it is the cross-check of the fused executor.
+Dispatch is asynchronous, so independent steps overlap if their devices differ. It makes each
+collective measurable, and it cross-checks the fused executor.
 
-Of several processes each runs the steps that its devices have a part in, in the order that the
-schedule has for all; of what the others fill it has the name and no block.
+With several processes, each runs the steps that use its devices, in the order of the schedule. A
+value of other processes is an array without local shards.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Program = Callable[..., list[Array]]
 
 
 class Stepped:
-    """Runs `schedule` step by step: device arrays in, a list of device arrays out. `inner` is the
-    body of a step, whose runs belong to the run around it."""
+    """Runs `schedule` step by step: device arrays in, a list of device arrays out. `inner`: the
+    schedule is the body of a step, and its runs belong to the outer run."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Stepped:
         self.schedule, self.inner = schedule, inner
         self.options, self.under = options, under
         self._programs: dict[object, Program] = {}
-        self._warm: set[Program] = set()  # those that were called before they were measured
-        # Steps that run one thing may reuse the same.
+        self._warm: set[Program] = set()  # programs that had a first call without measurement
+        # Steps with equal `runs` share one program and its donated arguments.
         runs = (step.runs for step in schedule.steps)
         self._aliases = dict(zip(runs, donation_aliases(schedule), strict=True))
         self.elsewhere = {i for i in range(len(schedule.steps)) if not self._is_here(i)}
@@ -92,7 +92,7 @@ class Stepped:
             look.begin(s)
         for i, (_, program, reads, writes, freed) in enumerate(self.launches):
             args = tuple(env[b] for b in reads)
-            # A loop, or what is run step by step, tells of its own steps.
+            # A loop or a stepped region reports its own steps.
             told = i in self.elsewhere or isinstance(self.steps[i], Stepped | _Looped)
             if not told and self.steps[i] not in self._warm:
                 self._call_unmeasured(i, args)
@@ -108,7 +108,7 @@ class Stepped:
         return [env[b] for b in s.outputs]
 
     def _call_unmeasured(self, i: int, args: Sequence[Array]) -> None:
-        """The first call of step `i`, which compiles. It is given copies of what it gives up."""
+        """Makes the first call of step `i`, which compiles, with copies of donated arguments."""
         taken = self._aliases[self.schedule.steps[i].runs]
         own = [
             jax.device_put(x, x.sharding, may_alias=False) if k in taken else x
@@ -118,8 +118,8 @@ class Stepped:
         self._warm.add(self.steps[i])
 
     def _apart(self, args: Sequence[Array]) -> Sequence[Array]:
-        """`args`, each in memory of its own where some is given up: an array that is given twice
-        (two results that were one value) may not be taken over twice."""
+        """Returns `args`, with copies of repeated arrays if any argument is donated: an array
+        passed twice (two results that were one value) cannot be donated twice."""
         if not self.schedule.donated or len({*map(id, args)}) == len(args):
             return args
         seen: set[int] = set()
@@ -130,8 +130,8 @@ class Stepped:
         return own
 
     def _recorded(self, i: int, program: Program, made: Mapping[int, int]) -> Program:
-        """`program`, which the flight recorder sees: each collective, and between processes each
-        step that several take part in."""
+        """Returns `program` with a record in the flight recorder: for each collective, and between
+        processes for each step of several processes."""
         s, step = self.schedule, self.schedule.steps[i]
         mesh = step.mesh or s.mesh
         several = jax.process_count() > 1
@@ -164,7 +164,7 @@ class Stepped:
         return run
 
     def _processes(self, step: Step) -> tuple[int, ...]:
-        """The processes that have a part in `step`."""
+        """Returns the processes that take part in `step`."""
         if not isinstance(step, Send):
             return processes_of(step.mesh or self.schedule.mesh)
         ends = {self.schedule.buffers[b].mesh for b in (*step.reads, *step.writes)}
@@ -187,8 +187,7 @@ class Stepped:
         return known
 
     def _made(self, step: Step) -> Program:
-        """The program of one step. Steps of a pipeline's stages are shared between recordings,
-        which have the same."""
+        """Returns the program of one step. Recordings share the programs of pipeline stages."""
         match step:
             case Send():
                 return sender([self.schedule.buffers[b] for b in step.reads], step.types)
@@ -208,7 +207,7 @@ class Stepped:
         return Stepped(body, True, self.options, self.under)
 
     def _compiled(self, step: Compute | Collective | Region) -> Program:
-        """`step` as a program of its own."""
+        """Returns `step` as a program of its own."""
         mesh = step.mesh or self.schedule.mesh
 
         def body(args: Sequence[Blocks]) -> list[Blocks]:
@@ -222,7 +221,7 @@ class Stepped:
 
 
 def _maker_text(s: Schedule, i: int | None) -> str:
-    """The step that makes what another reads, in words."""
+    """Returns the text of the step that makes a value."""
     if i is None:
         return "an argument"
     step = s.steps[i]
@@ -230,8 +229,8 @@ def _maker_text(s: Schedule, i: int | None) -> str:
 
 
 class _Looped:
-    """A loop: the steps of its body, again and again. `before` is called before each launch of its
-    own."""
+    """A loop that runs the steps of its body repeatedly. `before` is called before each launch of
+    the loop's own programs."""
 
     def __init__(self, step: Loop, body: Stepped, before: Callable[[], None] | None) -> None:
         self.step, self.body, self.before = step, body, before
@@ -268,13 +267,13 @@ class _Looped:
 
 
 def _is_true(x: Array) -> bool:
-    """A bool that all devices have alike."""
+    """Returns the value of a bool that is equal on all devices."""
     return bool(np.asarray(x.addressable_shards[0].data).any())
 
 
 def _lead(t: TensorType) -> int:
-    """Where dim 0 of a value of type `t` is in its array."""
-    folded = t.mesh is not None and t.mesh.onto is not None  # where an axis is two dims
+    """Returns the array dim of dim 0 of a value of type `t`."""
+    folded = t.mesh is not None and t.mesh.onto is not None  # an axis is two dims then
     return (len(t.partial) + len(t.varying)) * (2 if folded else 1)
 
 
@@ -287,8 +286,8 @@ _stack = jax.jit(lambda rows, at: jnp.stack(rows, axis=at), static_argnums=1)
 
 
 def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
-    """Per device, when its last result was there. Raises BackendError if one takes longer than
-    a collective may."""
+    """Returns for each device when its last result was ready. Raises BackendError if one takes
+    longer than the limit of collectives."""
     end_s = time.perf_counter() + limits().collective_s
     done: dict[int, float] = {}
     shards = sorted(

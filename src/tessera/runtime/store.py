@@ -1,6 +1,6 @@
-"""What do the processes of a run tell each other outside of a collective? Values under names, in
-the store that the engine's service keeps for them. Who waits for a value of a rank that has ended
-its program stops waiting: it will not come.
+"""The key-value store of a run's processes, kept by the engine's service.
+
+A wait for a rank that has ended its program ends, too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from ..core.errors import BackendError
 from .jax_private import place, service
 
-LOOK_S = 1.0  # between two looks at who has ended
+LOOK_S = 1.0  # between two checks for ended ranks
 _ENDED = "tessera/ended/"
 
 
 def wait_for(key: str, limit_s: float, rank: int | None = None) -> bytes | None:
-    """The value under `key`, which `rank` sets; None if there is none within `limit_s` seconds, or
-    if that rank has ended without it. Raises RuntimeError where the service is gone."""
+    """Returns the value under `key`, which `rank` sets; None if there is none within `limit_s`
+    seconds, or if that rank has ended without it. Raises RuntimeError if the service has ended."""
     end_s = time.monotonic() + limit_s
     over = False
     while True:
@@ -31,18 +31,19 @@ def wait_for(key: str, limit_s: float, rank: int | None = None) -> bytes | None:
                 raise
         if over or left_s <= LOOK_S:
             return None
-        over = rank is not None and rank in ended([rank])  # a last look: it may have set it before
+        # One more try: the rank may have set the value just before it ended.
+        over = rank is not None and rank in ended([rank])
 
 
 def leave() -> None:
     """Tells the others that the program of this process has ended."""
-    with contextlib.suppress(RuntimeError):  # where the service is gone, so is whoever could ask
+    with contextlib.suppress(RuntimeError):  # the service has ended: no process reads this
         if service() is not None:
             service().key_value_set(f"{_ENDED}{place()[0]}", "1", True)
 
 
 def ended(ranks: Sequence[int]) -> list[int]:
-    """Those of `ranks` whose programs have ended."""
+    """Returns those of `ranks` whose programs have ended."""
     if service() is None:
         return []
     found: list[tuple[str, str]] = []
@@ -53,12 +54,12 @@ def ended(ranks: Sequence[int]) -> list[int]:
 
 
 def absent(rank: int, limit_s: float) -> str:
-    """Why `wait_for` gave nothing of that rank, in words."""
+    """Returns the reason why `wait_for` returned None for that rank."""
     return "has ended its program" if ended([rank]) else f"did not come within {limit_s:g} s"
 
 
 def unreachable(what: str, error: RuntimeError) -> BackendError:
-    """The error that the processes cannot compare `what` they have: the service is gone."""
+    """Returns the error for a comparison of `what` without the service."""
     return BackendError(
         f"{what}: the processes cannot compare what they have",
         service=str(error).splitlines()[0],

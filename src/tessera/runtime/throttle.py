@@ -1,16 +1,16 @@
-"""How far may Python run ahead of a CPU's devices? A few programs, and none that needs much memory.
+"""Throttle of Python's dispatch to CPU devices: few programs in flight, large ones one at a time.
 
-The engine's CPU backend has as many threads as devices. It lets 32 programs wait for a device, and
-the launch of a program over several devices waits for room on each of them in one of those threads;
-a collective that needs them all then waits for ever. So before there is no room, Python waits.
+The engine's CPU backend has as many threads as devices. It queues up to 32 programs for a device.
+The launch of a program over several devices waits in one of those threads for room on each device;
+a collective that needs all threads then deadlocks. So Python waits before the queue is full.
 
 Programs over several devices end in the order in which they were launched, as do those on one
-device. So one that does nothing, launched after each few of them, marks that these have ended: no
-program has a result more for it, and no result is held.
+device. So an empty program ("mark"), launched after every few programs, shows that these have
+ended; no program needs an additional result, and no result is held.
 
-A thread gives back the memory of a program's temporaries some time after its results are there,
-when the next program may have begun. Where that is much, Python waits for both before the next
-launch: so no two programs have theirs at once, and the heap does not grow by them again and again.
+A thread frees a program's temporaries some time after its results are ready, when the next program
+may have begun. If the temporaries are large, Python waits for both before the next launch, so that
+no two programs hold theirs at once, and the heap does not grow by them again and again.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from ..core.mesh import Mesh
 from . import malloc
 
 LAUNCHES = 6
-"""Programs between two marks; twice as many and two marks wait, of each of two sorts: 28 of 32."""
-LARGE = 64 << 20  # bytes of temporaries, of all devices, from which a program waits for the others
-LONGEST_S, LOOK_S = 0.02, 5e-5  # memory is given back within a millisecond or two, if it is at all
-BLIND = 64  # launches after one that looked in vain
+"""Programs between two marks. At most 2 * 6 programs and 2 marks are queued, in each of two queues:
+28 of the 32 places."""
+LARGE = 64 << 20  # bytes of temporaries on all devices from which a program waits for the others
+LONGEST_S, LOOK_S = 0.02, 5e-5  # memory is freed within a millisecond or two, or not at all
+BLIND = 64  # launches without a check of memory after a check that timed out
 Throttle = Callable[[], None]
 _mark = jax.jit(lambda x: x + 1)
-_left: dict[Queue, int] = {}  # whose program was the last large one, and bytes in use without it
+_left: dict[Queue, int] = {}  # queue of the last large program: bytes in use once it is freed
 
 
 class Queue:
-    """The programs over several devices, or those on one device, that may not have ended."""
+    """The unfinished programs over several devices, or those on one device."""
 
     def __init__(self, devices: Any) -> None:
         self._devices, self._count = devices, count(1)
-        self._blind = 0  # so many launches do not look at the memory in use
+        self._blind = 0  # launches that skip the check of memory
         self._lock = Lock()
         self._last: Any = None
-        self._few = len(jax.local_devices()) == 1  # a launch then waits for room where it is made
-        self.is_shared = len(devices) > 1  # between the devices of a program
+        self._few = len(jax.local_devices()) == 1  # a launch then waits in the calling thread
+        self.is_shared = len(devices) > 1  # its programs run on several devices
         if not self._few:
-            self._last = _mark(self._from)  # is compiled here, not while a step is measured
+            self._last = _mark(self._from)  # compiles here, not while a step is measured
 
     @cached_property
     def _from(self) -> Any:
@@ -58,7 +59,7 @@ class Queue:
         return jax.device_put(np.zeros(len(self._devices), np.int32), where)
 
     def enter(self) -> None:
-        """To be called before each launch; waits where too many have not ended."""
+        """Waits if too many programs are in flight; called before each launch."""
         if self._few or next(self._count) % LAUNCHES:
             return
         with self._lock:
@@ -66,17 +67,17 @@ class Queue:
         before.block_until_ready()
 
     def enter_alone(self, temporary: int, results: int) -> None:
-        """To be called before the launch of a program that takes so many bytes for a while, and so
-        many for its results; waits until all before it have ended."""
+        """Waits until all programs before have ended; called before the launch of a program with
+        these bytes of temporaries and results."""
         _mark(self._from).block_until_ready()
         end_s = time.perf_counter() + LONGEST_S
-        if not _left:  # the first: nobody knows how much that before it had
+        if not _left:  # the first large program: the memory of those before it is unknown
             time.sleep(LONGEST_S / 2)
-        # Of other devices nobody here knows what runs there.
+        # For a program of another queue it is unknown what still runs.
         left = _left.get(self, 0) if not self._blind else 0
         self._blind = max(self._blind - 1, 0)
         while (used := malloc.used_bytes()) > left > 0:
-            if time.perf_counter() > end_s:  # it is the user who has taken so much
+            if time.perf_counter() > end_s:  # the memory is in use by other code
                 self._blind = BLIND
                 break
             time.sleep(LOOK_S)
@@ -86,13 +87,13 @@ class Queue:
 
 
 def queue_of(mesh: Mesh | None) -> Queue | None:
-    """Where the programs over `mesh` wait; None where none has to."""
+    """Returns the queue of programs over `mesh`; None if they need none."""
     if jax.default_backend() != "cpu":
         return None
     every, here = jax.devices(), jax.local_devices()
     ids = mesh.physical.device_ids if mesh is not None else (every.index(here[0]),)
     devices = [d for d in (every[i] for i in ids) if d.process_index == jax.process_index()]
-    # One order holds for all programs over several devices: two can stand for them.
+    # All programs over several devices end in one order, so marks on two devices are enough.
     return _queue(tuple(here[:2] if len(devices) > 1 else devices[:1]))
 
 
@@ -102,6 +103,6 @@ def _queue(devices: tuple[Any, ...]) -> Queue | None:
 
 
 def throttle_of(mesh: Mesh | None) -> Throttle | None:
-    """What to call before each launch of what copies between devices of `mesh`."""
+    """Returns a function to call before each launch of a copy between devices of `mesh`."""
     queue = queue_of(mesh)
     return None if queue is None else queue.enter

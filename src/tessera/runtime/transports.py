@@ -1,5 +1,4 @@
-"""Which transports does this program have? XLA carries every collective: the engine is asked what
-it carries them by."""
+"""Transports of collectives that this program has, asked from the engine."""
 
 from __future__ import annotations
 
@@ -19,10 +18,11 @@ MPI_LIBRARY = "MPITRAMPOLINE_LIB"
 
 
 def transports() -> Transports:
-    """What can carry data between this program's devices, why or why not, and what "auto" takes.
+    """Returns the transports between this program's devices, why each is available or not, and the
+    choice of "auto".
 
-    Joins the run and starts the engine. A transport that is asked for and is not there changes no
-    result: what "auto" takes carries the data.
+    Joins the run and starts the engine. Asking for an unavailable transport changes no result: the
+    choice of "auto" carries the data.
 
     >>> found = transports()
     >>> found["in-process"].available, found["deepep"].available
@@ -109,7 +109,7 @@ def _deepep() -> Transport:
 
 
 def _version(name: str) -> str:
-    """The installed NVIDIA library, with its version; "" where there is none."""
+    """Returns the name and version of the installed NVIDIA library; "" if there is none."""
     for n in (13, 12):
         try:
             return f"nvidia-{name}-cu{n} {version(f'nvidia-{name}-cu{n}')}"

@@ -1,4 +1,4 @@
-"""A user's JAX function and its gradients, run on one device's blocks and held to what was said."""
+"""A user's JAX function and its gradients on one device's blocks, with a check of the results."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def user(
     want: Sequence[tuple[tuple[int, ...], DType]],
     ins: Sequence[TensorType],
 ) -> Any:
-    """`f` of `args`, or its gradient of order `len(below)`; `below` counts the arguments of each
-    lower order. Raises UsageError if the function fails or its results are not as `want` says.
-    """
+    """Returns the results of `f`, or of its gradient of order `len(below)`; `below` has the number
+    of arguments of each lower order. Raises UsageError if the function fails or its results differ
+    from `want`."""
     who = f.name + "".join(" (gradient)" for _ in below)
     given = [(f"arg {i}", t) for i, t in enumerate(ins)]
     try:
@@ -73,7 +73,7 @@ def user(
 
 
 def _order(f: UserFunction, below: tuple[int, ...]) -> Many:
-    """The function (`below` empty), its gradient (one number), the gradient of that, …"""
+    """Returns the function (`below` empty), its gradient (one number), the gradient of that, …"""
     if not below:
         return lambda *args: _several(f.fn(*args))
     count = below[-1]
@@ -117,7 +117,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    """The innermost line of the user's in `error`: not ours, not JAX's."""
+    """Returns the innermost line of user code in `error`: not of this package, not of JAX."""
     jax_home = jax.__file__.rpartition("/")[0]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((PACKAGE, jax_home, "<")):

@@ -1,16 +1,16 @@
-"""In which ways can the engine compile a program for a CPU, and which one is taken?
+"""Compile variants for CPUs, and the choice of one: by rules, or by autotuning.
 
-Two things are open. Which library computes: the one that the engine prefers takes one core for a
-convolution whose kernel is small, however large its images are; the older one takes all, and more
-of the processor's time. And in which order instructions stand: as soon as they can run, so that
-some run at once, or so that least memory is taken. Without a word of the user it is chosen by what
-is known: the older library for small kernels where a device has two cores or more (a residual
-network of 32 to 128 channels then takes 0.7 of the time, and as long with one core), least memory
-where the process has one core and nothing runs at once (bench/RESULTS.md has the processor).
+Two choices are open. The first is the library. The engine's preferred one uses one core for a
+convolution with a small kernel, however large the images are; the older one uses all cores, and
+more processor time. The second is the order of instructions: as early as possible, so that some run
+at once, or for least memory. By default rules decide: the older library for small kernels on a
+device with two cores or more (a residual network of 32 to 128 channels then takes 0.7 of the time,
+and the same with one core), least memory in a process with one core (bench/RESULTS.md has the
+processor).
 
-`@schedule(measure=True)` has each way timed on the program itself, with the arguments of its first
-call: alone, a product tells little of its time in a program, where what makes its factors is fused
-with it. What was found is kept with the compiled programs.
+`@schedule(measure=True)` has each variant timed on the program itself, with the arguments of its
+first call: a product alone tells little of its time in a program, which fuses the producers of its
+factors with it. The result is cached on disk with the compiled programs.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ from .same_program import processes_of
 
 Options = dict[str, Any]
 SMALL = 1 << 17  # elements of a kernel from which the preferred library takes several cores
-# What goes to the preferred library: all that it can do, single products and with them no
-# convolutions, or nothing.
+# Operations of the preferred library: all that it can do, single products but no convolutions, or
+# none.
 PREFERRED: Options = {}
 PRODUCTS: Options = {flags.FUSION: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 OLDER: Options = {flags.FUSION: ""}
 LIBRARIES = {"preferred": PREFERRED, "products": PRODUCTS, "older": OLDER}
 LEAST_MEMORY: Options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-# On a GPU: products by the vendor's library alone. Else the engine compiles and times kernels of
-# its own for each of them: the first step of a GPT on an H100 took 98 s with them, 58 without.
+# On a GPU: products by the vendor's library alone. Else XLA compiles and times its own kernels for
+# each product: the first step of a GPT on an H100 took 98 s with them, 58 without.
 CUBLAS: Options = {"xla_gpu_enable_triton_gemm": False}
-ROUNDS, FEW, LONG_S = 7, 3, 10.0  # steps of each way; few where all of them would take longer
-LIKE = 1.02  # times that differ by less are alike: then the way that takes less memory
-LESS = 0.9  # of the memory is less
+ROUNDS, FEW, LONG_S = 7, 3, 10.0  # timed steps per variant; FEW if ROUNDS would exceed LONG_S
+LIKE = 1.02  # times within this factor count as equal: then less memory decides
+LESS = 0.9  # memory within this factor counts as equal
 _asked = count(1)
 
 
 def usual(schedule: Schedule, fast: bool) -> Options:
-    """The compiler's options for `schedule` by what is known. At levels above "fast" the library is
-    the engine's own choice: bits may not depend on how many cores there are."""
+    """Returns the compiler options for `schedule` by rules. At levels above "fast" the library is
+    the engine's own choice: bits may not depend on the number of cores."""
     if jax.default_backend() == "gpu":
         return CUBLAS
     if jax.default_backend() != "cpu":
         return {}
-    # All processes of a program compile it alike: their collectives come in one order.
+    # All processes of a program must compile it alike, so that their collectives are in one order.
     least = LEAST_MEMORY if cores() == 1 and len(processes_of(schedule.mesh)) == 1 else {}
     return {**(_library(schedule) if fast else PREFERRED), **least}
 
@@ -88,13 +88,13 @@ def _library(schedule: Schedule) -> Options:
 
 @cache
 def cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     there = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if there else os.cpu_count() or 1
 
 
 def cores_of_a_device(mesh: Mesh | None) -> int:
-    """How many of this process's cores there are for each of its devices in `mesh`."""
+    """Returns the number of this process's cores for each of its devices in `mesh`."""
     devices = mesh.physical.size if mesh is not None else 1
     return cores() // max(1, devices // jax.process_count())
 
@@ -108,7 +108,7 @@ def _nodes(schedule: Schedule) -> Iterator[Node]:
 
 
 def _of(graph: Graph) -> Iterator[Node]:
-    """The nodes of `graph`, those of bodies included."""
+    """Yields the nodes of `graph`, those of bodies included."""
     for n in graph.nodes:
         yield n
         for body in n.attrs.values():
@@ -118,7 +118,7 @@ def _of(graph: Graph) -> Iterator[Node]:
 
 # -- by measurement -------------------------------------------------------------------------------
 def why_not(schedule: Schedule, fast: bool, stepped: bool) -> str:
-    """Why no way of `schedule` is measured; "" where they are."""
+    """Returns why no variant of `schedule` is measured; "" if they are."""
     if jax.default_backend() != "cpu":
         return f"the engine measures kernels of a {jax.default_backend()} by itself"
     if not fast:
@@ -130,7 +130,7 @@ def why_not(schedule: Schedule, fast: bool, stepped: bool) -> str:
 
 
 def warn(schedule: Schedule, why: str) -> None:
-    """Says that `schedule` is not measured."""
+    """Warns that `schedule` is not measured."""
     warn_no_effect(
         f"schedule: measure=True of {schedule.name}",
         why,
@@ -140,8 +140,8 @@ def warn(schedule: Schedule, why: str) -> None:
 
 
 class Measured:
-    """A program in the way that its first call found to be the best one. `make` compiles it under
-    options; `given_up` are the arguments that it takes over."""
+    """A program compiled in the variant that its first call found to be the best. `make` compiles
+    it with options; `given_up` are the donated arguments."""
 
     def __init__(
         self,
@@ -166,8 +166,8 @@ class Measured:
         return (self._run or self._make({**self._base})).lower(*arrays)
 
     def settle(self, *arrays: Any) -> None:
-        """Decides the way, by what is kept or by steps that take `arrays`."""
-        with self._lock:  # two threads would disturb each other's times
+        """Chooses the variant, by the cached result or by timed steps with `arrays`."""
+        with self._lock:  # two threads would distort each other's times
             if self._run is None:
                 self._run = self._best(arrays)
 
@@ -175,7 +175,7 @@ class Measured:
         kept, key = kept_programs.folder(), self._key()
         found = None if kept is None else kept.get(key)
         said = None if found is None else json.loads(found)
-        if self._together:  # as one of them has to measure, all have to
+        if self._together:  # if one of the processes has to measure, all have to
             every = self._gather(said)
             said = said if all(x == said for x in every) else None
         runs: dict[str, Any] = {}
@@ -188,21 +188,21 @@ class Measured:
         return runs[name] if name in runs else self._make(self._options(name))
 
     def _key(self) -> str:
-        """What the finding depends on, besides the processor."""
+        """Returns a hash of everything the result depends on, besides the processor."""
         s = self.schedule
         known = [s.hash, *sorted(self._base.items()), *LIBRARIES, flags.fuses(), cores()]
-        # The engine has as many threads as cores, or as devices where they are more.
+        # The engine has as many threads as cores, or as devices if there are more of those.
         text = f"{known} {cores_of_a_device(s.mesh)} {jax.local_device_count()}"
         return hashlib.sha256(f"way {jax.__version__} {text}".encode()).hexdigest()
 
     def _gather(self, value: Any) -> list[Any]:
-        """That of all processes, where they run the program together."""
+        """Returns the values of all processes that run the program together."""
         if not self._together:
             return [value]
         return gather(f"way/{next(_asked)}", value, limits().collective_s)
 
     def _slowest(self, mine: Mapping[str, float]) -> dict[str, float]:
-        """The most that a process says of each way: all then decide alike."""
+        """Returns the maximum over processes for each variant, so that all decide alike."""
         every = self._gather(dict(mine))
         return {name: max(said[name] for said in every) for name in mine}
 
@@ -211,14 +211,14 @@ class Measured:
         return {**self._base, **LIBRARIES[library], **(LEAST_MEMORY if order else {})}
 
     def _measured(self, arrays: Sequence[Any]) -> tuple[dict[str, Any], list[list[Any]]]:
-        """(the program of each way, the rows of the ways)."""
+        """Returns (the program of each variant, the rows of the variants)."""
         convolves = any(n.op == conv.name for n in _nodes(self.schedule))
         libraries = [k for k in LIBRARIES if k != "products" or convolves]
         names = libraries if all(self._gather(flags.fuses())) else libraries[:1]
         runs = {name: self._make(self._options(name)) for name in names}
         times = self._times(runs, arrays)
-        # Then the order of instructions, with the best library. All are timed again, in turn: a
-        # machine that was slower for a while was so for each of them.
+        # Then the order of instructions, with the best library. All are timed again, interleaved,
+        # so that a slow phase of the machine affects each of them.
         best = next(name for name in names if times[name] <= LIKE * min(times.values()))
         least = f"{best}, least memory"
         runs[least] = self._make(self._options(least))
@@ -229,7 +229,8 @@ class Measured:
         return runs, [[name, times[name], bytes_[name], name == best] for name in runs]
 
     def _times(self, runs: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, float]:
-        """Seconds of a step, the median; where processes run it together, that of the slowest."""
+        """Returns the median seconds of a step of each variant; over several processes that of the
+        slowest."""
         first = self._slowest({name: self._step_s(run, arrays) for name, run in runs.items()})
         rounds = ROUNDS if sum(first.values()) * ROUNDS < LONG_S else FEW
         each = [
@@ -238,7 +239,7 @@ class Measured:
         return self._slowest({name: statistics.median(row[name] for row in each) for name in runs})
 
     def _step_s(self, run: Any, arrays: Sequence[Any]) -> float:
-        """Seconds that a call takes, of a program that is compiled."""
+        """Returns the seconds of a call; compiles the program before, if needed."""
         if not run.is_compiled:
             self._call(run, arrays)
         return self._call(run, arrays)
@@ -258,8 +259,8 @@ class Measured:
 
     @contextmanager
     def _told(self, fresh: bool) -> Iterator[Callable[[list[Any]], None]]:
-        """Around a step of several processes: whoever waits for one that never comes is told. What
-        it yields is to be called with the results; where `fresh` it is compiled first."""
+        """A context that records a timed step of several processes, so that a hang is reported.
+        Yields a function to call with the results; `fresh`: the step compiles first."""
         if not self._together:
             yield lambda outs: None
             return
@@ -274,5 +275,5 @@ class Measured:
 
 
 def _temporary(run: Any, arrays: Sequence[Any]) -> int:
-    """Bytes that a device needs for a while; the program was compiled before."""
+    """Returns the bytes of temporaries on a device, of a program that was compiled before."""
     return int(run.lower(*arrays).compile().memory_analysis().temp_size_in_bytes)

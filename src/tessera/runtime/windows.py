@@ -1,6 +1,6 @@
-"""How does the engine look at every window of an image? As one slice for each place of a window.
+"""Windows of an image (pooling), as one slice for each place in a window.
 
-A CPU runs these fused, faster than the engine's own way.
+A CPU runs these fused, faster than the engine's own reduce_window.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 Array = Any
-LOOPS = 16  # over the images; a prime number of them is taken one by one
+LOOPS = 16  # most parts of the images; a prime number of images is taken one by one
 
 
 def window(
@@ -25,8 +25,8 @@ def window(
     stride: tuple[int, ...],
     pads: tuple[tuple[int, int], ...],
 ) -> Array:
-    """The largest element ("max"), the first place that holds it ("first") or the sum of each
-    window over the last dims."""
+    """Returns the largest element ("max"), the first place that holds it ("first") or the sum of
+    each window over the last dims."""
     lead = x.shape[: x.ndim - len(size)]
     images = lax.reshape(x, (math.prod(lead), *x.shape[len(lead) :]))
     made = (_first if kind == "first" else _folded)(images, kind, size, stride, pads)
@@ -45,8 +45,8 @@ def _first(x: Array, kind: str, *how: Any) -> Array:
 
 
 def in_memory(made: Callable[[Array], Array], x: Array) -> Array:
-    """`made` of some of x at a time, by a loop, whose result lies in memory: a CPU's compiler would
-    else compute a part of it again wherever it is read."""
+    """Returns `made` of x in a loop over parts, which writes its result to memory: otherwise a
+    CPU's compiler would recompute a part of it in every reader."""
     images = x.shape[0]
     loops = max(k for k in range(1, LOOPS + 1) if images % k == 0)
     loops = images if loops == 1 else loops
@@ -55,7 +55,8 @@ def in_memory(made: Callable[[Array], Array], x: Array) -> Array:
 
 
 def _first_of(x: Array, how: Sequence[Any]) -> Array:
-    """NaN is larger than all; what is padded is never chosen."""
+    """Returns the first place of each window's largest element. NaN is larger than all; padding is
+    never chosen."""
     parts = list(_places(x, _least(x), *how))
     inner: Sequence[Any] = [None] * len(parts)
     if any(map(any, how[-1])):
@@ -78,8 +79,8 @@ def _least(x: Array) -> Any:
 def _places(
     x: Array, edge: Any, size: Sequence[int], stride: Sequence[int], pads: Sequence[Any]
 ) -> Iterator[Array]:
-    """For each place of a window, row by row, the element that every window has there; around x
-    stands `edge`."""
+    """Yields, for each place in a window, row by row, the elements that all windows have there; x
+    is padded with `edge`."""
     rows = [(0, 0, 0), *((low, high, 0) for low, high in pads)]
     around = lax.pad(x, jnp.asarray(edge, x.dtype), rows)
     counts = [(n - k) // s + 1 for n, k, s in zip(around.shape[1:], size, stride, strict=True)]

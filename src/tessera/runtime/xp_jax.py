@@ -1,7 +1,7 @@
-"""The local array functions, by JAX: the engine's half of the `xp` protocol.
+"""The local array functions in JAX: the engine's half of the `xp` protocol.
 
-The oracle's half (ir/graph/xp_numpy.py) has the same names. Straight to `lax` where that is one
-call, because a program is traced through here node by node.
+The oracle's half (ir/graph/xp_numpy.py) has the same names. Functions call `lax` directly where one
+call is enough, since tracing a program calls them for every node.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Arra
 neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
 log1p, expm1 = lax.log1p, lax.expm1
 tanh, sin, cos, floor, sign = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign
-abs = jnp.abs  # that of lax takes no unsigned numbers
+abs = jnp.abs  # lax.abs takes no unsigned integers
 erf, erfc, erfinv = special.erf, lax.erfc, lax.erf_inv
 isfinite, logical_not, sigmoid = lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
@@ -170,14 +170,14 @@ def put(ids: Array, updates: Array, dim: int, size: int) -> Array:
 def take_along(x: Array, ids: Array, dim: int) -> Array:
     n = x.shape[dim]
     ok = lax.bitwise_and(ids >= 0, ids < n)
-    # Dims of one in `ids` stay so: what is gathered are then whole rows, not single elements.
+    # Dims of size 1 in `ids` stay so: then whole rows are gathered, not single elements.
     wide = tuple(k if i == dim or m == 1 else m for i, (k, m) in enumerate(zip(x.shape, ids.shape)))
     got = jnp.take_along_axis(broadcast_to(x, wide), jnp.clip(ids, 0, n - 1), dim, mode="clip")
     return where(ok, got, jnp.zeros((), x.dtype))
 
 
 def put_along(ids: Array, updates: Array, dim: int, size: int) -> Array:
-    if updates.shape[dim] == 1:  # nothing adds up: a loop over the result, which others join
+    if updates.shape[dim] == 1:  # no sums: an elementwise select, which fuses with other loops
         shape = tuple(size if i == dim else n for i, n in enumerate(updates.shape))
         hit = lax.broadcasted_iota(ids.dtype, shape, dim) == ids
         return jnp.where(hit, updates, jnp.zeros((), updates.dtype))
@@ -246,7 +246,7 @@ def conv(
 
 # -- matrices -------------------------------------------------------------------------------------
 def _exact(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` in f32 at least, with results in the arguments' dtype."""
+    """Returns `f` computed in f32 at least, with results in the arguments' dtype."""
 
     def run(*xs: Array, **how: Any) -> Any:
         dtype = xs[0].dtype
@@ -259,7 +259,8 @@ def _exact(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _column_signs(v: Array) -> Array:
-    """For each column, the sign of its first element that is about as large as its largest."""
+    """Returns for each column the sign of its first element with at least 0.9 of the largest
+    size."""
     size = lax.abs(v)
     at = jnp.argmax(size >= 0.9 * size.max(-2, keepdims=True), axis=-2, keepdims=True)
     return jnp.where(jnp.take_along_axis(v, at, -2) < 0, -1, 1).astype(v.dtype)
@@ -317,14 +318,15 @@ def reduce_scatter(x: Array, axes: tuple[str, ...], dim: int) -> Array:
 
 
 def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
-    """The blocks of all devices along `axes` in one. A maximum or minimum with a NaN is NaN."""
+    """Returns the reduction over the devices along `axes`. A maximum or minimum with a NaN is
+    NaN."""
     if kind == "sum":
         return lax.psum(x, axes)
     extreme = lax.pmax if kind == "max" else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return extreme(x, axes)
-    # Transports leave NaN out, each in its way, so they compare integers that lie in the order of
-    # the floats, NaN beyond all others. Not every transport has integers of less than 32 bits.
+    # Transports treat NaN differently, so they compare integers in the order of the floats, with
+    # NaN beyond all others. Not every transport has integers of less than 32 bits.
     nan = jnp.float32(jnp.nan if kind == "max" else -jnp.nan)
     wide = x.astype(jnp.float32)
     bits = lax.bitcast_convert_type(jnp.where(wide != wide, nan, wide), jnp.int32)
@@ -334,14 +336,14 @@ def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
 
 
 def _flipped(bits: Array) -> Array:
-    """The bits of f32 as integers in the order of the floats, and back again."""
+    """Returns the bits of f32 as integers in the order of the floats, and back again."""
     return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @moved
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:
-    """The blocks that each of `pairs` of places along `axes` hands over, zeros elsewhere."""
-    # The engine takes axes in the mesh's order alone, and numbers places in that.
+    """Returns the block received by `pairs` of places along `axes`, zeros without one."""
+    # ppermute takes axes only in the mesh's order, and numbers places in that order.
     names = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in axes)
     if names != axes:
         places = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(a) for a in axes])
@@ -352,7 +354,7 @@ def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -
 
 @moved
 def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:
-    """The block at place `root` along `axes`, on each device."""
+    """Returns the block of place `root` along `axes`, on each device."""
     return lax.platform_dependent(
         x,
         cuda=lambda x: lax.pbroadcast(x, axes, root),
@@ -361,8 +363,8 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:
 
 
 def _handed_on(x: Array, axes: tuple[str, ...], root: int) -> Array:
-    """A broadcast where the engine has none: who has the block hands it on, so twice as many have
-    it after each round."""
+    """Returns the broadcast by permutes, where the engine has none: each device with the block
+    sends it on, so the number of devices with it doubles in each round."""
     n, far = lax.axis_size(axes), 1
     place = (lax.axis_index(axes) - root) % n
     while far < n:
@@ -379,5 +381,5 @@ def all_to_all(x: Array, axes: tuple[str, ...], split: int, concat: int) -> Arra
 
 
 def dynamic_slice(x: Array, dim: int, block: Array, size: int) -> Array:
-    """Block number `block` of `size` elements along `dim`."""
+    """Returns block number `block` of `size` elements along `dim`."""
     return lax.dynamic_slice_in_dim(x, block * size, size, dim)

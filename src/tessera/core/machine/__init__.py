@@ -1,1 +1,1 @@
-"""What is a machine, or a cluster: its devices, hosts and links; as files, presets and values."""
+"""Machines and clusters: devices, hosts and links; as files, presets and values."""

@@ -1,4 +1,4 @@
-"""What machine does a short YAML file describe? Levels of links, outermost first, and hosts.
+"""Machines in short YAML files: levels of links, outermost first, and hosts.
 
 >>> two = read(EXAMPLE)
 >>> print(two.topology)
@@ -73,8 +73,8 @@ LEVEL_KEYS: dict[str, Kind] = {
     "wiring": choices(*get_args(Wiring)),
     "shared": FLAG,
 }
-"""The keys of a file and of a level, and what each may be. A link that is described (LINKS) needs
-no figures; gb_per_s is one direction."""
+"""The keys of a file and of a level, with the kind of each value. A described link (LINKS) needs no
+figures; gb_per_s is one direction."""
 UNITS = {
     "gb_per_s": "gigabytes a second, in one direction",
     "latency_us": "microseconds",
@@ -84,7 +84,7 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Spotted:
-    """A value, its line, and the same of what is in it."""
+    """A value with its line, and the values inside of it."""
 
     value: Any
     line: int
@@ -92,7 +92,7 @@ class Spotted:
 
 
 def read(text: str, where: str = "cluster") -> Machine:
-    """The machine that `text` describes. Raises MeshError with every fault and its line."""
+    """Returns the machine that `text` describes. Raises MeshError with every fault and its line."""
     faults = Faults(where, "dgx_h100")
     root = _values(text, faults)
     given = _checked(root, KEYS, ("name", "levels"), faults, "the file")
@@ -105,8 +105,8 @@ def read(text: str, where: str = "cluster") -> Machine:
 
 
 def _machine(root: Spotted, given: dict[str, Any], levels: list[Any], faults: Faults) -> Machine:
-    """The machine, of values that are each what they may be. Raises MeshError where they do not fit
-    each other."""
+    """Returns the machine from values of the right kinds. Raises MeshError if they contradict each
+    other."""
     sizes = [level.size for _, level in levels]
     axes = [axis or _named(i, len(levels)) for i, (axis, _) in enumerate(levels)]
     hosts = given.get("hosts", [sizes[0] if len(sizes) > 1 else 1] + [1] * (len(sizes) - 1))
@@ -146,7 +146,7 @@ def _named(i: int, count: int) -> str:
 
 
 def _level(at: Spotted, faults: Faults) -> Any:
-    """The axis and the Level of one entry of `levels`; None where it has a fault."""
+    """Returns the axis and the Level of one entry of `levels`; None if it has a fault."""
     before = len(faults.found)
     given = _checked(at, LEVEL_KEYS, ("size", "link"), faults, "a level")
     if len(faults.found) > before:
@@ -161,6 +161,7 @@ def _level(at: Spotted, faults: Faults) -> Any:
         )
         return None
     rate, latency = figures
+    # Rounded, so that a machine written to a file and read back is equal to itself.
     link = Link(
         given["link"],
         round(latency / 1e6, 15) if latency is not None else known.latency_s if known else 0.0,
@@ -173,7 +174,7 @@ def _level(at: Spotted, faults: Faults) -> Any:
 def _checked(
     at: Spotted, keys: dict[str, Kind], needed: tuple[str, ...], faults: Faults, what: str
 ) -> dict[str, Any]:
-    """The values of `at` by key, those that are what they may be; faults for the others."""
+    """Returns the values of `at` by key that are of the right kind; adds faults for the others."""
     if not isinstance(at.value, dict):
         faults.add(at.line, f"{what} is {shown(at.value)}; give keys: {', '.join(keys)}")
         return {}
@@ -196,7 +197,7 @@ def _checked(
 
 
 def _number_in(value: Any) -> float | None:
-    """The number that a text is, such as 1e9, which is none in YAML."""
+    """Returns the number in a text such as 1e9, which YAML reads as text; None for other values."""
     try:
         x = float(value) if isinstance(value, str) else None
     except ValueError:
@@ -206,7 +207,7 @@ def _number_in(value: Any) -> float | None:
 
 # ---- YAML --------------------------------------------------------------------------------------
 def _values(text: str, faults: Faults) -> Spotted:
-    """All values of `text` with their lines. Raises MeshError if it is no YAML."""
+    """Returns all values of `text` with their lines. Raises MeshError if it is not YAML."""
     import yaml
 
     try:
@@ -230,7 +231,7 @@ def _values(text: str, faults: Faults) -> Spotted:
 
 
 def _value(node: Any, construct: Callable[[Any], Any], faults: Faults, known: set[int]) -> Spotted:
-    """The value of one node. What stands there twice, by an alias, is refused."""
+    """Returns the value of one node. An alias, a second reference to a node, is a fault."""
     line = node.start_mark.line + 1
     if id(node) in known:
         faults.add(line, "an alias (*name) is not read; write it out")
@@ -255,7 +256,7 @@ def _value(node: Any, construct: Callable[[Any], Any], faults: Faults, known: se
 
 # ---- back --------------------------------------------------------------------------------------
 def write(machine: Machine) -> str:
-    """The file of `machine`, which `read` reads back."""
+    """Returns the file of `machine`, which `read` reads back."""
     import yaml
 
     levels = []

@@ -1,4 +1,4 @@
-"""What is wrong with a file, line by line? All of it is said at once.
+"""Faults of a file with their lines, reported all at once.
 
 >>> faults = Faults("a.yaml")
 >>> faults.add(3, "hosts: 3 does not divide 8")
@@ -29,12 +29,12 @@ class Faults:
         self.found[line, what] = None
 
     def stop(self) -> None:
-        """Raises MeshError if there are any."""
+        """Raises MeshError if there are faults."""
         if self.found:
             raise self.error()
 
     def error(self) -> MeshError:
-        """The error that names all of them, in the order of the lines."""
+        """Returns the error with all faults, in the order of the lines."""
         rows = sorted(self.found)
         return MeshError(
             f"{self.where}: {'1 fault' if len(rows) == 1 else f'{len(rows)} faults'}",

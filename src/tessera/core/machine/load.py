@@ -1,4 +1,4 @@
-"""Which machine does a file or a name mean? And how does one become a file?
+"""Loading of a machine from a file or a preset's name, and saving to a file.
 
 >>> load("t3000").shape
 (2, 4)
@@ -22,10 +22,10 @@ MOST_BYTES = 2**24
 
 
 def load(source: str | Path, mesh_id: int | None = None) -> Machine:
-    """The machine in the file `source` (.textproto, .yaml), or the preset of that name.
+    """Returns the machine in the file `source` (.textproto, .yaml), or the preset of that name.
 
-    `mesh_id` takes one mesh of a graph of meshes; ONLY is the one mesh that there is. Raises
-    MeshError if there is neither, or with every fault of the file.
+    `mesh_id` selects one mesh of a graph of meshes; ONLY selects the only mesh. Raises MeshError if
+    there is neither file nor preset, or with every fault of the file.
     """
     if not isinstance(source, (str, os.PathLike)):
         raise MeshError(
@@ -52,7 +52,7 @@ def load(source: str | Path, mesh_id: int | None = None) -> Machine:
 def save(machine: Machine, path: str | Path) -> None:
     """Writes `machine` to a file that `load` reads: a descriptor (.textproto) or YAML (.yaml).
 
-    Raises MeshError if it cannot be written so.
+    Raises MeshError if that format cannot describe it, or if the file cannot be written.
     """
     to = Path(path)
     if to.suffix not in (*GRAPHS, *CLUSTERS):
@@ -79,7 +79,7 @@ def _os(path: Path, error: OSError) -> MeshError:
 
 
 def _text(path: Path) -> str:
-    """What is in the file. Raises MeshError if it cannot be read as text."""
+    """Returns the text of the file. Raises MeshError if it cannot be read as text."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise OSError(0, f"the file is larger than {MOST_BYTES >> 20} MiB")

@@ -1,4 +1,4 @@
-"""What does a machine consist of? Levels of devices and links, the hosts they lie in, and a mesh.
+"""`Machine`: levels of devices and links, the hosts of the devices, and the mesh over them.
 
 >>> from tessera.core.machine.presets import preset
 >>> t3000 = preset("t3000")
@@ -23,18 +23,18 @@ from ..mesh import Mesh
 from ..mesh_input import Shape, checked_axes, times
 from ..topology import Level, Topology
 
-# What is built in memory for each device: above this a file is a slip, not a machine.
+# Each device takes memory here; a larger number in a file is taken as a mistake.
 MOST_DEVICES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Devices of one kind, wired as `topology` says and numbered row-major over its levels.
+    """Devices of one kind, wired as in `topology` and numbered row-major over its levels.
 
-    - `axes` names each level, `hosts` says into how many hosts each is cut.
-    - `cards`: the devices behind each id of `TT_VISIBLE_DEVICES`; empty where an id is a device.
-    - `express`: pairs of devices of a mesh (of each) with a wire besides; drawn, and not priced.
-    - `sources`: where the figures come from. `notes`: what the figures leave out.
+    - `axes` names each level, `hosts` has the number of hosts along each level.
+    - `cards`: the devices behind each id of `TT_VISIBLE_DEVICES`; empty if an id is a device.
+    - `express`: pairs of devices of a mesh (of each) with an extra wire; drawn, and not priced.
+    - `sources`: sources of the figures. `notes`: facts that the figures leave out.
     """
 
     device: str
@@ -73,7 +73,7 @@ class Machine:
 
     @property
     def size(self) -> int:
-        """How many devices."""
+        """The number of devices."""
         return self.topology.size
 
     @property
@@ -81,18 +81,18 @@ class Machine:
         return math.prod(self.hosts)
 
     def host_of(self, device: int) -> int:
-        """The host of `device`; hosts are numbered row-major. Raises UsageError if there is no such
-        device."""
+        """Returns the host of `device`; hosts are numbered row-major. Raises UsageError if there is
+        no such device."""
         at = 0
         for place, size, hosts in zip(self.topology.coords(device), self.shape, self.hosts):
             at = at * hosts + place // (size // hosts)
         return at
 
     def mesh(self, axes: Sequence[str] | None = None, shape: Shape = None) -> Mesh:
-        """A mesh over all devices, with the links of this machine.
+        """Returns a mesh over all devices, with the links of this machine.
 
-        `axes` names the levels anew; one name alone goes over all devices. With `shape` there may
-        be as many axes as you like. Raises MeshError if they do not fit.
+        `axes` renames the levels; a single name covers all devices. With `shape` the number of axes
+        is free. Raises MeshError if they do not fit.
         """
         names = self.axes if axes is None else checked_axes(axes)
         if shape is None and len(names) not in (1, len(self.shape)):
@@ -108,9 +108,10 @@ class Machine:
         return Mesh(names, range(self.size), shape).wired(self.topology)
 
     def of(self, *sizes: int) -> Machine:
-        """The same machine with the outermost levels of other `sizes`, and hosts as large as here.
+        """Returns the same machine with the outermost levels of other `sizes`, and hosts as large
+        as here.
 
-        Raises MeshError if a size is no whole number of hosts, or if the devices are too many.
+        Raises MeshError if a size is not a whole number of hosts, or if there are too many devices.
         """
         topology = self.topology.of(*sizes)
         if topology.size > MOST_DEVICES:
@@ -130,14 +131,15 @@ class Machine:
         return replace(self, topology=topology, hosts=hosts, cards=(), express=())
 
     def behind(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """The devices that `ids` of `TT_VISIBLE_DEVICES` show: those of a card, or one each."""
+        """Returns the devices that `ids` of `TT_VISIBLE_DEVICES` show: those of a card, or one
+        each."""
         if not self.cards:
             return tuple(ids)
         return tuple(sorted(itertools.chain.from_iterable(self.cards[i] for i in ids)))
 
     def part(self, ids: Sequence[int]) -> Machine:
-        """The machine of the devices that `ids` show alone, numbered from 0. Raises MeshError if
-        they are no box of neighbours: no mesh is left then."""
+        """Returns the machine of the devices that `ids` show, numbered from 0. Raises MeshError if
+        they are not a box of neighbours, since they form no mesh then."""
         kept = self.behind(ids)
         places = [self.topology.coords(d) for d in kept]
         along = [sorted({p[i] for p in places}) for i in range(len(self.shape))]
@@ -168,7 +170,7 @@ class Machine:
 
 
 def _shorter(level: Level, size: int) -> Level:
-    """A level of fewer units: what is left of a ring is a line."""
+    """Returns a level of fewer units; a part of a ring is a line."""
     if size == level.size:
         return level
     return replace(level, size=size, wiring="line" if level.wiring == "ring" else level.wiring)

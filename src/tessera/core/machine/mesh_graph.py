@@ -1,6 +1,6 @@
-"""What machine does a mesh graph descriptor (MGD 2.0, text format) describe?
+"""Machines in mesh graph descriptors (MGD 2.0, text format).
 
-Meshes of chips are levels of wires; a graph of meshes is one level more. `read` says every fault
+Meshes of chips are levels of wires; a graph of meshes is one level more. `read` reports every fault
 of a file at once, each with its line; `mesh_graph_text` writes the descriptor of a machine.
 
 >>> t3000 = read(SMALLEST.replace("[1, 2]", "[2, 4]").replace("[1, 1]", "[1, 2]"))
@@ -40,7 +40,7 @@ mesh_descriptors {
 }
 top_level_instance { mesh { mesh_descriptor: "M0" mesh_id: 0 } }
 """
-# A channel between chips, one direction, and how fast a chip adds (a third of its memory's
+# A channel between chips, one direction, and the speed of a chip's additions (a third of its memory
 # bandwidth): the guide of TT-NN, 2.1, 288 GB/s; Hot Chips 2024, 10 x 400 Gb/s, 512 GB/s.
 CHANNELS = {
     WORMHOLE: (Link("chip ethernet 100G", 1e-6, 12.5e9), 90e9),
@@ -55,17 +55,18 @@ MOST_DIMS = 8
 
 
 def read(text: str, where: str = "descriptor", mesh_id: int | None = None) -> Machine:
-    """The machine that `text` describes; with `mesh_id` that of this one mesh of a graph, whose
+    """Returns the machine that `text` describes; with `mesh_id` that of one mesh of a graph, whose
     meshes may differ and be wired in any way.
 
-    Fields that the schema does not have are left out, with an OptionWarning. Raises MeshError with
-    every fault and its line.
+    Unknown fields are ignored with an OptionWarning. Raises MeshError with every fault and its
+    line.
     """
     return _Reader(text, where, mesh_id).machine()
 
 
 def _parse(text: str, faults: Faults) -> tuple[Any, Spot]:
-    """The message in `text`, and its lines. Raises MeshError if it is not in the text format."""
+    """Returns the message in `text`, and its lines. Raises MeshError if it is not in the text
+    format."""
     from google.protobuf import text_format
 
     kind = class_for(text)
@@ -98,7 +99,7 @@ def _parse(text: str, faults: Faults) -> tuple[Any, Spot]:
 
 
 def _said(sentence: str) -> str:
-    """The library's sentence without the place and its own names."""
+    """Returns the protobuf library's error text without the position and its internal names."""
     plain = re.sub(r"^\d+:\d+ : ('.*?': )?(?=[A-Z])", "", sentence, flags=re.DOTALL)
     if enum := re.match(r'Enum type "tessera\.(\w+)Of\.\w+" has no value named (\w+)', plain):
         return f"there is no {enum[2]}; write {' or '.join(ENUMS[enum[1]])}"
@@ -106,7 +107,7 @@ def _said(sentence: str) -> str:
 
 
 def _unknown(at: Spot, kind: Any) -> list[tuple[int, str, str]]:
-    """Line, name and nearest name of the fields that `kind` lacks."""
+    """Returns line, name and nearest known name of the fields that `kind` lacks."""
     known = kind.fields_by_name
     found = []
     for key, many in at.fields.items():
@@ -119,7 +120,7 @@ def _unknown(at: Spot, kind: Any) -> list[tuple[int, str, str]]:
 
 
 class _Reader:
-    """One file on its way to a machine."""
+    """Conversion of one file to a machine."""
 
     def __init__(self, text: str, where: str, mesh_id: int | None) -> None:
         self.faults = Faults(where)
@@ -135,7 +136,7 @@ class _Reader:
         self.faults.add(self.at.at(*path), what)
 
     def _named(self, kind: str) -> dict[str, int]:
-        """The place of each descriptor by its name."""
+        """Returns the index of each descriptor by its name."""
         found: dict[str, int] = {}
         for i, one in enumerate(getattr(self.m, kind)):
             if not one.name:
@@ -169,7 +170,7 @@ class _Reader:
 
     # ---- a mesh --------------------------------------------------------------------------------
     def _mesh(self, i: int) -> Machine | None:
-        """The machine of one mesh; None where it has a fault."""
+        """Returns the machine of one mesh; None if it has a fault."""
         m, path = self.m.mesh_descriptors[i], ("mesh_descriptors", i)
         before = len(self.faults.found)
         name = m.name or f"mesh {i}"
@@ -211,7 +212,7 @@ class _Reader:
         return found
 
     def _dims(self, name: str, which: str, m: Any, path: tuple[str | int, ...]) -> list[int]:
-        """The dims of a field; [] where it has a fault."""
+        """Returns the dims of a field; [] if it has a fault."""
         dims = list(getattr(m, which).dims)
         if not dims:
             self.fault(f"{name} has no {which}; add {which} {{ dims: [1, 2] }}", *path, which)
@@ -228,7 +229,7 @@ class _Reader:
     def _types(
         self, name: str, m: Any, path: tuple[str | int, ...], dims: Sequence[int]
     ) -> list[Wiring]:
-        """How each dim is wired; a line where nothing is said."""
+        """Returns the wiring of each dim; by default a line."""
         grid = m.device_topology
         given = [*grid.types, *grid.dim_types]
         where = "dim_types" if grid.dim_types else "types"
@@ -243,7 +244,7 @@ class _Reader:
         return kinds + ["line"] * (len(dims) - len(kinds))
 
     def _count(self, name: str, m: Any, path: tuple[str | int, ...]) -> int:
-        """The channels of a connection; 0 where they have a fault."""
+        """Returns the number of channels of a connection; 0 if it has a fault."""
         if not m.HasField("channels") or not m.channels.HasField("count"):
             self.fault(f"{name} has no channels; add channels {{ count: 2 }}", *path, "channels")
         elif m.channels.count < 1:
@@ -254,7 +255,7 @@ class _Reader:
 
     # ---- a graph -------------------------------------------------------------------------------
     def _node(self, node: Any, *path: str | int) -> Machine | None:
-        """The machine that `node` names; None where it has a fault."""
+        """Returns the machine that `node` names; None if it has a fault."""
         if node.HasField("mesh"):
             kind, ref, known = "mesh", node.mesh, self.meshes
         elif node.HasField("graph"):
@@ -284,7 +285,7 @@ class _Reader:
         return found
 
     def _graph(self, i: int) -> Machine | None:
-        """The machine of a graph: its instances, which are alike, as one level more."""
+        """Returns the machine of a graph: its equal instances, as one more level."""
         g, path = self.m.graph_descriptors[i], ("graph_descriptors", i)
         name = g.name or f"graph {i}"
         if ("graph", g.name) in self.made and g.name not in self.open:
@@ -312,7 +313,7 @@ class _Reader:
         if len(self.faults.found) > before or None in inside or wired is None:
             return None
         if self.mesh_id is not None:
-            return None  # one mesh is asked for, so the graph need be no machine
+            return None  # only one mesh is asked for, so its graph may be no machine
         first = inside[0]
         assert first is not None
         for k, other in enumerate(inside):
@@ -346,8 +347,8 @@ class _Reader:
     def _wiring(
         self, g: Any, name: str, path: tuple[str | int, ...], ids: list[tuple[Any, ...]]
     ) -> tuple[Wiring, int] | None:
-        """How the instances of a graph are wired, and by how many channels; None where that has a
-        fault."""
+        """Returns the wiring of the instances of a graph, and the number of channels; None if it
+        has a fault."""
         if g.HasField("graph_topology"):
             if g.connections:
                 self.fault(f"{name} has graph_topology and connections; keep one", *path)
@@ -404,14 +405,14 @@ class _Reader:
 
 
 def _key(node: Any) -> tuple[Any, ...]:
-    """Which instance `node` is, or is in."""
+    """Returns the identity of the instance that `node` is, or is in."""
     if node.HasField("graph"):
         return "graph", node.graph.graph_descriptor, node.graph.graph_id
     return "mesh", node.mesh.mesh_descriptor, node.mesh.mesh_id
 
 
 def wires(one: Link, count: int) -> Link:
-    """`count` channels as one link."""
+    """Returns `count` channels as one link."""
     if count == 1:
         return one
     return Link(f"{count} x {one.name}", one.latency_s, count * one.bytes_per_s)
@@ -422,5 +423,5 @@ def _level_names(count: int) -> tuple[str, ...]:
 
 
 def cards_of(device: str, dims: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The cards of a mesh of a known shape; () where it is unknown."""
+    """Returns the cards of a mesh of a known shape; () for an unknown one."""
     return CARDS.get((device, tuple(dims)), ())

@@ -1,4 +1,4 @@
-"""Which mesh graph descriptor (MGD 2.0) has a machine? `mesh_graph.read` reads it back.
+"""Mesh graph descriptor (MGD 2.0) of a machine as text; `mesh_graph.read` reads it back.
 
 >>> from tessera.core.machine.presets import preset
 >>> print(write(preset("n300")).splitlines()[2].strip())
@@ -18,7 +18,7 @@ from .schema import ENUMS, message, text_of
 
 
 def write(machine: Machine) -> str:
-    """The descriptor of `machine`. Raises MeshError if it is no mesh of chips."""
+    """Returns the descriptor of `machine`. Raises MeshError if it is no mesh of chips."""
     outer = [v for v in machine.topology.levels if v.shared]
     inner = machine.topology.levels[len(outer) :]
     if why := _not_described(machine, outer, inner):
@@ -65,7 +65,7 @@ def write(machine: Machine) -> str:
 
 
 def _not_described(machine: Machine, outer: Sequence[Level], inner: Sequence[Level]) -> str:
-    """Why `machine` has no descriptor; "" where it has one."""
+    """Returns why `machine` has no descriptor; "" if it has one."""
     if machine.device not in CHANNELS:
         return f"there is no arch for {machine.device}"
     if not inner or len({v.link for v in inner}) > 1 or any(v.shared for v in inner):

@@ -1,4 +1,4 @@
-"""The mesh of a descriptor that an id names."""
+"""Lookup of a mesh in a descriptor by its mesh_id."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from ..checks import some
 from ..errors import MeshError
 
-ONLY = -1  # a mesh_id: that of the one mesh that there is
+ONLY = -1  # selects the only mesh of a descriptor
 
 
 def named(descriptor: Any, where: str, mesh_id: int) -> str:
-    """The name of the mesh descriptor of `mesh_id`. Raises MeshError if there is none, or if there
-    are several."""
+    """Returns the name of the mesh descriptor with `mesh_id`. Raises MeshError if there is none, or
+    if there are several."""
     ids: dict[int, set[str]] = {}
     every = [
         n.mesh for g in descriptor.graph_descriptors for n in g.instances if n.HasField("mesh")

@@ -1,4 +1,4 @@
-"""How does a program get the mesh of a described machine? With its links, by name or by file."""
+"""Meshes of described machines, with their links: by name (`preset`) or by file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def from_descriptor(
     *,
     mesh_id: int | None = None,
 ) -> Mesh:
-    """The mesh that a file describes: an MGD 2.0 (.textproto, guide 5, 2.4) or YAML (.yaml).
+    """Returns the mesh described in a file: an MGD 2.0 (.textproto, guide 5, 2.4) or YAML (.yaml).
 
-    Without `source` it is the file in `TT_MESH_GRAPH_DESC_PATH`. `axes` are the names of the mesh's
-    axes, one a level of links (default: the file's: "y", "x" for two dims); one name goes over all
-    devices; with `shape` there may be any number. `mesh_id` takes one mesh of a graph of several.
-    What is planned inside `with mesh:` is priced on its links, `mesh.links`. Where
+    Without `source` the file is that of `TT_MESH_GRAPH_DESC_PATH`. `axes` are the names of the
+    mesh's axes, one for each level of links (default: the file's: "y", "x" for two dims); a single
+    name covers all devices; with `shape` the number of axes is free. `mesh_id` selects one mesh of
+    a graph of several. Plans inside `with mesh:` are priced on its links, `mesh.links`. If
     `TT_VISIBLE_DEVICES` or `TESSERA_VISIBLE_DEVICES` is set, the mesh of a program of one process
     has the visible devices.
 
     Raises MeshError with every fault of the file and its line, if the axes do not fit the levels,
-    or if the visible devices are no box; BackendError if one does not exist.
+    or if the visible devices are no box; BackendError if a visible device does not exist.
     """
     from .load import load  # its parsers are slow to import
 
@@ -55,11 +55,11 @@ def preset(
     *,
     nodes: int | None = None,
 ) -> Mesh:
-    """The mesh of a machine that is described in Tessera: "t3000", "dgx_h100", "gb200_nvl72", ...
+    """Returns the mesh of a machine that Tessera describes: "t3000", "dgx_h100", "gb200_nvl72", ...
 
-    `axes`, `shape`, the links and what is visible are as with `from_descriptor`; `nodes` is the
-    size of the outermost level, for instance how many boxes of a DGX. Raises MeshError if there is
-    no such machine, or if the axes do not fit.
+    `axes`, `shape`, the links and the visible devices are as with `from_descriptor`; `nodes` is the
+    size of the outermost level, for instance the number of boxes of a DGX. Raises MeshError if
+    there is no such machine, or if the axes do not fit.
 
     >>> mesh = preset("dgx_h100", ("dp", "tp"), nodes=4)
     >>> mesh.text()
@@ -74,7 +74,7 @@ def preset(
 
 
 def presets() -> tuple[str, ...]:
-    """The names of the machines that are described.
+    """Returns the names of the described machines.
 
     >>> presets()[:3]
     ('n300', 't3000', 'galaxy')

@@ -1,9 +1,9 @@
-"""Which machines are described? Each with where its figures come from.
+"""Described machines, each with the sources of its figures.
 
 Bandwidths are the makers', one direction of one device (of one wire between chips). Latencies of
-NVLink, PCIe and InfiniBand are those that NCCL 2.1x's tuner holds for its ring and simple protocol;
-those of Ethernet and of wires between chips are estimates. How fast a device adds is a third of its
-memory's bandwidth, as two values are read and one is written.
+NVLink, PCIe and InfiniBand are those of NCCL 2.1x's tuner for its ring and simple protocol; those
+of Ethernet and of wires between chips are estimates. The speed of a device's additions is a third
+of its memory bandwidth, as two values are read and one is written.
 
 >>> preset("dgx_h100").of(4).size, preset("gb200_nvl72").host_count
 (32, 18)
@@ -100,12 +100,12 @@ PRESETS: dict[str, Machine] = {
     )
 }
 LINKS: dict[str, Link] = {v.link.name: v.link for t in CLUSTERS.values() for v in t.levels}
-"""The links that are described, by their names."""
+"""The described links, by their names."""
 ALIASES = {"quietbox": "t3000", "t3k": "t3000", "tg": "galaxy", "nvl72": "gb200_nvl72"}
 
 
 def preset(name: str) -> Machine:
-    """The machine that is described under `name`, in letters of any size. Raises MeshError if there
+    """Returns the machine described under `name`, in upper or lower case. Raises MeshError if there
     is none.
 
     >>> preset("N300").name, preset("QuietBox").name

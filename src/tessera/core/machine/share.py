@@ -1,9 +1,9 @@
-"""The mesh that a file of ranks gives to this process, and which of its devices are the process's.
+"""The mesh that a rank bindings file gives to this process, and this process's devices in it.
 
 `TT_MESH_ID` names one mesh of the mesh graph descriptor in `TT_MESH_GRAPH_DESC_PATH`. Its hosts are
-ranks of the run: `TESSERA_MESHES` has the mesh and the host of each rank, "0.0,0.1,1.0", as the
-launcher read them; without it `TT_MESH_HOST_RANK` says which host this rank is, and the ranks of a
-mesh follow each other.
+ranks of the run: `TESSERA_MESHES`, set by the launcher, has the mesh and the host of each rank,
+"0.0,0.1,1.0"; without it `TT_MESH_HOST_RANK` is the host of this rank, and the ranks of a mesh are
+consecutive.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Environment = Mapping[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a mesh that is this process's: `own` devices. `ids` are the numbers that the
-    program has for the devices of `machine`, in the machine's order."""
+    """The part of a mesh that belongs to this process: `own` devices. `ids` are the program's
+    numbers of the devices of `machine`, in the machine's order."""
 
     machine: Machine
     own: int
@@ -37,32 +37,32 @@ class Share:
 
 
 def given(name: str, variables: Environment = None) -> str:
-    """The text of the variable `name`; "" where it is unset."""
+    """Returns the text of the variable `name`; "" if it is unset."""
     return (os.environ if variables is None else variables).get(name, "").strip()
 
 
 def descriptor_path(variables: Environment = None) -> str:
-    """The descriptor of the machine, which a launcher names; "" where none is named."""
+    """Returns the path of the machine's descriptor, set by a launcher; "" without one."""
     return given(DESCRIPTOR, variables)
 
 
 def mesh_id(variables: Environment = None) -> int | None:
-    """The mesh of this process, by the launcher; None where it says none."""
+    """Returns the mesh_id of this process, set by the launcher; None without one."""
     return _number(MESH_ID, variables)
 
 
 def mesh_ranks(variables: Environment = None) -> tuple[int, ...] | None:
-    """The ranks of this process's mesh, in the order of its hosts; None where all ranks are on one
-    mesh, or nothing says so."""
+    """Returns the ranks of this process's mesh, in the order of its hosts; None if all ranks are on
+    one mesh, or if it is unknown."""
     every = _places(variables)
     return _ranks(every, process_index()) if len({m for m, _ in every}) > 1 else None
 
 
 def share(variables: Environment = None) -> Share | None:
-    """This process's part of its mesh; None without a mesh and a mesh graph descriptor.
+    """Returns this process's part of its mesh; None without a mesh and a mesh graph descriptor.
 
-    Raises MeshError if the descriptor has no such mesh, or if the mesh's devices cannot be shared
-    by its ranks; BackendError for a variable that is no number.
+    Raises MeshError if the descriptor has no such mesh, or if its devices cannot be divided among
+    its ranks; BackendError if a variable is not a number.
     """
     path = descriptor_path(variables)
     if Path(path).suffix not in GRAPHS or (mine := mesh_id(variables)) is None:
@@ -91,7 +91,7 @@ def share(variables: Environment = None) -> Share | None:
 
 
 def _places(variables: Environment) -> list[tuple[int, int]]:
-    """The mesh of each rank and its host there; [] where nothing says so, or this process is
+    """Returns the mesh and host of each rank; [] if they are unknown, or if this process runs
     alone."""
     parts = [p.split(".") for p in given(environment.MESHES, variables).split(",") if p]
     if not all(len(p) == 2 and all(map(str.isdecimal, p)) for p in parts):
@@ -104,13 +104,13 @@ def _places(variables: Environment) -> list[tuple[int, int]]:
 
 
 def _ranks(every: list[tuple[int, int]], rank: int) -> tuple[int, ...]:
-    """The ranks of the mesh of `rank`, in the order of its hosts."""
+    """Returns the ranks of the mesh of `rank`, in the order of its hosts."""
     mine = [r for r, (mesh, _) in enumerate(every) if mesh == every[rank][0]]
     return tuple(sorted(mine, key=lambda r: every[r][1]))
 
 
 def _each(machine: Machine, ranks: int) -> int:
-    """How many devices of the mesh each of its ranks has."""
+    """Returns the number of devices of each rank of the mesh."""
     if machine.size % ranks:
         raise MeshError(
             f"{machine.name}: {machine.size} devices cannot be shared by {ranks} ranks",
@@ -121,8 +121,8 @@ def _each(machine: Machine, ranks: int) -> int:
 
 
 def _ids(machine: Machine, starts: list[int]) -> tuple[int, ...]:
-    """The number of each device of the mesh: those of a host follow each other from its start on.
-    Where there are more ranks than hosts, or fewer, they share the devices in their order."""
+    """Returns the number of each device of the mesh: those of a host are consecutive from its start
+    on. If the number of ranks is not that of hosts, the ranks divide the devices in their order."""
     each = machine.size // len(starts)
     boxes = machine.host_count == len(starts)
     taken = list(starts)

@@ -1,8 +1,8 @@
-"""Which devices does this process see? `TESSERA_VISIBLE_DEVICES` or `TT_VISIBLE_DEVICES` says so.
+"""Visible devices of this process, from `TESSERA_VISIBLE_DEVICES` or `TT_VISIBLE_DEVICES`.
 
-An id is a device on PCIe. On a machine of cards, which the descriptor in `TT_MESH_GRAPH_DESC_PATH`
-names or whose mesh the program takes, it shows the other chips of its card too; elsewhere it is one
-device.
+An id is a device on PCIe. On a machine of cards (named by the descriptor in
+`TT_MESH_GRAPH_DESC_PATH`, or by the program's mesh) an id shows the other chips of its card, too;
+elsewhere it is one device.
 
 >>> visible_ids({"TT_VISIBLE_DEVICES": "0,1"}), visible_ids({})
 ((0, 1), None)
@@ -24,9 +24,9 @@ NAMES = (VISIBLE_DEVICES, "TT_VISIBLE_DEVICES")
 
 
 def visible_ids(environment: Environment = None) -> tuple[int, ...] | None:
-    """The ids that are visible; None where nothing is said, and all are.
+    """Returns the visible ids; None if no variable is set, so that all devices are visible.
 
-    Raises BackendError if a variable is no list of distinct ids, or if both differ.
+    Raises BackendError if a variable is no list of distinct ids, or if the two differ.
     """
     said = {name: given(name, environment) for name in NAMES}
     found = {name: _ids(name, text) for name, text in said.items() if text}
@@ -60,11 +60,11 @@ def _ids(name: str, text: str) -> tuple[int, ...]:
 def visible_count(
     total: int, environment: Environment = None, *, virtual: bool = True
 ) -> int | None:
-    """How many of the host's `total` devices this process sees; None where all are. `virtual` ones
-    can be made more.
+    """Returns the number of the host's `total` devices that this process sees; None if it sees all.
+    The number of `virtual` devices can be increased, and the error says so.
 
-    With a descriptor the ids are those of one of its hosts. A rank of a mesh sees its part of that.
-    Raises BackendError if an id does not exist.
+    With a descriptor the ids are those of one of its hosts; a rank of a mesh sees its part of the
+    mesh. Raises BackendError if an id does not exist.
     """
     mine = visible_share(environment)
     if mine is not None:
@@ -81,11 +81,11 @@ def visible_count(
 
 
 def visible_share(environment: Environment = None) -> Share | None:
-    """The process's part of the mesh that a file of ranks gives to it; None where none does.
+    """Returns the process's part of the mesh from a rank bindings file; None without one.
 
-    Its visible ids are numbers of the machine that the mesh lies on, and each shows one device, or
-    two, a card. Where they show fewer, a process that is alone has the mesh of these; for one of
-    several it is a BackendError.
+    The visible ids are numbers of the machine of the mesh; each shows one device, or the two of a
+    card. If they show fewer, a process that runs alone has the mesh of these devices; one of
+    several processes gets a BackendError.
     """
     mine, ids = share(environment), visible_ids(environment)
     if mine is None or ids is None or mine.own in (len(ids), 2 * len(ids)):
@@ -104,12 +104,12 @@ def visible_share(environment: Environment = None) -> Share | None:
     return Share(part, part.size, tuple(range(part.size)))
 
 
-_used: list[Machine] = []  # the last one of which a part was taken
+_used: list[Machine] = []  # the last machine of which `narrowed` took a part
 
 
 def _system(environment: Environment) -> Machine | None:
-    """The machine that this process runs on: that of the descriptor, or the one whose mesh the
-    program took; None where there is neither."""
+    """Returns the machine of this process: that of the descriptor, or the one whose mesh the
+    program took; None without either."""
     path = descriptor_path(environment)
     if not path:
         return _used[0] if _used else None
@@ -119,10 +119,10 @@ def _system(environment: Environment) -> Machine | None:
 
 
 def narrowed(machine: Machine, environment: Environment = None) -> Machine:
-    """The part of `machine` that this process sees, where it is the whole program on one host.
+    """Returns the part of `machine` that this process sees, if it is the whole program on one host.
 
-    Several processes, or hosts, are one mesh together: each sees its own part of the same machine.
-    Raises BackendError if a visible device does not exist, MeshError if they are no box.
+    Several processes or hosts share one mesh: each sees its own part of the same machine. Raises
+    BackendError if a visible device does not exist, MeshError if they are no box.
     """
     ids = visible_ids(environment)
     alone = process_count() == 1 and rank_of(environment) is None

@@ -1,1 +1,2 @@
-"""`tessera doctor`: does everything that several devices need work here? If not, what helps?"""
+"""`tessera doctor`: checks of this host and of a run for programs on several devices, with
+fixes."""

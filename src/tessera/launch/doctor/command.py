@@ -1,4 +1,5 @@
-"""`tessera doctor` itself: asks this host, joins the run, compares the ranks, and measures."""
+"""The command `tessera doctor`: checks this host, joins the run, compares the ranks, and
+measures."""
 
 from __future__ import annotations
 
@@ -20,29 +21,29 @@ from .host import first_line, host_checks, versions, way_out
 from .ranks import rank_checks
 from .report import Check, Report, merged
 
-LIMIT_S = 60.0  # of every wait for other ranks
+LIMIT_S = 60.0  # time limit of each wait for other ranks
 
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Prints the report as JSON.")] = False,
 ) -> None:
-    """Looks at versions, devices, drivers, network and clocks, measures an all-reduce between all
-    devices, and says what to fix. Started by a launcher (tessera run, mpirun, ...) it looks at all
-    ranks, and rank 0 reports.
+    """Checks versions, devices, drivers, network and clocks, measures an all-reduce between all
+    devices, and prints fixes. Started by a launcher (tessera run, mpirun, ...) it checks all ranks,
+    and rank 0 reports.
 
-    The exit status is 1 where something must be fixed.
+    The exit status is 1 if something must be fixed.
     """
     with _engine_apart():
         report, leads = examined()
     if not leads:
-        return  # rank 0 tells, for all of them
+        return  # rank 0 prints the report of all ranks
     typer.echo(report.json() if json else report.text())
     raise typer.Exit(report.exit_code)
 
 
 @contextlib.contextmanager
 def _engine_apart() -> Iterator[None]:
-    """What the engine's connections write to file 1 goes to file 2: the report alone is output."""
+    """Redirects file 1 to file 2, as the engine prints to stdout, which is for the report alone."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -54,7 +55,7 @@ def _engine_apart() -> Iterator[None]:
 
 
 def examined() -> tuple[Report, bool]:
-    """The report, and whether this process is the one that shows it."""
+    """Returns the report, and whether this process prints it."""
     own = host_checks()
     if switches.COLLECTIVE_LIMIT not in os.environ:
         set_limits(collective_s=LIMIT_S)
@@ -66,7 +67,7 @@ def examined() -> tuple[Report, bool]:
     except TesseraError as error:
         fix = way_out(error) or "see the checks above"
         return Report((*own, Check("processes", "fix", first_line(error), fix))), True
-    except Exception as error:  # the engine's own, as it starts
+    except Exception as error:  # an error of the engine at its start
         fix = "see the driver and the versions above; JAX_PLATFORMS=cpu leaves the GPUs out"
         return Report((*own, Check("devices", "fix", first_line(error), fix))), True
     hosts = [(s["host"], [Check(**c) for c in s["checks"]]) for s in said]
@@ -77,7 +78,7 @@ def examined() -> tuple[Report, bool]:
 
 
 def _said(engine: dict[str, Any], own: list[Check]) -> list[dict[str, Any]]:
-    """What each rank says of itself. Raises BackendError if one says nothing."""
+    """Returns the facts of each rank. Raises BackendError if one does not send them."""
     from ...runtime.exchange import gather, together
 
     _, found = versions()
@@ -93,7 +94,7 @@ def _said(engine: dict[str, Any], own: list[Check]) -> list[dict[str, Any]]:
 
 
 def _transports() -> Check:
-    """What carries collectives, and what is missing."""
+    """Returns the check of the transports of collectives."""
     from ...runtime.transports import transports
 
     found = transports()

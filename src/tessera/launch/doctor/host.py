@@ -1,5 +1,7 @@
-"""What is there on this host, and is it as a program of many devices needs it? Checks that ask no
-engine. Each takes what it looks at, so that its verdict can be tested."""
+"""Checks of this host that need no engine: versions, switches, drivers, memory, limits, network.
+
+Each check takes the facts as arguments, so that its verdict can be tested.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ Environment = Mapping[str, str]
 
 
 def host_checks(environment: Environment = os.environ) -> list[Check]:
-    """All checks of this host and this process."""
+    """Returns all checks of this host and this process."""
     gpus = sorted(map(str, Path("/dev").glob("nvidia[0-9]*")))
     fabric = Path("/sys/class/infiniband")
     return [
@@ -54,7 +56,7 @@ def host_checks(environment: Environment = os.environ) -> list[Check]:
 
 # ---- versions ----------------------------------------------------------------------------------
 def versions() -> tuple[list[str], dict[str, str]]:
-    """What Tessera requires, and the versions that are installed, by name."""
+    """Returns the requirements of Tessera, and the installed versions by name."""
     try:
         needed = [r for r in requires(DISTRIBUTION) or [] if "extra ==" not in r]
     except PackageNotFoundError:
@@ -71,7 +73,8 @@ def versions() -> tuple[list[str], dict[str, str]]:
 
 
 def check_versions(needed: Sequence[str], found: Mapping[str, str]) -> Check:
-    """Is each library there, in a version that fits, and are jax's parts of one version?"""
+    """Checks that each library is installed in a fitting version, and jax's parts in one
+    version."""
     bad = []
     for text in needed:
         r = Requirement(text)
@@ -95,7 +98,7 @@ def check_versions(needed: Sequence[str], found: Mapping[str, str]) -> Check:
 
 # ---- switches ----------------------------------------------------------------------------------
 def check_switches(environment: Environment) -> Check:
-    """Can each switch in the environment be read, and does something read it?"""
+    """Checks that each environment variable of Tessera is known and has a valid value."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         switches.warn_of_unknown(environment)
@@ -110,7 +113,7 @@ def check_switches(environment: Environment) -> Check:
             found.append(first_line(error))
             fixes.append(way_out(error))
     given = {k: v for k, v in environment.items() if k in (*switches.KNOWN, *NAMES)}
-    given.pop(switches.TOKEN, None)  # is for the processes of a run alone
+    given.pop(switches.TOKEN, None)  # a secret of the run's processes
     if found:
         return Check("switches", "fix", "\n".join(found), "; ".join(dict.fromkeys(fixes)))
     text = ", ".join(f"{k}={v}" for k, v in sorted(given.items()))
@@ -118,13 +121,13 @@ def check_switches(environment: Environment) -> Check:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first."""
+    """Returns the first line of an error."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def way_out(error: BaseException) -> str:
-    """The way out of an error of ours; "" of others."""
+    """Returns the fix of one of Tessera's errors; "" for others."""
     for line in str(error).splitlines():
         name, _, fix = line.strip().partition(" : ")
         if name.strip() == "fix":
@@ -134,7 +137,7 @@ def way_out(error: BaseException) -> str:
 
 # ---- drivers -----------------------------------------------------------------------------------
 def driver() -> tuple[str, bool]:
-    """The version of NVIDIA's driver ("" where there is none), and whether jax's plugin for it is
+    """Returns the version of NVIDIA's driver ("" without one), and whether jax's plugin for it is
     installed."""
     plugin = False
     for n in (12, 13):
@@ -155,7 +158,7 @@ def driver() -> tuple[str, bool]:
 
 
 def check_driver(gpus: Sequence[str], driver: str, plugin: bool) -> Check:
-    """Do GPUs, their driver and jax's plugin go together?"""
+    """Checks that GPUs, their driver and jax's plugin fit together."""
     facts = {"gpus": len(gpus), "driver": driver, "plugin": plugin}
     many = f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) != 1)}"
     if not gpus:
@@ -171,7 +174,7 @@ def check_driver(gpus: Sequence[str], driver: str, plugin: bool) -> Check:
 
 
 def check_chips(chips: Sequence[str]) -> Check:
-    """Are there Tenstorrent's chips, which jax cannot use?"""
+    """Reports Tenstorrent chips, which jax cannot use."""
     if not chips:
         return Check("chips", "ok", "no Tenstorrent chip", facts={"chips": 0})
     return Check(
@@ -183,7 +186,7 @@ def check_chips(chips: Sequence[str]) -> Check:
 
 # ---- memory, limits ----------------------------------------------------------------------------
 def shared_memory() -> tuple[int, int]:
-    """Bytes of /dev/shm in all, and those that are free; 0 where there is none."""
+    """Returns the total and free bytes of /dev/shm; 0 if there is none."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
@@ -192,7 +195,7 @@ def shared_memory() -> tuple[int, int]:
 
 
 def check_shared_memory(total: int, free: int) -> Check:
-    """Is there room for the buffers of processes on one host?"""
+    """Checks that /dev/shm has room for the buffers between processes of one host."""
     facts = {"total_bytes": total, "free_bytes": free}
     text = f"/dev/shm: {free / MIB:,.0f} of {total / MIB:,.0f} MiB free"
     if free >= LEAST_SHARED:
@@ -202,7 +205,7 @@ def check_shared_memory(total: int, free: int) -> Check:
 
 
 def check_limits(files: int, locked: int, fabric: Sequence[str]) -> Check:
-    """May the process open enough files, and lock memory for RDMA?"""
+    """Checks the limits of open files, and of locked memory for RDMA."""
     locks = "any" if locked in (-1, resource.RLIM_INFINITY) else f"{locked // 1024:,} KiB"
     found = f"{files:,} open files, {locks} locked memory"
     facts = {"open_files": files, "locked_bytes": locked, "rdma": list(fabric)}
@@ -218,7 +221,7 @@ def check_limits(files: int, locked: int, fabric: Sequence[str]) -> Check:
 
 # ---- network -----------------------------------------------------------------------------------
 def interfaces() -> dict[str, str]:
-    """The state of each network interface by its name ("up", "down", "unknown")."""
+    """Returns the state of each network interface by its name ("up", "down", "unknown")."""
     found = {}
     for _, name in socket.if_nameindex():
         try:
@@ -229,7 +232,7 @@ def interfaces() -> dict[str, str]:
 
 
 def check_interfaces(have: Mapping[str, str], environment: Environment) -> Check:
-    """Are the interfaces there that variables name, and is one up that leads to other hosts?"""
+    """Checks that the interfaces named in variables exist, and that one to other hosts is up."""
     bad, fixes = [], []
     for name in INTERFACES:
         given = environment.get(name, "").strip().lstrip("^=")
@@ -253,7 +256,7 @@ def _address(name: str) -> str:
 
 
 def check_name(name: str, address: Callable[[str], str]) -> Check:
-    """Does this host know itself by its name? Processes of CPUs connect by it."""
+    """Checks that this host's name resolves to an address: processes of CPUs connect by it."""
     try:
         at = address(name)
     except OSError:
@@ -271,7 +274,7 @@ def check_name(name: str, address: Callable[[str], str]) -> Check:
 
 # ---- what ends a program that hangs -------------------------------------------------------------
 def check_hangs() -> Check:
-    """Will a collective that hangs end, and leave a record?"""
+    """Checks the time limit of collectives, and that the flight recorder can write its record."""
     try:
         limit_s, folder = limits().collective_s, switches.folder(switches.FLIGHT_DIR)
     except TesseraError as error:

@@ -1,4 +1,5 @@
-"""Are the ranks of a run alike? Their versions, clocks and hash seeds, and the engine."""
+"""Checks that the ranks of a run agree: devices, versions, clocks, hash seeds; and of the
+engine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ COMPARED = ("tessera", "jax", "jaxlib", "python")
 
 
 def rank_checks(said: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """The checks of what each rank said: its host, engine, versions, time and hash."""
+    """Returns the checks of the facts of each rank: its host, engine, versions, time and hash."""
     return [
         check_devices([s["engine"] for s in said], [s["host"] for s in said]),
         check_alike([s["versions"] for s in said]),
@@ -26,7 +27,7 @@ def rank_checks(said: Sequence[Mapping[str, Any]]) -> list[Check]:
 
 
 def check_devices(engines: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> Check:
-    """Which devices are there, and do the ranks have the same kind and number?"""
+    """Checks that all ranks have the same kind and number of devices."""
     first, count = engines[0], len(engines)
     kinds = {(e["platform"], e["kind"]) for e in engines}
     numbers = [e["local"] for e in engines]
@@ -44,7 +45,7 @@ def check_devices(engines: Sequence[Mapping[str, Any]], hosts: Sequence[str]) ->
 
 
 def check_alike(versions: Sequence[Mapping[str, str]]) -> Check:
-    """Do all ranks have the same versions?"""
+    """Checks that all ranks have the same versions."""
     differ = [n for n in COMPARED if len({v.get(n) for v in versions}) > 1]
     if not differ:
         return Check("ranks' versions", "ok", "one process" if len(versions) == 1 else "all alike")
@@ -60,7 +61,7 @@ def check_alike(versions: Sequence[Mapping[str, str]]) -> Check:
 
 
 def check_clocks(times_s: Sequence[float]) -> Check:
-    """How far apart are the clocks, read at about the same moment?"""
+    """Checks the skew of the clocks, read at about the same moment."""
     skew_s = max(times_s) - min(times_s)
     facts = {"skew_s": skew_s}
     if len(times_s) == 1:
@@ -76,7 +77,7 @@ def check_clocks(times_s: Sequence[float]) -> Check:
 
 
 def check_hashes(hashes: Sequence[int]) -> Check:
-    """Does hash("text") give the same on every rank, as code that picks an owner by it needs?"""
+    """Checks that hash("text") is equal on all ranks, as code that picks an owner by it needs."""
     if len(set(hashes)) == 1:
         one = "one process" if len(hashes) == 1 else "the same on all ranks"
         return Check("hash seed", "ok", one)
@@ -87,7 +88,7 @@ def check_hashes(hashes: Sequence[int]) -> Check:
 
 
 def check_bits(engine: Mapping[str, Any]) -> Check:
-    """Which level of determinism does the backend keep, and are its sums right?"""
+    """Reports the backend's level of determinism, and checks that its sums are right."""
     if not engine["exact"]:
         return Check(
             "determinism", "fix", "this jaxlib computes some sums on a CPU wrongly",
@@ -99,7 +100,7 @@ def check_bits(engine: Mapping[str, Any]) -> Check:
 
 
 def check_overlap(platform: str) -> Check:
-    """Can communication and compute overlap here?"""
+    """Reports whether communication and compute can overlap here."""
     if platform == "cpu":
         found = "on CPUs nothing overlaps inside a program; the schedule shows what may"
         return Check("overlap", "note", found)
@@ -108,6 +109,6 @@ def check_overlap(platform: str) -> Check:
 
 
 def check_bubbles() -> Check:
-    """Where are idle stages seen?"""
+    """Reports how to see idle pipeline stages."""
     found = "take twice as many microbatches as stages; dist.inspect(step) shows what idles"
     return Check("bubbles", "ok", found)

@@ -1,4 +1,4 @@
-"""How fast is an all-reduce between all devices, and is its sum right?"""
+"""Measurement of an all-reduce between all devices, and a check of its sum."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...lang.tensor import Tensor
 from .host import first_line, way_out
 from .report import Check
 
-SMALL, LARGE = 1, 2**22  # elements of f32 a device
+SMALL, LARGE = 1, 2**22  # elements of f32 per device
 MOST_BYTES = 2**30  # of all devices together
 
 
 def reduce_checks() -> list[Check]:
-    """The latency of an all-reduce of 4 bytes, and the bandwidth of one of 16 MiB."""
+    """Returns the latency of an all-reduce of 4 bytes, and the bandwidth of one of 16 MiB."""
     try:
         mesh = auto(("all",))
         if mesh.size == 1:
             return [Check("all_reduce", "note", "one device: there is nothing to reduce between")]
-        # The large one first: a small one that comes first slows down gloo's later ones.
+        # The large one first: after a small one, gloo's later ones are slower.
         large = max(min(LARGE, MOST_BYTES // 4 // mesh.size), SMALL)
         times_s = {}
         for elements, times in ((large, 5), (SMALL, 20)):
@@ -39,7 +39,8 @@ def reduce_checks() -> list[Check]:
 
 
 def _measured(devices: int, elements: int, times: int) -> tuple[float, bool]:
-    """Seconds of one all-reduce of `elements` a device, and whether its sum is right."""
+    """Returns the seconds of one all-reduce of `elements` per device, and whether its sum is
+    right."""
     from ...runtime.diagnose import took_s  # it loads the engine
 
     mesh = auto(("all",))
@@ -57,7 +58,7 @@ def _measured(devices: int, elements: int, times: int) -> tuple[float, bool]:
 
 
 def check_sum(devices: int, elements: int) -> Check:
-    """The check of a sum that is wrong."""
+    """Returns the check of a wrong sum."""
     return Check(
         "all_reduce", "fix", f"the sum of {elements:,} numbers over {devices} devices is wrong",
         "do not train here: update jaxlib and the driver, and run tessera doctor again",
@@ -65,7 +66,7 @@ def check_sum(devices: int, elements: int) -> Check:
 
 
 def reduced(devices: int, small_s: float, size: int, large_s: float) -> Check:
-    """The check of an all-reduce that works.
+    """Returns the check of an all-reduce that works.
 
     >>> reduced(8, 20e-6, 2**24, 0.01).found
     'right among 8 devices: 20 µs for 4 B; 16 MiB in 10.0 ms, 2.9 GB/s on a ring'

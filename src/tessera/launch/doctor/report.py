@@ -1,4 +1,4 @@
-"""What has been found, and what must be done? Checks, and a report of all of them.
+"""Checks with their status and fix, and the report of all checks.
 
 >>> report = Report((Check("hash seed", "fix", "ranks differ", "set PYTHONHASHSEED=0"),))
 >>> print(report.text())
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Status = Literal["ok", "note", "fix"]
-"""Good; worth knowing, and perhaps as it should be; wrong."""
+"""Good; worth knowing, but perhaps intended; wrong."""
 WIDTH = 100
 SYMPTOMS = {
     "init or QP errors (NVSHMEM, DeepEP)": ("transports", "driver", "limits"),
@@ -30,12 +30,12 @@ SYMPTOMS = {
     "results differ": ("determinism", "hash seed"),
     "pipeline bubbles": ("bubbles",),
 }
-"""What a user sees (guide 2, section 7), and which checks look for the cause."""
+"""Symptoms that a user sees (guide 2, section 7), with the checks for their causes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: what was `found`, how to `fix` it, and its figures."""
+    """One check: what was `found`, how to `fix` it, and its figures."""
 
     name: str
     status: Status
@@ -52,7 +52,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing must be fixed."""
+        """Returns whether no check needs a fix."""
         return all(c.status != "fix" for c in self.checks)
 
     @property
@@ -60,11 +60,13 @@ class Report:
         return 0 if self.ok else 1
 
     def json(self) -> str:
-        """{"ok": ..., "checks": [{"name", "status", "found", "fix", "facts"}, ...]}"""
+        """Returns the JSON {"ok": ..., "checks": [{"name", "status", "found", "fix", "facts"},
+        ...]}"""
         return json.dumps({"ok": self.ok, "checks": [asdict(c) for c in self.checks]}, indent=2)
 
     def text(self) -> str:
-        """A line a check and what to do under it; symptoms, and where each is looked for, last."""
+        """Returns a line for each check, its fix below it, and at the end the symptoms with their
+        checks."""
         wide = max(len(c.name) for c in self.checks)
         blank = " " * (9 + wide)
         lines: list[str] = []
@@ -93,7 +95,7 @@ def _wrapped(text: str, blank: str) -> list[str]:
 
 
 def merged(by_host: list[tuple[str, list[Check]]]) -> list[Check]:
-    """The checks of several hosts: what all found alike once, the rest with the name of its host.
+    """Returns the checks of several hosts: equal ones once, others with the names of their hosts.
 
     >>> a, b = Check("cpu", "ok", "8"), Check("cpu", "ok", "4")
     >>> [c.name for c in merged([("n1", [a]), ("n2", [a])])]

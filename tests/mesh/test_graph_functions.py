@@ -268,3 +268,5 @@ def test_a_tensor_of_dist_tensor_is_read_at_each_call_wherever_it_is() -> None:
     hidden[0].w.put(ts.full((2,), 5.0))
     assert double(ts.ones(2)).numpy().tolist() == [5, 5]
     assert hidden[0].w.numpy().tolist() == [10, 10]
+    with pytest.raises(ts.ShapeError, match="put: the new value has another shape"):
+        hidden[0].w.put(ts.ones(3))

@@ -92,9 +92,10 @@ class Box(Tensor):
     def put(self, value: Tensor) -> None:
         """Replaces the value; in a recorded function, after its program has run.
 
-        Raises UsageError in the body of a loop or branch. The shape and dtype are not checked:
-        `fits` does that for the callers that need it.
+        Raises ShapeError if `value` has another shape, DTypeError if one of the two is not of
+        floats, UsageError in the body of a loop or branch.
         """
+        alike("put: the new value", self.type, value.type, "give a value of its shape and dtype")
         recorder = current()
         if recorder is not None:
             recorder.write(self, value)

@@ -229,6 +229,6 @@ def test_auto_depends_on_the_platform(platform: str, processes: int, picks: Any)
 
 
 def test_the_way_out_of_an_error_is_read() -> None:
-    error = ts.core.errors.fail(ts.BackendError, "a: b", [("x", 1)], fix="do this : now")
+    error = ts.BackendError("a: b", x=1, fix="do this : now")
     assert (host.first_line(error), host.way_out(error)) == ("a: b", "do this : now")
     assert host.way_out(ValueError("x")) == ""

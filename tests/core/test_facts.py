@@ -214,7 +214,7 @@ OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
     "lang/functions.py", "lang/linalg.py", "lang/shaping.py", "lang/operands.py",
     "lang/operators.py", "lang/collectives.py", "lang/jax_functions.py", "ttnn/elementwise.py",
-    "ttnn/arithmetic.py",
+   
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What does this tier need? Meshes of TT-NN on 8 virtual devices."""
+"""Meshes of TT-NN on 8 virtual devices, for the tests of this folder."""
 
 from __future__ import annotations
 

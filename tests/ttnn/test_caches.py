@@ -1,4 +1,4 @@
-"""Are keys and values in pages those of a cache of all places, and decode what the whole gives?"""
+"""Keys and values in pages against a cache of all places, and decoding against the whole."""
 
 from __future__ import annotations
 

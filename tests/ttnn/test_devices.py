@@ -1,4 +1,4 @@
-"""Are meshes, their parts and their other shapes those of TT-NN?"""
+"""Meshes, their parts and their other shapes, as TT-NN has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tessera import MeshError, UsageError, ttnn
 from tessera.core.machine.mesh_graph_text import write
 from tessera.core.machine.presets import preset as described
-from tessera.ttnn import processes
+from tessera.ttnn import lifecycle
 from tests.cases import LONG
 from tests.core.machine_files import GRAPH_TOP, MESH, graph, instances, joined
 from tests.procs.launched import launch
@@ -233,7 +233,7 @@ def test_a_name_that_is_not_here() -> None:
 
 
 def test_one_process_is_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_begun", [])
+    monkeypatch.setattr(lifecycle, "_begun", [])
     assert not ttnn.distributed_context_is_initialized()
     with pytest.raises(ttnn.TTNNError, match="the processes have not been joined"):
         ttnn.distributed_context_get_rank()

@@ -1,4 +1,4 @@
-"""Do the forms run that programs for TT-NN's hardware are written in?"""
+"""Forms in which programs for TT-NN's hardware are written."""
 
 from __future__ import annotations
 

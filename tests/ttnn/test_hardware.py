@@ -1,4 +1,4 @@
-"""What programs ask of the hardware: accepted and checked, without effect on values."""
+"""Requests of programs to the hardware: accepted and checked, without effect on values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the Llama of the example write what transformers writes?"""
+"""The Llama of the example writes the tokens of transformers."""
 
 from __future__ import annotations
 

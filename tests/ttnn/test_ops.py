@@ -1,4 +1,4 @@
-"""Is each op PyTorch's, on parts that fill no tile, on each device with its own?"""
+"""Ops against PyTorch's, on parts that fill no tile, on each device with its own."""
 
 from __future__ import annotations
 

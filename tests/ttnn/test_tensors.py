@@ -1,4 +1,4 @@
-"""Do tensors come to the devices, and back, as TT-NN's mappers and composers say?"""
+"""Tensors to the devices and back, by TT-NN's mappers and composers."""
 
 from __future__ import annotations
 

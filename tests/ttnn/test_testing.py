@@ -1,4 +1,4 @@
-"""Do tests that were written for hardware find their fixtures?"""
+"""Fixtures for tests that were written for hardware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a replay compute what the ops would, on what the operands hold then?"""
+"""Replays against the ops, on the values that the operands hold at the replay."""
 
 from __future__ import annotations
 

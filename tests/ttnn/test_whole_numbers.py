@@ -1,4 +1,4 @@
-"""Are ops on whole numbers exact, and of float32 where their results are not whole?"""
+"""Ops on whole numbers: exact, and of float32 where results are not whole."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Library frames that may stand between a user's line and ours.
@@ -26,7 +26,6 @@ _PEERS = tuple(f"site-packages{os.sep}{name}{os.sep}" for name in ("jax", "optax
 # Functions that libraries generate: methods of dataclasses and named tuples, JAX's lambdas.
 _GENERATED = ("__init__", "__new__", "__eq__", "__repr__", "__hash__", "<lambda>")
 _LIBRARIES = ("tessera", "jax", "numpy", "dataclasses", "importlib", "runpy")
-E = TypeVar("E", bound="TesseraError")
 
 
 class TesseraError(Exception):
@@ -217,15 +216,3 @@ def line_of(error: BaseException) -> str:
             found = _place(tb.tb_frame.f_code.co_filename, tb.tb_lineno)
         tb = tb.tb_next
     return found
-
-
-def fail(
-    cls: type[E],
-    what: str,
-    operands: Iterable[tuple[str, object]] = (),
-    *,
-    fix: str = "",
-    at: str | None = None,
-) -> E:
-    """Returns the error `cls` with this text."""
-    return cls(what, rows=operands, fix=fix, at=at)

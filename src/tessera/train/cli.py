@@ -9,8 +9,8 @@ def one_line(error: TesseraError, *rows: str) -> str:
     """The error without its operands and places, which a command line's user did not write, but
     with those of its `rows` that he cannot know.
 
-    >>> from tessera.core.errors import UsageError, fail
-    >>> error = fail(UsageError, "corpus: 'x' is not there", [("root", "x")], fix="name another")
+    >>> from tessera.core.errors import UsageError
+    >>> error = UsageError("corpus: 'x' is not there", root="x", fix="name another")
     >>> one_line(error)
     "corpus: 'x' is not there (name another)"
     >>> one_line(error, "root")

@@ -3,67 +3,52 @@
 Programs that are written for meshes of Tenstorrent devices run as they are, on the devices of this
 machine (docs/ttnn.md). A tensor is one of Tessera's, each device's own; ops, collectives and
 replayed traces are programs of the same engine.
+
+In the order in which to read it:
+
+- the table: op.py has the caller of all ops, and elementwise.py, movement.py, indexing.py,
+  products.py, transformer.py, ccl.py and experimental.py have the rows
+- devices: shapes.py, system.py, device.py, lifecycle.py
+- tensors: dtypes.py, mapping.py, tensor.py, transfer.py, shards.py, create.py
+- around them: trace.py, show.py, model_preprocessing.py, testing.py
+- kept and shown: configs.py, hardware.py
+- arguments and errors: args.py, errors.py, names.py
 """
 
-from types import FunctionType
+import types as _types
 
+from . import ccl as collectives
 from . import (
-    arithmetic,
-    ccl,
-    cluster,
-    configs,
-    create,
     device,
-    distribution,
-    dtypes,
     elementwise,
+    errors,
     experimental,
-    experts,
-    guard,
-    hardware,
-    mapping,
+    indexing,
     model_preprocessing,
     movement,
     names,
-    opening,
-    parts,
-    picking,
-    processes,
     products,
-    shapes,
     show,
-    subdevices,
     tensor,
-    trace,
     transfer,
     transformer,
 )
-from .arithmetic import *
-from .caches import fill_cache, update_cache
-from .ccl import *
 from .configs import *
 from .create import *
 from .device import *
-from .distribution import *
 from .dtypes import *
 from .dtypes import DataType, Layout
-from .elementwise import *
-from .experts import *
-from .faults import TTNNError
+from .errors import TTNNError
 from .hardware import *
+from .lifecycle import *
 from .mapping import *
-from .movement import *
-from .opening import *
-from .parts import *
-from .picking import *
-from .processes import *
-from .products import *
 from .shapes import *
+from .shards import *
 from .show import *
-from .subdevices import *
 from .tensor import *
 from .trace import *
 from .transfer import *
+from .transformer import fill_cache, update_cache
 
 # Element types and layouts by the names that programs use.
 bfloat16, float32, uint32 = DataType.BFLOAT16, DataType.FLOAT32, DataType.UINT32
@@ -71,39 +56,40 @@ int32, uint16, uint8 = DataType.INT32, DataType.UINT16, DataType.UINT8
 bfloat8_b, bfloat4_b = DataType.BFLOAT8_B, DataType.BFLOAT4_B
 TILE_LAYOUT, ROW_MAJOR_LAYOUT = Layout.TILE, Layout.ROW_MAJOR
 kv_cache = transformer
-globals().update(elementwise.OPS | arithmetic.OPS)
+globals().update(elementwise.OPS)
+for _module in (elementwise, movement, products, indexing, collectives):
+    globals().update(errors.publics(vars(_module)))
 
 __all__ = [
-    *(
-        name
-        for module in (
-            arithmetic, ccl, configs, create, device, distribution, dtypes, elementwise, experts,
-            hardware, mapping, movement, opening, parts, picking, processes, products, shapes, show,
-            subdevices, tensor, trace, transfer,
-        )
-        for name in module.__all__
-    ),
-    *elementwise.OPS,
-    *arithmetic.OPS,
-    "ROW_MAJOR_LAYOUT", "TILE_LAYOUT", "TTNNError", "bfloat16", "bfloat4_b",
-    "bfloat8_b", "cluster", "experimental", "fill_cache", "float32", "int32", "kv_cache",
-    "model_preprocessing", "transformer", "uint16", "uint32", "uint8", "update_cache",
+    *(n for n, v in globals().items() if n[0] != "_" and not isinstance(v, _types.ModuleType)
+      and n not in ("TTNNError", "fill_cache", "update_cache")),
+    "TTNNError", "experimental", "fill_cache", "kv_cache", "model_preprocessing", "transformer",
+    "update_cache",
 ]  # fmt: skip
 
-# Each public function's errors are ours, whatever it is given; the one that is left out calls the
-# user's functions, whose errors are theirs, and checks its arguments itself.
-for _where, _prefix in (
-    (globals(), ""), (vars(transformer), "transformer."), (vars(experimental), "experimental."),
-    (vars(model_preprocessing), "model_preprocessing."),
-):  # fmt: skip
-    for _name in _where["__all__"]:
-        if isinstance(_where[_name], FunctionType) and _name != "preprocess_model_parameters":
-            _where[_name] = guard.guarded(_prefix + _name, _where[_name])
+# Methods of tensors that are above the class.
+for _name, _method in {
+    "__getitem__": movement.getitem, "__repr__": show.tensor_text,
+    "__array__": transfer.as_array, "__float__": lambda self: float(transfer.only(self)),
+    "__int__": lambda self: int(transfer.only(self)),
+    "__bool__": lambda self: bool(transfer.only(self)), "to": transfer.to,
+    "to_torch": transfer.to_torch, "numpy": transfer.numpy, "item": transfer.item,
+    "to_list": transfer.to_list,
+}.items():  # fmt: skip
+    setattr(tensor.Tensor, _name, _method)
+for _name, _op in {
+    "__add__": "add", "__radd__": "add", "__sub__": "subtract", "__mul__": "multiply",
+    "__rmul__": "multiply", "__truediv__": "divide", "__rsub__": "rsub", "__rtruediv__": "rdiv",
+    "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge",
+    "__pow__": "pow", "__neg__": "neg", "__matmul__": "matmul", "reshape": "reshape",
+}.items():  # fmt: skip
+    setattr(tensor.Tensor, _name, globals()[_op])
 
-for _class in (tensor.Tensor, device.MeshDevice, subdevices.SubDeviceManagers):
-    for _name, _method in [*vars(_class).items()]:
-        if isinstance(_method, FunctionType) and not _name.startswith("_"):
-            setattr(_class, _name, guard.guarded(f"{_class.__name__}.{_name}", _method))
+# Each public function's errors are TTNNErrors, whatever it is given.
+for _class in (tensor.Tensor, device.MeshDevice, device.SubDeviceManagers):
+    for _name, _call in errors.functions(vars(_class)).items():
+        setattr(_class, _name, errors.public(_call))
+globals().update({n: errors.public(f) for n, f in errors.functions(globals()).items()})
 
 
 def __getattr__(name: str) -> object:

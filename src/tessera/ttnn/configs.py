@@ -1,5 +1,5 @@
-"""What can a program of TT-NN say of memories, cores and kernels? It is kept and shown, and has no
-effect on results: those are of XLA here.
+"""Words of TT-NN for memories, cores and kernels: kept and shown, without effect on results, which
+are of XLA here.
 
 >>> DRAM_MEMORY_CONFIG.memory_layout, CoreGrid(y=4, x=8).num_cores
 (TensorMemoryLayout.INTERLEAVED, 32)
@@ -18,7 +18,7 @@ from .names import no_member
 
 
 class Members(enum.EnumMeta):
-    """An enumeration that says which members it has, where another one is asked for."""
+    """An enumeration whose error lists its members, where another one is asked for."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
@@ -28,7 +28,7 @@ class Members(enum.EnumMeta):
         raise no_member(cls.__name__, name, cls.__members__)
 
 
-class Word(enum.Enum, metaclass=Members):
+class Member(enum.Enum, metaclass=Members):
     """A member of an enumeration of TT-NN: it prints as `name.member`."""
 
     def __repr__(self) -> str:
@@ -37,32 +37,81 @@ class Word(enum.Enum, metaclass=Members):
     __str__ = __repr__
 
 
-def words(name: str, members: str) -> Any:
-    """TT-NN's enumeration `name`: its members print as `name.member`."""
-    made = cast(Any, Word)(name, members)
+class Options:
+    """A class of TT-NN that is kept and shown: its arguments, by name."""
+
+    def __init__(self, *given: object, **options: object) -> None:
+        vars(self).update(options)
+        self._given, self._options = given, options
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        parts = [*map(repr, self._given), *(f"{k}={v!r}" for k, v in self._options.items())]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def enumeration(name: str, members: str) -> Any:
+    """TT-NN's enumeration `name`."""
+    made = cast(Any, Member)(name, members)
     made.__module__, made.__doc__ = __name__, f"TT-NN's {name}."
     return made
 
 
-Arch = words("Arch", "INVALID GRAYSKULL WORMHOLE_B0 BLACKHOLE")
-BufferType = words("BufferType", "DRAM L1 SYSTEM_MEMORY L1_SMALL TRACE")
-TensorMemoryLayout = words(
-    "TensorMemoryLayout", "INTERLEAVED HEIGHT_SHARDED WIDTH_SHARDED BLOCK_SHARDED ND_SHARDED"
+ENUMERATIONS = {
+    name: enumeration(name, members)
+    for name, members in {
+        "Arch": "INVALID GRAYSKULL WORMHOLE_B0 BLACKHOLE",
+        "BufferType": "DRAM L1 SYSTEM_MEMORY L1_SMALL TRACE",
+        "DispatchCoreAxis": "ROW COL",
+        "DispatchCoreType": "WORKER ETH",
+        "EmbeddingsType": "GENERIC PADDED BINARY",
+        "FabricConfig": "DISABLED FABRIC_1D FABRIC_1D_RING FABRIC_1D_NEIGHBOR_EXCHANGE FABRIC_2D"
+        " FABRIC_2D_TORUS FABRIC_2D_TORUS_X FABRIC_2D_TORUS_Y FABRIC_2D_TORUS_XY FABRIC_2D_DYNAMIC"
+        " CUSTOM",
+        "FabricReliabilityMode": "STRICT_INIT RELAXED_INIT DYNAMIC_RECONFIG",
+        "FabricTensixConfig": "DISABLED MUX",
+        "FabricUDMMode": "DISABLED ENABLED",
+        "LossReductionMode": "NONE SUM MEAN",
+        "MathFidelity": "LoFi HiFi2 HiFi3 HiFi4 Invalid",
+        "ReduceType": "Sum Mean Max Min Std Var",
+        "ShardOrientation": "ROW_MAJOR COL_MAJOR",
+        "ShardStrategy": "HEIGHT WIDTH BLOCK",
+        "StorageType": "HOST DEVICE",
+        "TensorMemoryLayout": "INTERLEAVED HEIGHT_SHARDED WIDTH_SHARDED BLOCK_SHARDED ND_SHARDED",
+        "Topology": "Ring Linear Mesh Torus",
+        # Functions of one number, which `activation=` names too (elementwise.py).
+        "UnaryOpType": "RELU GELU SILU SIGMOID TANH EXP SQRT RSQRT RECIP NEG ABS LOG SQUARE RELU6"
+        " SOFTPLUS",
+    }.items()
+}  # fmt: skip
+OPTIONS = {
+    name: cast(Any, type(name, (Options,), {"__doc__": f"TT-NN's {name}: kept, without effect."}))
+    for name in (
+        "ShardSpec", "NdShardSpec", "DispatchCoreConfig", "WormholeComputeKernelConfig",
+        "GrayskullComputeKernelConfig", "DeviceComputeKernelConfig", "BlackholeComputeKernelConfig",
+        "MatmulMultiCoreReuseProgramConfig", "MatmulMultiCoreReuseMultiCastProgramConfig",
+        "MatmulMultiCoreReuseMultiCast1DProgramConfig",
+        "MatmulMultiCoreReuseMultiCastDRAMShardedProgramConfig", "LayerNormDefaultProgramConfig",
+        "LayerNormShardedMultiCoreProgramConfig", "SoftmaxDefaultProgramConfig",
+        "SoftmaxShardedMultiCoreProgramConfig", "SDPAProgramConfig", "SubDevice",
+    )
+}  # fmt: skip
+globals().update(ENUMERATIONS | OPTIONS)
+# Those that this package uses itself, where types are checked.
+Arch, BufferType, FabricConfig, LossReductionMode, ReduceType = (
+    ENUMERATIONS[n]
+    for n in ("Arch", "BufferType", "FabricConfig", "LossReductionMode", "ReduceType")
 )
-ShardStrategy = words("ShardStrategy", "HEIGHT WIDTH BLOCK")
-ShardOrientation = words("ShardOrientation", "ROW_MAJOR COL_MAJOR")
-StorageType = words("StorageType", "HOST DEVICE")
-MathFidelity = words("MathFidelity", "LoFi HiFi2 HiFi3 HiFi4 Invalid")
-Topology = words("Topology", "Ring Linear Mesh Torus")
-ReduceType = words("ReduceType", "Sum Mean Max Min Std Var")
-LossReductionMode = words("LossReductionMode", "NONE SUM MEAN")
-EmbeddingsType = words("EmbeddingsType", "GENERIC PADDED BINARY")
-DispatchCoreType = words("DispatchCoreType", "WORKER ETH")
-DispatchCoreAxis = words("DispatchCoreAxis", "ROW COL")
-FabricConfig = words(
-    "FabricConfig",
-    "DISABLED FABRIC_1D FABRIC_1D_RING FABRIC_1D_NEIGHBOR_EXCHANGE FABRIC_2D FABRIC_2D_TORUS"
-    " FABRIC_2D_TORUS_X FABRIC_2D_TORUS_Y FABRIC_2D_TORUS_XY FABRIC_2D_DYNAMIC CUSTOM",
+StorageType, TensorMemoryLayout, Topology, UnaryOpType = (
+    ENUMERATIONS[n] for n in ("StorageType", "TensorMemoryLayout", "Topology", "UnaryOpType")
+)
+SubDevice, WormholeComputeKernelConfig = (
+    OPTIONS[n] for n in ("SubDevice", "WormholeComputeKernelConfig")
 )
 DEVICE_STORAGE_TYPE = StorageType.DEVICE
 
@@ -84,7 +133,7 @@ class CoreGrid:
 
     @property
     def num_cores(self) -> int:
-        """How many cores."""
+        """The number of cores."""
         return self.y * self.x
 
 
@@ -107,51 +156,8 @@ class CoreRangeSet(frozenset[CoreRange]):
         return sorted(self, key=lambda r: (r.start.y, r.start.x))
 
     def num_cores(self) -> int:
-        """How many cores; ranges do not overlap."""
-        sizes = ((r.end.x - r.start.x + 1) * (r.end.y - r.start.y + 1) for r in self)
-        return sum(sizes)
-
-
-class _Options:
-    """What was given, by name."""
-
-    def __init__(self, *given: object, **options: object) -> None:
-        for key, value in options.items():
-            setattr(self, key, value)
-        self._given, self._options = given, options
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
-    def __repr__(self) -> str:
-        parts = [*map(repr, self._given), *(f"{k}={v!r}" for k, v in self._options.items())]
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-
-def _options(*names: str) -> list[Any]:
-    return [type(n, (_Options,), {"__doc__": f"TT-NN's {n}: kept, without effect."}) for n in names]
-
-
-(
-    ShardSpec, NdShardSpec, DispatchCoreConfig, WormholeComputeKernelConfig,
-    GrayskullComputeKernelConfig, DeviceComputeKernelConfig, BlackholeComputeKernelConfig,
-    MatmulMultiCoreReuseProgramConfig, MatmulMultiCoreReuseMultiCastProgramConfig,
-    MatmulMultiCoreReuseMultiCast1DProgramConfig,
-    MatmulMultiCoreReuseMultiCastDRAMShardedProgramConfig, LayerNormDefaultProgramConfig,
-    LayerNormShardedMultiCoreProgramConfig, SoftmaxDefaultProgramConfig,
-    SoftmaxShardedMultiCoreProgramConfig, SDPAProgramConfig, SubDevice,
-) = _options(
-    "ShardSpec", "NdShardSpec", "DispatchCoreConfig", "WormholeComputeKernelConfig",
-    "GrayskullComputeKernelConfig", "DeviceComputeKernelConfig", "BlackholeComputeKernelConfig",
-    "MatmulMultiCoreReuseProgramConfig", "MatmulMultiCoreReuseMultiCastProgramConfig",
-    "MatmulMultiCoreReuseMultiCast1DProgramConfig",
-    "MatmulMultiCoreReuseMultiCastDRAMShardedProgramConfig", "LayerNormDefaultProgramConfig",
-    "LayerNormShardedMultiCoreProgramConfig", "SoftmaxDefaultProgramConfig",
-    "SoftmaxShardedMultiCoreProgramConfig", "SDPAProgramConfig", "SubDevice",
-)  # fmt: skip
+        """The number of cores; ranges do not overlap."""
+        return sum((r.end.x - r.start.x + 1) * (r.end.y - r.start.y + 1) for r in self)
 
 
 @dataclass(frozen=True)
@@ -170,8 +176,17 @@ class SubDeviceId:
 
 
 @dataclass(frozen=True)
+class UnaryWithParam:
+    """A function of one number with a parameter of its own."""
+
+    op_type: Any
+    param: float | None = None
+
+
+@dataclass(frozen=True)
 class MemoryConfig:
-    """Where a tensor lies in a device's memories: shown by `get_memory_config`, without effect."""
+    """The place of a tensor in a device's memories: shown by `get_memory_config`, without
+    effect."""
 
     memory_layout: Any = TensorMemoryLayout.INTERLEAVED
     buffer_type: Any = BufferType.DRAM
@@ -179,106 +194,32 @@ class MemoryConfig:
     nd_shard_spec: Any = None
 
     def is_sharded(self) -> bool:
-        """Whether the tensor is cut over the cores of a device."""
+        """True if the tensor is cut over the cores of a device."""
         interleaved = self.memory_layout is TensorMemoryLayout.INTERLEAVED
         return not interleaved or self.nd_shard_spec is not None
 
 
 DRAM_MEMORY_CONFIG = MemoryConfig()
 L1_MEMORY_CONFIG = MemoryConfig(buffer_type=BufferType.L1)
-L1_HEIGHT_SHARDED_MEMORY_CONFIG = MemoryConfig(TensorMemoryLayout.HEIGHT_SHARDED, BufferType.L1)
-L1_WIDTH_SHARDED_MEMORY_CONFIG = MemoryConfig(TensorMemoryLayout.WIDTH_SHARDED, BufferType.L1)
-L1_BLOCK_SHARDED_MEMORY_CONFIG = MemoryConfig(TensorMemoryLayout.BLOCK_SHARDED, BufferType.L1)
+L1_HEIGHT_SHARDED_MEMORY_CONFIG, L1_WIDTH_SHARDED_MEMORY_CONFIG, L1_BLOCK_SHARDED_MEMORY_CONFIG = (
+    MemoryConfig(TensorMemoryLayout[f"{way}_SHARDED"], BufferType.L1)
+    for way in ("HEIGHT", "WIDTH", "BLOCK")
+)
 
 
 def create_sharded_memory_config(
-    shape: Sequence[int],
-    core_grid: object,
-    strategy: Any,
-    orientation: Any = None,
-    use_height_and_width_as_shard_shape: bool = False,
-    **options: object,
-) -> MemoryConfig:
+    shape: Sequence[int], core_grid: object, strategy: Any, orientation: Any = None,
+    use_height_and_width_as_shard_shape: bool = False, **options: object,
+) -> MemoryConfig:  # fmt: skip
     """A `MemoryConfig` that cuts a tensor over the cores of a device."""
     layout = TensorMemoryLayout[f"{strategy.name}_SHARDED"]
-    spec = ShardSpec(core_grid, list(shape), orientation or ShardOrientation.ROW_MAJOR)
-    return MemoryConfig(layout, BufferType.L1, spec)
-
-
-class UnaryOpType(Word):
-    """Functions of one number, which `activation=` names too."""
-
-    RELU = "relu"
-    GELU = "gelu"
-    SILU = "silu"
-    SIGMOID = "sigmoid"
-    TANH = "tanh"
-    EXP = "exp"
-    SQRT = "sqrt"
-    RSQRT = "rsqrt"
-    RECIP = "reciprocal"
-    NEG = "neg"
-    ABS = "abs"
-    LOG = "log"
-    SQUARE = "square"
-    RELU6 = "relu6"
-    SOFTPLUS = "softplus"
-
-
-@dataclass(frozen=True)
-class UnaryWithParam:
-    """A function of one number with a parameter of its own."""
-
-    op_type: UnaryOpType
-    param: float | None = None
+    lies = orientation or ENUMERATIONS["ShardOrientation"].ROW_MAJOR
+    return MemoryConfig(layout, BufferType.L1, OPTIONS["ShardSpec"](core_grid, list(shape), lies))
 
 
 __all__ = [
-    "DEVICE_STORAGE_TYPE",
-    "DRAM_MEMORY_CONFIG",
-    "L1_BLOCK_SHARDED_MEMORY_CONFIG",
-    "L1_HEIGHT_SHARDED_MEMORY_CONFIG",
-    "L1_MEMORY_CONFIG",
-    "L1_WIDTH_SHARDED_MEMORY_CONFIG",
-    "Arch",
-    "BlackholeComputeKernelConfig",
-    "BufferType",
-    "CoreCoord",
-    "CoreGrid",
-    "CoreRange",
-    "CoreRangeSet",
-    "DeviceComputeKernelConfig",
-    "DispatchCoreAxis",
-    "DispatchCoreConfig",
-    "DispatchCoreType",
-    "EmbeddingsType",
-    "FabricConfig",
-    "GrayskullComputeKernelConfig",
-    "LayerNormDefaultProgramConfig",
-    "LayerNormShardedMultiCoreProgramConfig",
-    "LossReductionMode",
-    "MathFidelity",
-    "MatmulMultiCoreReuseMultiCast1DProgramConfig",
-    "MatmulMultiCoreReuseMultiCastDRAMShardedProgramConfig",
-    "MatmulMultiCoreReuseMultiCastProgramConfig",
-    "MatmulMultiCoreReuseProgramConfig",
-    "MemoryConfig",
-    "NdShardSpec",
-    "ReduceType",
-    "SDPAProgramConfig",
-    "ShardOrientation",
-    "ShardSpec",
-    "ShardStrategy",
-    "SoftmaxDefaultProgramConfig",
-    "SoftmaxShardedMultiCoreProgramConfig",
-    "StorageType",
-    "SubDevice",
-    "SubDeviceId",
-    "TensorMemoryLayout",
-    "Tile",
-    "Topology",
-    "UnaryOpType",
-    "UnaryWithParam",
-    "WormholeComputeKernelConfig",
-    "create_sharded_memory_config",
+    *ENUMERATIONS, *OPTIONS, "DEVICE_STORAGE_TYPE", "DRAM_MEMORY_CONFIG",
+    "L1_BLOCK_SHARDED_MEMORY_CONFIG", "L1_HEIGHT_SHARDED_MEMORY_CONFIG", "L1_MEMORY_CONFIG",
+    "L1_WIDTH_SHARDED_MEMORY_CONFIG", "CoreCoord", "CoreGrid", "CoreRange", "CoreRangeSet",
+    "MemoryConfig", "SubDeviceId", "Tile", "UnaryWithParam", "create_sharded_memory_config",
 ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""How are tensors of TT-NN made without data of the host, and how are they kept in files?"""
+"""Tensors without data of the host, and tensors in files."""
 
+# Rows of the table are made at run time, so their types are not seen.
+# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -13,16 +14,16 @@ import numpy as np
 
 from ..core.checks import file_access
 from ..core.files import write_whole
-from .asked import kinds
+from .args import check_types
 from .configs import BufferType, MemoryConfig
 from .device import MeshDevice
 from .dtypes import DataType, Layout
-from .faults import wrong
+from .errors import wrong
 from .mapping import PlacementReplicate, PlacementShard, TensorToMesh, TensorTopology
-from .run import how, run
+from .op import OUTPUT_KEYWORDS, check_keywords
 from .shapes import MeshCoordinate, MeshShape
 from .tensor import Tensor, TensorSpec, dtype_of, host_array
-from .transfer import WRITES, from_torch, identity, laid, to_device
+from .transfer import WRITES, clone, from_torch, place_on_mesh, to_device
 
 _random = np.random.default_rng(0)
 
@@ -40,19 +41,24 @@ def full(
 ) -> Tensor:  # fmt: skip
     """A tensor of one number, on all devices. Raises TTNNError if a trace is being captured
     there."""
-    into = how("full", options)["output"]
+    check_keywords(full, options)
+    into = _into(options)
     if into is not None:
         dtype, layout, device = dtype or into.dtype, layout or into.layout, device or into.device_
-    kinds("full", device=device)
+    check_types("full", device=device)
     if device is not None:
-        device.outside_capture("full", WRITES)
+        device.check_no_capture("full", WRITES)
     made = from_torch(
         np.full(tuple(shape), fill_value), dtype or DataType.BFLOAT16,
         layout=layout or Layout.TILE, device=device, memory_config=memory_config,
     )  # fmt: skip
     if into is None:
         return made
-    return run("full", identity, [made], made.dtype, output=into)
+    return clone(made, dtype=made.dtype, output_tensor=into)
+
+
+def _into(options: dict[str, Any]) -> Any:
+    return next((options[k] for k in OUTPUT_KEYWORDS if options.get(k) is not None), None)
 
 
 def zeros(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
@@ -71,37 +77,30 @@ def empty(
 ) -> Tensor:  # fmt: skip
     """A tensor whose values are to be written: zeros until then. It may be made while a trace is
     captured, too."""
-    kinds("empty", device=device)
-    if how("empty", options)["output"] is not None:
+    check_types("empty", device=device)
+    check_keywords(empty, options)
+    if _into(options) is not None:
         return full(shape, 0.0, dtype, layout, device, memory_config, **options)
     made = full(shape, 0.0, dtype, layout, memory_config=memory_config)
-    return made if device is None else laid(made, device)
+    return made if device is None else place_on_mesh(made, device)
 
 
 def allocate_tensor_on_device(
-    shape: Any,
-    dtype: DataType | MeshDevice = DataType.BFLOAT16,
-    layout: Layout = Layout.TILE,
-    device: MeshDevice | None = None,
-    memory_config: MemoryConfig | None = None,
-) -> Tensor:
+    shape: Any, dtype: Any = DataType.BFLOAT16, layout: Layout = Layout.TILE,
+    device: MeshDevice | None = None, memory_config: MemoryConfig | None = None,
+) -> Tensor:  # fmt: skip
     """`empty`, on a mesh. In place of a shape, an element type and a layout it takes a
     `TensorSpec`, and the mesh."""
     if isinstance(shape, TensorSpec):
         device = dtype if isinstance(dtype, MeshDevice) else device
-        dtype, layout, memory_config = shape.dtype, shape.layout, shape.memory_config
-        shape = shape.shape
-    assert not isinstance(dtype, MeshDevice)
+        return empty(shape.shape, shape.dtype, shape.layout, device, shape.memory_config)
     return empty(shape, dtype, layout, device, memory_config)
 
 
 def allocate_tensor_on_host(
-    shape: Any,
-    dtype: DataType | MeshDevice = DataType.BFLOAT16,
-    layout: Layout = Layout.TILE,
-    mesh_device: MeshDevice | None = None,
-    memory_config: MemoryConfig | None = None,
-) -> Tensor:
+    shape: Any, dtype: Any = DataType.BFLOAT16, layout: Layout = Layout.TILE,
+    mesh_device: MeshDevice | None = None, memory_config: MemoryConfig | None = None,
+) -> Tensor:  # fmt: skip
     """`empty` on the host, with a part for each device of a mesh."""
     return allocate_tensor_on_device(shape, dtype, layout, mesh_device, memory_config).cpu()
 
@@ -133,8 +132,8 @@ def empty_like(tensor: Tensor, **options: Any) -> Tensor:
 
 def arange(*bounds: int, dtype: DataType = DataType.BFLOAT16, device: MeshDevice | None = None,
            layout: Layout | None = None, **options: Any) -> Tensor:  # fmt: skip
-    """Numbers from a start, before an end, in steps; in rows, if no layout is named."""
-    how("arange", options)
+    """Defaults from a start, before an end, in steps; in rows, if no layout is named."""
+    check_keywords(arange, options)
     numbers = np.arange(*bounds)
     return from_torch(numbers, dtype, layout=layout, device=device)
 
@@ -145,7 +144,7 @@ def rand(
     high: float = 1.0, seed: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Random numbers from `low` to `high`, the same on all devices; of a type of whole numbers
-    without what is behind the point."""
+    without fractions."""
     source = np.random.default_rng(seed) if seed else _random
     numbers = source.uniform(low, high, tuple(shape)).astype(np.float32)
     if not dtype.is_float:
@@ -167,30 +166,18 @@ def dump_tensor(file_name: str | Path, tensor: Tensor) -> None:
             fix="ttnn.from_torch(array) first",
         )
     parts, topology = tensor.host_parts(), tensor.topology
-    distinct: list[np.ndarray[Any, Any]] = []
-    which = []
-    for part in parts:  # parts that are alike are written once
-        i = next((i for i, p in enumerate(distinct) if p is part or _same(p, part)), None)
-        which.append(len(distinct) if i is None else i)
-        if i is None:
-            distinct.append(part)
+    data = [np.ascontiguousarray(part).tobytes() for part in parts]
+    distinct = [*dict.fromkeys(data)]  # parts that are alike are written once
     facts = {
         "dtype": tensor.dtype.name, "layout": tensor.layout.name, "shape": list(tensor.shape),
-        "grid": list(topology.distribution_shape()), "parts": which,
+        "grid": list(topology.distribution_shape()), "parts": [distinct.index(d) for d in data],
         "placements": [p.dim if isinstance(p, PlacementShard) else None
                        for p in topology.placements()],
         "coords": [list(c) for c in topology.mesh_coords()],
         "buffer": tensor.memory_config_.buffer_type.name,
     }  # fmt: skip
-    body = io.BytesIO()
-    for part in distinct:
-        body.write(np.ascontiguousarray(part).tobytes())
     with file_access("dump_tensor", path, "written", "name a file in a folder of your own"):
-        write_whole(path, MAGIC + json.dumps(facts).encode() + b"\n" + body.getvalue())
-
-
-def _same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
-    return a.tobytes() == b.tobytes()
+        write_whole(path, MAGIC + json.dumps(facts).encode() + b"\n" + b"".join(distinct))
 
 
 def load_tensor(file_name: str | Path, device: MeshDevice | None = None) -> Tensor:
@@ -245,7 +232,7 @@ def as_tensor(
     """`from_torch`, kept in a file: a second call with the same `cache_file_name`, type, layout and
     mapper reads it, and does not look at `tensor`."""
 
-    how("as_tensor", options)
+    check_keywords(as_tensor, options)
 
     def make() -> Tensor:
         given = preprocess(tensor) if preprocess is not None else tensor
@@ -254,7 +241,7 @@ def as_tensor(
     if cache_file_name is None:
         made = make()
     else:
-        kind = (dtype or from_dtype(tensor)).name
+        kind = (dtype or dtype_of(host_array(tensor))).name
         form = (layout or Layout.ROW_MAJOR).name
         cut = "" if mesh_mapper is None else f"_{_mapper_text(mesh_mapper)}"
         path = Path(f"{cache_file_name}_dtype_{kind}_layout_{form}{cut}{SUFFIX}")
@@ -266,11 +253,6 @@ def as_tensor(
     if memory_config is not None:
         made.memory_config_ = memory_config
     return made
-
-
-def from_dtype(tensor: Any) -> DataType:
-    """The element type that `from_torch` gives data where none is named."""
-    return dtype_of(host_array(tensor))
 
 
 def _mapper_text(mapper: TensorToMesh) -> str:

@@ -1,4 +1,4 @@
-"""Which devices does a program of TT-NN run on? A `MeshDevice`: a grid of devices of the system.
+"""Devices that a program of TT-NN runs on: a `MeshDevice` is a grid of devices of the system.
 
 >>> from tessera import ttnn
 >>> device = ttnn.open_mesh_device(MeshShape(1, 2))
@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +21,110 @@ from ..core.devices import process_count, process_index
 from ..core.machine.share import mesh_id
 from ..core.mesh import Mesh
 from ..lang.engine import engine
-from .configs import Arch, CoreCoord, CoreGrid
-from .faults import wrong
+from .configs import Arch, CoreCoord, CoreGrid, CoreRange, CoreRangeSet, SubDevice, SubDeviceId
+from .errors import wrong
 from .names import no_attribute
 from .shapes import MeshCoordinate, MeshShape
-from .subdevices import SubDeviceManagers
 from .system import Grid, folded, line
-
-if TYPE_CHECKING:
-    from .trace import Capture
 
 _AXES = ("w", "z", "y", "x")
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class SubDeviceManagerId:
+    """The number of a manager that `create_sub_device_manager` made."""
+
+    number: int
+
+
+class SubDeviceManagers:
+    """The sub-devices of a mesh device, which divide its cores: kept and checked, without effect on
+    results, as XLA divides the work itself."""
+
+    def __init__(self) -> None:
+        self._managers: dict[SubDeviceManagerId, list[object]] = {}
+        self._loaded: SubDeviceManagerId | None = None
+
+    def create_sub_device_manager(
+        self, sub_devices: Sequence[SubDevice], local_l1_size: int = 0
+    ) -> SubDeviceManagerId:
+        """A manager of `sub_devices`. Raises TTNNError if there is none, or one is no SubDevice."""
+        if not sub_devices or not all(isinstance(s, SubDevice) for s in sub_devices):
+            raise wrong(
+                "create_sub_device_manager: it takes a list of sub-devices",
+                [("given", sub_devices)],
+                fix="device.create_sub_device_manager([ttnn.SubDevice([cores])], 0)",
+            )
+        made = SubDeviceManagerId(max((m.number for m in self._managers), default=0) + 1)
+        self._managers[made] = [*sub_devices]
+        return made
+
+    def load_sub_device_manager(self, sub_device_manager_id: SubDeviceManagerId) -> None:
+        """Uses a manager from now on. Raises TTNNError if the device has not made it."""
+        self._manager("load_sub_device_manager", sub_device_manager_id)
+        self._loaded = sub_device_manager_id
+
+    def clear_loaded_sub_device_manager(self) -> None:
+        """Uses the whole device again."""
+        self._loaded = None
+
+    def remove_sub_device_manager(self, sub_device_manager_id: SubDeviceManagerId) -> None:
+        """Forgets a manager. Raises TTNNError if it is in use, or not the device's."""
+        self._manager("remove_sub_device_manager", sub_device_manager_id)
+        if self._loaded == sub_device_manager_id:
+            raise wrong(
+                "remove_sub_device_manager: this manager is loaded",
+                [("manager", sub_device_manager_id)],
+                fix="device.clear_loaded_sub_device_manager() first",
+            )
+        del self._managers[sub_device_manager_id]
+
+    def set_sub_device_stall_group(self, sub_device_ids: Sequence[SubDeviceId]) -> None:
+        """Names the sub-devices that reads and writes wait for; they wait for all. Raises TTNNError
+        if the loaded manager has not so many."""
+        count = len(self._managers[self._loaded]) if self._loaded else 1
+        numbers = [getattr(s, "number", None) for s in sub_device_ids]
+        if not numbers or any(n is None or not 0 <= n < count for n in numbers):
+            raise wrong(
+                "set_sub_device_stall_group: it takes the numbers of loaded sub-devices",
+                [("given", [*sub_device_ids]), ("sub-devices", count)],
+                fix="load a manager, then name its sub-devices: [ttnn.SubDeviceId(0)]",
+            )
+
+    def reset_sub_device_stall_group(self) -> None:
+        """Reads and writes wait for all sub-devices, as they do."""
+
+    def _manager(self, name: str, number: SubDeviceManagerId) -> None:
+        if number not in self._managers:
+            raise wrong(
+                f"{name}: the device has no such manager",
+                [("given", number), ("managers", [*self._managers] or "none")],
+                fix="give what device.create_sub_device_manager returned",
+            )
+
+
+def num_cores_to_corerangeset(
+    target_num_cores: int, grid_size: CoreCoord, row_wise: bool = False
+) -> CoreRangeSet:
+    """The first `target_num_cores` cores of a grid, row by row or column by column. Raises
+    TTNNError if the grid has not so many.
+
+    >>> [(r.start, r.end) for r in num_cores_to_corerangeset(3, CoreCoord(8, 8), True)]
+    [(CoreCoord(x=0, y=0), CoreCoord(x=2, y=0))]
+    """
+    width, height = (grid_size.x, grid_size.y) if row_wise else (grid_size.y, grid_size.x)
+    if not 0 < target_num_cores <= width * height:
+        raise wrong(
+            f"num_cores_to_corerangeset: there are no {target_num_cores} cores",
+            [("grid", grid_size)],
+            fix=f"ask for 1 to {width * height}",
+        )
+    lines, rest = divmod(target_num_cores, width)
+    parts = [(0, 0, width - 1, lines - 1)] if lines else []
+    parts += [(0, lines, rest - 1, lines)] if rest else []
+    ends = [((a, b), (c, d)) if row_wise else ((b, a), (d, c)) for a, b, c, d in parts]
+    return CoreRangeSet([CoreRange(CoreCoord(*a), CoreCoord(*b)) for a, b in ends])
 
 
 class MeshDevice(SubDeviceManagers):
@@ -43,14 +135,9 @@ class MeshDevice(SubDeviceManagers):
     """
 
     def __init__(
-        self,
-        ids: Grid,
-        queues: int = 1,
-        parent: MeshDevice | None = None,
-        *,
-        places: Sequence[int] = (),
-        counted: bool = True,
-    ) -> None:
+        self, ids: Grid, queues: int = 1, parent: MeshDevice | None = None, *,
+        places: Sequence[int] = (), counted: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._ids = ids
         # The number that the program has for each device of the system.
@@ -63,13 +150,13 @@ class MeshDevice(SubDeviceManagers):
         self.programs: set[Any] = set()
         self.caches = True
         self.misses_allowed = True
-        self.capture: Capture | None = None
-        self.traces: dict[int, Capture] = {}
+        self.capture: Any = None  # the trace.Capture that is under way
+        self.traces: dict[int, Any] = {}
         self.after: dict[int, Any] = {}  # the tensors that were made after each, where that counts
         self._singles: dict[MeshCoordinate, MeshDevice] | None = None
         self.last: Any = None  # the array that was computed last, for those that wait
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- facts ------------------------------------------------------------------------------------
     @property
     def shape(self) -> MeshShape:
         """Its rows and columns."""
@@ -93,11 +180,11 @@ class MeshDevice(SubDeviceManagers):
 
     @property
     def is_open(self) -> bool:
-        """Whether neither it nor a mesh that it is a part of was closed."""
+        """True if neither it nor a mesh that it is a part of was closed."""
         return not self.closed and (self.parent is None or self.parent.is_open)
 
     def get_num_devices(self) -> int:
-        """How many devices."""
+        """The number of devices."""
         return int(self._ids.size)
 
     def id(self) -> int:
@@ -145,16 +232,15 @@ class MeshDevice(SubDeviceManagers):
                 tensors[id(tensor)] = tensor
 
     def get_view(self) -> MeshDeviceView:
-        """Which of the mesh's devices are those of this process."""
+        """The devices of the mesh that are those of this process."""
         return MeshDeviceView(self)
 
     def is_local(self, coord: Sequence[int]) -> bool:
-        """Whether the device at `coord` is one of this process. Raises TTNNError if there is
-        none."""
+        """True if the device at `coord` is this process's. Raises TTNNError if there is none."""
         return self._all_here([self.get_device_id(coord)])
 
     def all_local(self) -> bool:
-        """Whether all devices are of this process."""
+        """True if all devices are of this process."""
         return self._all_here(self.get_device_ids())
 
     def _all_here(self, ids: Sequence[int]) -> bool:
@@ -163,7 +249,7 @@ class MeshDevice(SubDeviceManagers):
         mesh = Mesh(("x",), devices=[self._places[i] for i in ids])
         return engine().processes(mesh) == (process_index(),)
 
-    def outside_capture(self, name: str, what: str) -> None:
+    def check_no_capture(self, name: str, what: str) -> None:
         """Raises TTNNError while a trace is captured on it, or on a mesh that it is a part of: a
         replay would not do `what` again."""
         if any(d.capture is not None for d in self.ancestry()):
@@ -244,7 +330,7 @@ class MeshDevice(SubDeviceManagers):
         """Another grid of the same devices; neighbours in a line of it are neighbours in the old.
 
         Tensors that are on the mesh keep the grid that they were made on: until the mesh has it
-        again, what reads them is an error. Raises TTNNError if the sizes differ.
+        again, reading them is an error. Raises TTNNError if the sizes differ.
         """
         shape = MeshShape(new_shape)
         if shape.mesh_size() != self._ids.size:
@@ -279,7 +365,7 @@ class MeshDevice(SubDeviceManagers):
         self.misses_allowed = allowed
 
     def num_program_cache_entries(self) -> int:
-        """How many different programs have run: an op, with the shapes and options that it had."""
+        """The number of different programs that have run: an op, with its shapes and options."""
         return len(self.programs)
 
     def queue(self, cq_id: int | None) -> int:
@@ -294,7 +380,7 @@ class MeshDevice(SubDeviceManagers):
             )
         return found
 
-    # -- what a device of Tenstorrent is asked ----------------------------------------------------
+    # -- facts of a device of Tenstorrent ---------------------------------------------------------
     def arch(self) -> Arch:
         """The kind of chip whose figures are shown."""
         return Arch.WORMHOLE_B0
@@ -333,7 +419,7 @@ class FabricNodeId:
 
 @dataclass(frozen=True)
 class MeshDeviceView:
-    """Which of a mesh's devices are this process's."""
+    """The devices of a mesh, of which some are this process's."""
 
     device: MeshDevice = field(repr=False)
 
@@ -342,12 +428,15 @@ class MeshDeviceView:
         return self.device.shape
 
     def num_devices(self) -> int:
-        """How many devices the mesh has."""
+        """The number of devices of the mesh."""
         return self.device.get_num_devices()
 
     def is_local(self, coord: Sequence[int]) -> bool:
-        """Whether the device at `coord` is one of this process."""
+        """True if the device at `coord` is one of this process."""
         return self.device.is_local(coord)
 
 
-__all__ = ["Device", "FabricNodeId", "MeshDevice", "MeshDeviceView"]
+__all__ = [
+    "Device", "FabricNodeId", "MeshDevice", "MeshDeviceView", "SubDeviceManagerId",
+    "num_cores_to_corerangeset",
+]  # fmt: skip

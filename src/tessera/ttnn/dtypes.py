@@ -1,8 +1,8 @@
-"""What are a tensor's elements, and in which order do they lie? TT-NN's `DataType` and `Layout`.
+"""Element types and layouts: TT-NN's `DataType` and `Layout`.
 
 bfloat8_b and bfloat4_b are block floating point: 16 neighbours in a row of a tile share an
 exponent, and each has a sign and 7 or 3 bits. They are rounded as Tenstorrent's host code does it:
-what is smaller than the largest of the block is shifted down first, which drops bits, and the rest
+numbers below the largest of the block are shifted down first, which drops bits, and the rest
 is rounded to the nearest, ties to even. Their values are held as bf16, which has all of them.
 """
 
@@ -16,13 +16,13 @@ from ..core.dtypes import DType, bf16, f32, int32, largest, uint8, uint32
 from ..lang import functions as F
 from ..lang.bits import bitcast
 from ..lang.tensor import Tensor as Value
-from .configs import Word
-from .faults import wrong
+from .configs import Member
+from .errors import wrong
 
 BLOCK = 16  # elements that share an exponent
 
 
-class DataType(Word):
+class DataType(Member):
     """The element types of TT-NN, with the form in which their values are held here."""
 
     BFLOAT16 = ("bfloat16", bf16)
@@ -49,10 +49,10 @@ class DataType(Word):
         return {DataType.BFLOAT8_B: 7, DataType.BFLOAT4_B: 3}.get(self, 0)
 
 
-class Layout(Word):
-    """How elements lie in a device's memory: by rows, or in tiles of 32 x 32.
+class Layout(Member):
+    """The order of elements in a device's memory: by rows, or in tiles of 32 x 32.
 
-    Results do not depend on it: what pads a tensor to whole tiles is never seen.
+    Results do not depend on it: the padding to whole tiles is never seen.
     """
 
     ROW_MAJOR = 0
@@ -76,7 +76,7 @@ BY_NUMPY = {
 }
 
 
-def fits(name: str, array: np.ndarray[Any, Any], dtype: DataType) -> None:
+def check_numbers(name: str, array: np.ndarray[Any, Any], dtype: DataType) -> None:
     """Raises TTNNError if `dtype` lacks a number of the array's: one out of its bounds, or with a
     fraction where it is of whole numbers.
 
@@ -120,7 +120,7 @@ def fits(name: str, array: np.ndarray[Any, Any], dtype: DataType) -> None:
 def rounded(array: np.ndarray[Any, Any], dtype: DataType) -> np.ndarray[Any, Any]:
     """`array` on the host as `dtype` has it, in the form that holds it.
 
-    Whole numbers keep their lowest bits, as on the device; floats lose what is behind the point.
+    Whole numbers keep their lowest bits, as on the device; floats lose their fractions.
     """
     if dtype.bits:
         return _host_blocks(array.astype(np.float32), dtype.bits).astype(dtype.held.numpy)
@@ -140,7 +140,7 @@ def stored(value: Value, dtype: DataType) -> Value:
         return _device_blocks(value.to(f32), dtype.bits).to(dtype.held)
     if dtype.is_float or not value.dtype.is_float:
         found = value
-    elif dtype is DataType.UINT32:  # what is above the half of its range is no int32
+    elif dtype is DataType.UINT32:  # the upper half of its range is not in int32
         half = value >= 2.0**31
         found = F.where(half, value - 2.0**31, value).to(int32).to(uint32)
         found = found + (half.to(uint32) << 31)
@@ -150,54 +150,45 @@ def stored(value: Value, dtype: DataType) -> Value:
     return (found if mask is None else found & mask).to(dtype.held)
 
 
-# Twice, as tensors of the host are made before any device is there.
 def _host_blocks(x: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
     if x.size == 0 or x.ndim == 0:
         return x
-    pad = -x.shape[-1] % BLOCK
-    rows = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, pad)]).reshape(*x.shape[:-1], -1, BLOCK)
-    word = rows.view(np.uint32)
-    exponent = (word >> np.uint32(23)) & np.uint32(0xFF)
-    shared = exponent.max(-1, keepdims=True)
-    # A zero has no leading one, and no bits at all.
-    mantissa = np.where(rows == 0, 0, (word & np.uint32(0x7FFFFF)) | np.uint32(1 << 23))
-    mantissa >>= np.minimum(shared - exponent, 31).astype(mantissa.dtype)
-    cut = 24 - bits
-    rest, kept = mantissa & ((1 << cut) - 1), mantissa >> cut
-    half = 1 << (cut - 1)
-    kept = kept + ((rest > half) | ((rest == half) & (kept & 1 == 1)))
-    kept = np.minimum(kept, (1 << bits) - 1)
-    scale = np.ldexp(np.float32(1), shared.astype(np.int32) - 126 - bits)
-    out = np.where(np.signbit(rows), -1, 1) * kept * scale
-    out = np.where(np.isfinite(rows), out, rows).astype(np.float32)
-    return out.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+    full = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)])
+    found: np.ndarray[Any, Any] = _blocks(
+        np, full, bits, lambda v, t: v.view(t.numpy), lambda v, t: v.astype(t.numpy)
+    )[..., : x.shape[-1]]
+    return found
 
 
 def _device_blocks(x: Value, bits: int) -> Value:
     if x.size == 0 or x.ndim == 0:
         return x
-    width = x.shape[-1]
-    if pad := -width % BLOCK:
-        x = F.pad(x, (0, pad))
+    full = F.pad(x, (0, pad)) if (pad := -x.shape[-1] % BLOCK) else x
+    found: Value = _blocks(F, full, bits, bitcast, lambda v, t: v.to(t))[..., : x.shape[-1]]
+    return found
+
+
+def _blocks(xp: Any, x: Any, bits: int, bitcast: Any, cast: Any) -> Any:
+    """`x` in blocks of `bits`, by the functions of `xp`: NumPy for tensors of the host, which are
+    made before any device is there, or Tessera's."""
     rows = x.reshape(*x.shape[:-1], -1, BLOCK)
     word = bitcast(rows, int32)
     exponent = (word >> 23) & 0xFF
-    shared = F.max(exponent, -1, keepdims=True)
-    mantissa = F.where(rows == 0.0, 0, (word & 0x7FFFFF) | (1 << 23))
-    mantissa = mantissa >> F.minimum(shared - exponent, 31)
+    shared = xp.max(exponent, -1, keepdims=True)
+    # A zero has no leading one, and no bits at all.
+    mantissa = cast(xp.where(rows == 0.0, 0, (word & 0x7FFFFF) | (1 << 23)), int32)
+    mantissa = mantissa >> xp.minimum(shared - exponent, 31)
     cut = 24 - bits
     rest, kept = mantissa & ((1 << cut) - 1), mantissa >> cut
     half = 1 << (cut - 1)
     up = (rest > half) | ((rest == half) & ((kept & 1) == 1))
-    kept = F.minimum(kept + up.to(int32), (1 << bits) - 1)
+    kept = xp.minimum(kept + cast(up, int32), (1 << bits) - 1)
     # 2 to the power of the shared exponent, in two factors that are both normal numbers.
     e = shared - 126 - bits
     one, other = e >> 1, e - (e >> 1)
-    scale = bitcast((one + 127) << 23, f32), bitcast((other + 127) << 23, f32)
-    out = kept.to(f32) * scale[0] * scale[1]
-    out = F.where(word < 0, -out, out)
-    out = F.where(F.isfinite(rows), out, rows)
-    return out.reshape(*x.shape[:-1], -1)[..., :width]
+    out = cast(kept, f32) * bitcast((one + 127) << 23, f32) * bitcast((other + 127) << 23, f32)
+    out = xp.where(word < 0, -out, out)
+    return xp.where(xp.isfinite(rows), out, rows).reshape(x.shape)
 
 
 __all__ = [

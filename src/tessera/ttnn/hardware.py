@@ -1,5 +1,5 @@
-"""What does a program ask of the hardware that this machine lacks? It is kept and shown, and
-has no effect on results: semaphores, the network between devices, delays."""
+"""Hardware that this machine lacks: semaphores, the network between devices, delays, settings.
+It is kept, checked and shown, and has no effect on results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from typing import Any
 from ..core.checks import instance
 from ..core.devices import process_count
 from ..core.wording import nearest
-from .asked import kinds
-from .configs import Arch, CoreRangeSet, FabricConfig, WormholeComputeKernelConfig, words
+from .args import check_types
+from .configs import Arch, CoreRangeSet, FabricConfig, WormholeComputeKernelConfig, enumeration
 from .device import MeshDevice
-from .faults import TTNNError, wrong
-from .opening import close_mesh_device, get_num_devices, get_num_pcie_devices, open_device
-from .run import count_program
-
-FabricReliabilityMode = words("FabricReliabilityMode", "STRICT_INIT RELAXED_INIT DYNAMIC_RECONFIG")
-FabricTensixConfig = words("FabricTensixConfig", "DISABLED MUX")
-FabricUDMMode = words("FabricUDMMode", "DISABLED ENABLED")
+from .errors import TTNNError, wrong
+from .lifecycle import close_mesh_device, get_num_devices, get_num_pcie_devices, open_device
+from .op import count_program
+from .system import system
 
 
 @dataclass
@@ -37,7 +34,7 @@ def create_global_semaphore(
 ) -> GlobalSemaphore:
     """A semaphore for the collectives that take one. Raises TTNNError if the device is closed."""
     _ = mesh_device.mesh
-    kinds("create_global_semaphore", buffer_type=buffer_type)
+    check_types("create_global_semaphore", buffer_type=buffer_type)
     return GlobalSemaphore(mesh_device, cores, int(initial_value))
 
 
@@ -47,8 +44,8 @@ def reset_global_semaphore_value(semaphore: GlobalSemaphore, reset_value: int) -
 
 
 def set_fabric_config(config: Any, *rest: Any, **options: Any) -> None:
-    """Says how devices are wired for collectives; the machine's description says it here. Raises
-    TTNNError if `config` is no `FabricConfig`."""
+    """Names the wiring of devices for collectives, which the machine's description gives here.
+    Raises TTNNError if `config` is no `FabricConfig`."""
     if not isinstance(config, FabricConfig):
         raise wrong(
             f"set_fabric_config: {config!r} is no configuration of the fabric",
@@ -82,45 +79,43 @@ def get_arch_name() -> str:
 
 
 def using_distributed_env() -> bool:
-    """Whether several processes were started together."""
+    """True if several processes were started together."""
     return process_count() > 1
+
+
+SETTINGS: dict[str, object] = {
+    "cache_path": None, "model_cache_path": None, "tmp_dir": None, "enable_model_cache": False,
+    "enable_fast_runtime_mode": True, "throw_exception_on_fallback": False, "enable_logging": False,
+    "enable_graph_report": False, "enable_detailed_buffer_report": False,
+    "enable_detailed_tensor_report": False, "enable_comparison_mode": False,
+    "comparison_mode_should_raise_exception": False, "comparison_mode_pcc": 0.9999,
+    "root_report_path": None, "report_name": None, "report_path": None,
+    "strict_ccl_topology": False,
+}  # fmt: skip
 
 
 class Config:
     """TT-NN's settings, `ttnn.CONFIG`: kept and shown, without effect but for
-    `strict_ccl_topology` (labels.py). Raises TTNNError for one that TT-NN does not have."""
+    `strict_ccl_topology` (ccl.py). Raises TTNNError for one that TT-NN does not have."""
 
-    cache_path: object = None
-    model_cache_path: object = None
-    tmp_dir: object = None
-    enable_model_cache: bool = False
-    enable_fast_runtime_mode: bool = True
-    throw_exception_on_fallback: bool = False
-    enable_logging: bool = False
-    enable_graph_report: bool = False
-    enable_detailed_buffer_report: bool = False
-    enable_detailed_tensor_report: bool = False
-    enable_comparison_mode: bool = False
-    comparison_mode_should_raise_exception: bool = False
-    comparison_mode_pcc: float = 0.9999
-    root_report_path: object = None
-    report_name: object = None
-    report_path: object = None
-    strict_ccl_topology: bool = False
+    strict_ccl_topology: bool
+
+    def __init__(self) -> None:
+        vars(self).update(SETTINGS)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in Config.__annotations__:
+        if name not in SETTINGS:
             raise wrong(
                 f"ttnn.CONFIG has no {name!r}",
-                fix=f"the names most like it are {nearest(name, [*Config.__annotations__], 3)}",
+                fix=f"the names most like it are {nearest(name, SETTINGS, 3)}",
             )
-        usual = getattr(Config, name)
+        usual = SETTINGS[name]
         if usual is not None:
             instance("ttnn.CONFIG", name, value, type(usual), f"{name} = {usual}", TTNNError)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        return f"Config({', '.join(f'{k}={getattr(self, k)!r}' for k in Config.__annotations__)})"
+        return f"Config({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
 CONFIG = Config()
@@ -141,7 +136,7 @@ _default: list[MeshDevice | None] = [None]
 
 
 def SetDefaultDevice(device: MeshDevice | None) -> None:
-    """Says which device `GetDefaultDevice` gives."""
+    """Sets the device that `GetDefaultDevice` gives."""
     _default[0] = device
 
 
@@ -154,11 +149,30 @@ def GetDefaultDevice() -> MeshDevice | None:
 GetNumAvailableDevices, GetNumPCIeDevices = get_num_devices, get_num_pcie_devices
 CreateDevice, CloseDevice = open_device, close_mesh_device
 
+_BY_SHAPE: dict[tuple[int, ...], str] = {
+    (1, 1): "N150",
+    (1, 2): "N300",
+    (2, 4): "T3K",
+    (8, 4): "GALAXY",
+}
+_ClusterType = enumeration("ClusterType", "INVALID N150 N300 T3K GALAXY CUSTOM")
+
+
+class cluster:
+    """The machine, by the names that TT-NN has for its own."""
+
+    ClusterType = _ClusterType
+
+    @staticmethod
+    def get_cluster_type() -> Any:
+        """The machine that has the system's grid of devices; CUSTOM for another grid."""
+        return _ClusterType[_BY_SHAPE.get(tuple(system().shape), "CUSTOM")]
+
 
 __all__ = [
-    "CONFIG", "CloseDevice", "Config", "CreateDevice", "FabricReliabilityMode",
-    "FabricTensixConfig", "FabricUDMMode", "GetDefaultDevice", "GetNumAvailableDevices",
-    "GetNumPCIeDevices", "GlobalSemaphore", "SetDefaultDevice", "apply_device_delay",
-    "create_global_semaphore", "get_arch_name", "init_device_compute_kernel_config",
-    "manage_config", "reset_global_semaphore_value", "set_fabric_config", "using_distributed_env",
+    "CONFIG", "CloseDevice", "Config", "CreateDevice", "GetDefaultDevice",
+    "GetNumAvailableDevices", "GetNumPCIeDevices", "GlobalSemaphore", "SetDefaultDevice",
+    "apply_device_delay", "cluster", "create_global_semaphore", "get_arch_name",
+    "init_device_compute_kernel_config", "manage_config", "reset_global_semaphore_value",
+    "set_fabric_config", "using_distributed_env",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which device of a mesh gets what of a tensor, and how is the whole made of the parts?
+"""Mappers, which cut a tensor over the devices of a mesh, and composers, which join the parts.
 
 A mapper names, for each dim of a grid, which dim of the tensor is cut along it, or that the tensor
 is the same there. The grid is the mesh, or another one (`mesh_shape_override`) that lies on it:
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import whole
+from .args import dim_of
 from .device import MeshDevice
-from .faults import wrong
+from .errors import wrong
 from .shapes import MeshCoordinate, MeshShape
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +53,8 @@ Placement = PlacementReplicate | PlacementShard
 
 @dataclass(frozen=True)
 class TensorTopology:
-    """How a tensor lies on a mesh: over which grid, what along each of its dims, and where."""
+    """The placement of a tensor on a mesh: the grid, the placement along each of its dims, and the
+    places of its parts."""
 
     _shape: MeshShape
     _placements: tuple[Placement, ...]
@@ -68,7 +70,7 @@ class TensorTopology:
         return self._shape
 
     def placements(self) -> list[Placement]:
-        """What the tensor is along each dim of that grid."""
+        """The placement of the tensor along each dim of that grid."""
         return [*self._placements]
 
     def over(self, mesh: Sequence[int]) -> TensorTopology:
@@ -84,7 +86,7 @@ class TensorTopology:
 
 
 def replicated(shape: Sequence[int]) -> TensorTopology:
-    """The topology of what all devices of a mesh have alike."""
+    """The topology of a tensor that is the same on all devices of a mesh."""
     return TensorTopology(
         MeshShape(shape), (PlacementReplicate(),) * len(shape), tuple(coordinates(shape))
     )
@@ -96,65 +98,67 @@ def coordinates(shape: Sequence[int]) -> list[MeshCoordinate]:
 
 
 class _Config:
-    """Placements, or dims, and the grid that they are of."""
+    """One placement, or dim, for each dim of a grid: a sequence with the grid, or the first two by
+    `row_dim` and `col_dim`."""
 
-    def __init__(self, given: Sequence[Any], override: Sequence[int] | None) -> None:
-        self.given = [*given]
-        self.mesh_shape_override = MeshShape(override) if override is not None else None
+    WORD = ""
+
+    def __init__(
+        self, given: Sequence[Any] | int | None = None,
+        mesh_shape_override: Sequence[int] | int | None = None, *, row_dim: int | None = None,
+        col_dim: int | None = None,
+    ) -> None:  # fmt: skip
+        override, self.mesh_shape_override = mesh_shape_override, None
+        if isinstance(given, Sequence):
+            self.given = [*given]
+            if override is not None:
+                self.mesh_shape_override = MeshShape(override)
+            return
+        rows = given if given is not None else row_dim
+        self.given = self.of_dims([rows, override if isinstance(override, int) else col_dim])
+
+    def of_dims(self, dims: Sequence[int | None]) -> list[Any]:
+        """The items for dims of the tensor along rows and columns."""
+        return [d for d in dims if d is not None]
 
     def __repr__(self) -> str:
         over = self.mesh_shape_override
         more = f", mesh_shape_override={over}" if over else ""
-        word = "placements" if isinstance(self, MeshMapperConfig) else "dims"
-        return f"{type(self).__name__}({word}: {self.given}{more})"
+        return f"{type(self).__name__}({self.WORD}: {self.given}{more})"
 
 
 class MeshMapperConfig(_Config):
-    """What a tensor is along each dim of the grid: `placements`, or the dim that is cut along rows
-    and along columns (None: the tensor is the same there)."""
+    """The placement of a tensor along each dim of the grid: `placements`, or the dims that are cut
+    along rows and along columns (None: the tensor is the same there)."""
+
+    WORD = "placements"
 
     def __init__(
-        self,
-        placements: Sequence[Placement] | int | None = None,
-        mesh_shape_override: Sequence[int] | int | None = None,
-        *,
-        row_dim: int | None = None,
-        col_dim: int | None = None,
-    ) -> None:
-        if isinstance(placements, Sequence):
-            super().__init__(placements, mesh_shape_override)  # type: ignore[arg-type]
-            return
-        rows = placements if placements is not None else row_dim
-        cols = mesh_shape_override if isinstance(mesh_shape_override, int) else col_dim
-        super().__init__([_placement(rows), _placement(cols)], None)
+        self, placements: Sequence[Placement] | int | None = None,
+        mesh_shape_override: Sequence[int] | int | None = None, **dims: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__(placements, mesh_shape_override, **dims)
+
+    def of_dims(self, dims: Sequence[int | None]) -> list[Any]:
+        """Placements for dims of the tensor along rows and columns."""
+        return [PlacementReplicate() if d is None else PlacementShard(d) for d in dims]
 
     @property
     def placements(self) -> list[Placement]:
-        """What the tensor is along each dim of the grid."""
+        """The placement of the tensor along each dim of the grid."""
         return [*self.given]
-
-
-def _placement(dim: int | None) -> Placement:
-    return PlacementReplicate() if dim is None else PlacementShard(dim)
 
 
 class MeshComposerConfig(_Config):
     """The dims along which parts are joined, one a dim of the grid."""
 
+    WORD = "dims"
+
     def __init__(
-        self,
-        dims: Sequence[int] | int | None = None,
-        mesh_shape_override: Sequence[int] | int | None = None,
-        *,
-        row_dim: int | None = None,
-        col_dim: int | None = None,
-    ) -> None:
-        if isinstance(dims, Sequence):
-            super().__init__(dims, mesh_shape_override)  # type: ignore[arg-type]
-            return
-        rows = dims if dims is not None else row_dim
-        cols = mesh_shape_override if isinstance(mesh_shape_override, int) else col_dim
-        super().__init__([d for d in (rows, cols) if d is not None], None)
+        self, dims: Sequence[int] | int | None = None,
+        mesh_shape_override: Sequence[int] | int | None = None, **named: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__(dims, mesh_shape_override, **named)
 
     @property
     def dims(self) -> list[int]:
@@ -165,7 +169,7 @@ class MeshComposerConfig(_Config):
 def compute_distribution_to_mesh_mapping(
     distribution_shape: Sequence[int], mesh_shape: Sequence[int]
 ) -> list[MeshCoordinate]:
-    """Where on the mesh each place of the grid lies, in the order of the grid.
+    """The place on the mesh of each place of the grid, in the order of the grid.
 
     Raises TTNNError if the grid is larger than the mesh.
 
@@ -188,7 +192,7 @@ def compute_distribution_to_mesh_mapping(
 
 @dataclass(frozen=True)
 class TensorToMesh:
-    """A mapper: what each device of `device` gets of a tensor on the host."""
+    """A mapper: the part of a tensor on the host for each device of `device`."""
 
     device: MeshDevice = field(repr=False)
     grid: MeshShape
@@ -201,7 +205,7 @@ class TensorToMesh:
         for i, (n, p) in enumerate(zip(self.grid, self.placements, strict=True)):
             if isinstance(p, PlacementReplicate):
                 continue
-            dim = self._dim(p.dim, x)
+            dim = dim_of("a mapper", x.shape, p.dim)
             if dim in cuts:
                 raise wrong(
                     f"a mapper cuts dim {dim} along two dims of the grid",
@@ -230,15 +234,6 @@ class TensorToMesh:
             where = coordinates(self.device.shape)[: grid[0]]
         return found, TensorTopology(MeshShape(grid), self.placements, tuple(where))
 
-    def _dim(self, dim: int, x: Array) -> int:
-        if not -x.ndim <= dim < x.ndim:
-            raise wrong(
-                f"a mapper cuts dim {dim}, which the tensor does not have",
-                [("tensor", list(x.shape))],
-                fix=f"name a dim from {-x.ndim} to {x.ndim - 1}",
-            )
-        return dim % x.ndim
-
 
 CppTensorToMesh = TensorToMesh
 
@@ -257,26 +252,19 @@ def create_mesh_mapper(mesh_device: MeshDevice, config: MeshMapperConfig) -> Ten
     return TensorToMesh(mesh_device, grid, tuple(config.placements))
 
 
-def shard_tensor_to_mesh_mapper(mesh_device: MeshDevice, dim: int) -> TensorToMesh:
-    """Cuts dim `dim` over all devices, row by row."""
+def _on_all(mesh_device: MeshDevice, placement: Placement) -> TensorToMesh:
     grid = MeshShape(mesh_device.get_num_devices())
-    return create_mesh_mapper(mesh_device, MeshMapperConfig([PlacementShard(dim)], grid))
-
-
-def replicate_tensor_to_mesh_mapper(mesh_device: MeshDevice) -> TensorToMesh:
-    """Gives all devices the whole tensor."""
-    grid = MeshShape(mesh_device.get_num_devices())
-    return create_mesh_mapper(mesh_device, MeshMapperConfig([PlacementReplicate()], grid))
+    return create_mesh_mapper(mesh_device, MeshMapperConfig([placement], grid))
 
 
 def ShardTensorToMesh(mesh_device: MeshDevice, dim: int) -> TensorToMesh:
     """Cuts dim `dim` over all devices, row by row."""
-    return shard_tensor_to_mesh_mapper(mesh_device, dim)
+    return _on_all(mesh_device, PlacementShard(dim))
 
 
 def ReplicateTensorToMesh(mesh_device: MeshDevice) -> TensorToMesh:
     """Gives all devices the whole tensor."""
-    return replicate_tensor_to_mesh_mapper(mesh_device)
+    return _on_all(mesh_device, PlacementReplicate())
 
 
 def ShardTensor2dMesh(
@@ -284,22 +272,20 @@ def ShardTensor2dMesh(
 ) -> TensorToMesh:
     """Cuts `dims[0]` along the rows of a grid of `mesh_shape` and `dims[1]` along its columns; None
     is a dim of the grid along which the tensor is the same."""
-    given = (dims, mesh_shape)
-    if any(not isinstance(g, Sequence) or len(g) != 2 for g in given):
+    if any(not isinstance(g, Sequence) or len(g) != 2 for g in (dims, mesh_shape)):
         raise wrong(
             "ShardTensor2dMesh: it takes two dims and a grid of two",
             [("dims", dims), ("mesh_shape", mesh_shape)],
             fix="write dims=(row, column), with None where the tensor is the same",
         )
-    config = MeshMapperConfig([_placement(d) for d in dims], MeshShape(mesh_shape))
+    config = MeshMapperConfig(row_dim=dims[0], col_dim=dims[1])
+    config.mesh_shape_override = MeshShape(mesh_shape)
     return create_mesh_mapper(mesh_device, config)
 
 
-def shard_tensor_to_2d_mesh_mapper(
-    mesh_device: MeshDevice, mesh_shape: Sequence[int], dims: Sequence[int | None]
-) -> TensorToMesh:
-    """`ShardTensor2dMesh`."""
-    return ShardTensor2dMesh(mesh_device, mesh_shape, dims)
+shard_tensor_to_mesh_mapper = ShardTensorToMesh
+replicate_tensor_to_mesh_mapper = ReplicateTensorToMesh
+shard_tensor_to_2d_mesh_mapper = ShardTensor2dMesh
 
 
 @dataclass(frozen=True)
@@ -334,12 +320,7 @@ class MeshToTensor:
                 )
             found, grid = [at[c] for c in where], [*self.grid]
         for n, dim in zip(reversed(grid), reversed(self.dims)):
-            if not -found[0].ndim <= dim < found[0].ndim:
-                raise wrong(
-                    f"the composer joins dim {dim}, which the parts do not have",
-                    [("a part", list(found[0].shape))],
-                    fix=f"name a dim from {-found[0].ndim} to {found[0].ndim - 1}",
-                )
+            dim = dim_of("a composer", found[0].shape, dim)
             found = [np.concatenate(found[i : i + n], dim) for i in range(0, len(found), n)]
         return found[0]
 
@@ -362,15 +343,13 @@ def create_mesh_composer(mesh_device: MeshDevice, config: MeshComposerConfig) ->
     return MeshToTensor(grid, tuple(config.dims), mesh_device.shape)
 
 
-def concat_mesh_to_tensor_composer(mesh_device: MeshDevice, dim: int) -> MeshToTensor:
+def ConcatMeshToTensor(mesh_device: MeshDevice, dim: int) -> MeshToTensor:
     """Joins the parts of all devices along `dim`, row by row."""
     grid = MeshShape(mesh_device.get_num_devices())
     return create_mesh_composer(mesh_device, MeshComposerConfig([dim], grid))
 
 
-def ConcatMeshToTensor(mesh_device: MeshDevice, dim: int) -> MeshToTensor:
-    """Joins the parts of all devices along `dim`, row by row."""
-    return concat_mesh_to_tensor_composer(mesh_device, dim)
+concat_mesh_to_tensor_composer = ConcatMeshToTensor
 
 
 def ConcatMesh2dToTensor(
@@ -387,8 +366,8 @@ def concat_2d_mesh_to_tensor_composer(
     return ConcatMesh2dToTensor(mesh_device, mesh_shape, dims)
 
 
-def joint(topologies: Sequence[TensorTopology]) -> TensorTopology:
-    """How the result of an op lies whose operands lie so: cut where one of them is.
+def joint_topology(topologies: Sequence[TensorTopology]) -> TensorTopology:
+    """The topology of the result of an op with such operands: cut where one of them is.
 
     Where grids differ it is that of the first that is cut at all.
     """

@@ -1,5 +1,5 @@
-"""How do the weights of a model of PyTorch become tensors of TT-NN? Linear layers' weights are
-transposed, so that a product needs no other order, and their biases are rows."""
+"""Weights of a model of PyTorch as tensors of TT-NN. Linear layers' weights are transposed, so that
+a product needs no other order, and their biases are rows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.checks import instance, library, unfit
-from .asked import kinds
+from .args import check_types
 from .device import MeshDevice
 from .dtypes import DataType, Layout
-from .faults import TTNNError
-from .run import how
+from .errors import TTNNError, public
+from .op import check_keywords
 from .tensor import Tensor
 from .transfer import from_torch, to_device
 
@@ -29,6 +29,7 @@ class ParameterList(list[Any]):
     """Tensors in order."""
 
 
+@public
 def preprocess_linear_weight(
     weight: Any, *, dtype: DataType, layout: Layout = Layout.TILE
 ) -> Tensor:
@@ -36,11 +37,13 @@ def preprocess_linear_weight(
     return from_torch(weight.T.contiguous(), dtype, layout=layout)
 
 
+@public
 def preprocess_linear_bias(bias: Any, *, dtype: DataType, layout: Layout = Layout.TILE) -> Tensor:
     """The bias of a linear layer [out], as [1, out]."""
     return from_torch(bias.reshape((1, -1)), dtype, layout=layout)
 
 
+@public
 def preprocess_layernorm_parameter(
     parameter: Any, *, dtype: DataType, layout: Layout = Layout.TILE
 ) -> Tensor:
@@ -49,25 +52,20 @@ def preprocess_layernorm_parameter(
 
 
 def preprocess_model_parameters(
-    model_name: str | None = None,
-    *,
-    version: str | None = None,
-    initialize_model: Callable[[], Any],
-    convert_to_ttnn: Callable[[Any, str], bool] | None = None,
+    model_name: str | None = None, *, version: str | None = None,
+    initialize_model: Callable[[], Any], convert_to_ttnn: Callable[[Any, str], bool] | None = None,
     custom_preprocessor: Callable[..., dict[str, Any]] | None = None,
-    device: MeshDevice | None = None,
-    prefix: str = "",
-    **options: Any,
-) -> ParameterDict:
+    device: MeshDevice | None = None, prefix: str = "", **options: Any,
+) -> ParameterDict:  # fmt: skip
     """The weights of the model that `initialize_model` gives, as bfloat16 in tiles, on `device`.
 
     `custom_preprocessor(model, name, ...)` gives the weights of the parts that it knows, as a dict;
     for others it gives none. A part for which `convert_to_ttnn(part, name)` is false keeps its own
-    tensors. A mapper of `with ttnn.distribute(...)` says which device gets what. Files of
+    tensors. A mapper of `with ttnn.distribute(...)` distributes them. Files of
     `model_name` are not kept.
     """
     me = "preprocess_model_parameters"
-    how(me, options)
+    check_keywords(preprocess_model_parameters, options)
     torch = library(me, "torch", "torch")
     for word, call, fix in (
         ("initialize_model", initialize_model, "initialize_model=lambda: model"),
@@ -76,7 +74,7 @@ def preprocess_model_parameters(
     ):
         if not callable(call) and (call is not None or call is initialize_model):
             raise unfit(me, word, call, fix, TTNNError)
-    kinds(me, device=device)
+    check_types(me, device=device)
     instance(me, "prefix", prefix, str, 'prefix="model"', TTNNError)
 
     def convert(module: Any, name: str) -> Any:

@@ -1,16 +1,18 @@
-"""What does someone hear who writes a name of TT-NN that is not here? That it exists there and is
-not provided, or which name they may mean."""
+"""Errors for names of TT-NN that are not here: it exists there and is not provided, or the names
+most like it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-from ..core.errors import UnknownNameError, fail
+from ..core.errors import UnknownNameError
 from ..core.wording import nearest
 
 # Names of TT-NN (2024 to 2025) that have no counterpart here.
-_TEXT = """
+_TEXTS = {
+    "tessera.ttnn": """
+    _ttnn
     adaptive_avg_pool2d adaptive_max_pool2d all_gather_matmul alt_complex_rotate90 angle
     attach_golden_function avg_pool2d backward batch_norm bcast BcastOpDim BcastOpMath bernoulli
     BinaryOpType bitcast cb_descriptor_from_sharded_tensor CBDescriptor CBFormatDescriptor
@@ -55,8 +57,8 @@ _TEXT = """
     stop_tracy_zone strided_all_gather_async TensorAccessorArgs ThrottleLevel TileDescriptor
     TileReshapeMapMode torch_tracer tosa_gather tosa_scatter tracer tracy_frame tracy_message
     types unary_chain uniform upsample where_tss WriterConfigDescriptor
-"""
-_EXPERIMENTAL = """
+""",
+    "tessera.ttnn.experimental": """
     all_gather_concat all_gather_matmul all_reduce_create_qkv_heads attn_matmul
     attn_matmul_from_cache broadcast_to concatenate_heads conv conv3d convert_to_chw
     convert_to_hwc create_qkv_heads create_qkv_heads_from_separate_tensors deepseek_grouped_gate
@@ -70,35 +72,26 @@ _EXPERIMENTAL = """
     slice_reshard_async split_query_key_value_and_split_heads strided_all_gather_async
     strided_all_gather_minimal_matmul_async tensor wan_fused_rmsnorm_post_allgather
     wan_fused_rmsnorm_pre_allgather
-"""
-_TRANSFORMER = """
+""",
+    "tessera.ttnn.transformer": """
     attention_softmax_ chunked_flash_mla_prefill fill_cache_for_user_ flash_mla_prefill
     flash_multi_latent_attention_decode joint_scaled_dot_product_attention
     paged_flash_multi_latent_attention_decode ring_distributed_scaled_dot_product_attention
     ring_joint_scaled_dot_product_attention update_cache_for_token_
     windowed_scaled_dot_product_attention
-"""
-# By the module that has them.
-OF_TT_NN = {
-    "tessera.ttnn": frozenset(("_ttnn", *_TEXT.split())),
-    "tessera.ttnn.experimental": frozenset(_EXPERIMENTAL.split()),
-    "tessera.ttnn.transformer": frozenset(_TRANSFORMER.split()),
-}
-_FAMILIES = re.compile("moreh_.*|.*_bw")  # older ops, and gradients
-# What its tensors and mesh devices have, and those here do not.
-OF_TENSORS = frozenset(
-    """
+""",
+    "Tensor": """
     buffer_address devices element_size extract_shard host_buffer nd_shard_spec pad pad_to_tile
     padding tensor_id to_torch_with_padded_shape unpad unpad_from_tile
-    """.split()  # noqa: SIM905  # a list of words is easier to read so
-)
-OF_DEVICES = frozenset(
-    """
+""",
+    "MeshDevice": """
     allocation_trace_mark disable_program_cache get_device get_devices get_noc_encoding
     get_worker_noc_coordinates num_hw_cqs num_worker_cores quiesce_devices sfpu_eps sfpu_inf
     sfpu_nan worker_core_from_logical_core
-    """.split()  # noqa: SIM905
-)
+""",
+}
+OF_TT_NN = {owner: frozenset(text.split()) for owner, text in _TEXTS.items()}
+_FAMILIES = re.compile("moreh_.*|.*_bw")  # older ops, and gradients
 
 
 def no_name(name: str, have: Iterable[str], module: str = "tessera.ttnn") -> AttributeError:
@@ -111,16 +104,15 @@ def no_name(name: str, have: Iterable[str], module: str = "tessera.ttnn") -> Att
 def no_attribute(of: object, name: str) -> AttributeError:
     """The error for `tensor.<name>` and `device.<name>`."""
     kind = type(of).__name__
-    known = OF_TENSORS if kind == "Tensor" else OF_DEVICES
-    return _missing(f"{kind!r} object has no attribute {name!r}", name, dir(of), name in known)
+    return _missing(
+        f"{kind!r} object has no attribute {name!r}", name, dir(of), name in OF_TT_NN[kind]
+    )
 
 
 def no_member(enumeration: str, name: str, have: Iterable[str]) -> AttributeError:
     """The error for a member that an enumeration does not have."""
-    return fail(
-        UnknownNameError,
-        f"{enumeration}.{name} is not provided here",
-        fix=f"it has {', '.join(have)}",
+    return UnknownNameError(
+        f"{enumeration}.{name} is not provided here", fix=f"it has {', '.join(have)}"
     )
 
 
@@ -128,15 +120,13 @@ def _missing(text: str, name: str, have: Iterable[str], known: bool) -> Attribut
     if name.startswith("_") and not known:
         return AttributeError(text)
     if known:
-        return fail(
-            UnknownNameError,
+        return UnknownNameError(
             f"{text}: TT-NN has it, and it is not provided here",
             fix="compute it with what is there (docs/ttnn.md), or with Tessera's own functions on"
             " tensor.value, each device's part",
         )
     close = nearest(name, [n for n in have if not n.startswith("_")], 3)
-    return fail(
-        UnknownNameError,
+    return UnknownNameError(
         f"{text}, and TT-NN is not known to have it",
         fix=f"the names most like it are {close.partition(', …')[0]}",
     )

@@ -1,4 +1,4 @@
-"""How does TT-NN name sizes and places? `MeshShape`, `MeshCoordinate`, ranges of them, `Shape`.
+"""Sizes and places of meshes and tensors: `MeshShape`, `MeshCoordinate`, ranges of them, `Shape`.
 
 >>> MeshShape(2, 4), MeshShape([1, 8]).mesh_size(), MeshShape(y=1, x=4).dims()
 (MeshShape([2, 4]), 8, 2)
@@ -11,10 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, Self
 
 from ..core.checks import whole
-from ..core.errors import MeshError, ShapeError, fail
+from ..core.errors import MeshError, ShapeError
 
 TILE_SIZE = 32
 
@@ -31,17 +32,16 @@ class _Sizes(tuple[int, ...]):
             given = sizes[0]
         if named:  # MeshShape(y=1, x=4): as the guide writes it
             if sizes or set(named) - {"z", "y", "x"}:
-                raise fail(
-                    MeshError,
+                raise MeshError(
                     f"{cls.__name__}: sizes are given by place, or as y= and x=",
-                    [("given", f"{sizes or ''}{named}")],
+                    given=f"{sizes or ''}{named}",
                     fix=f"write {cls.__name__}(2, 4)",
                 )
             given = [named[a] for a in ("z", "y", "x") if a in named]
         return super().__new__(cls, [whole(cls.__name__, "a size", n, cls.LEAST) for n in given])
 
     def dims(self) -> int:
-        """How many dims."""
+        """The number of dims."""
         return len(self)
 
     # A list of the same numbers is equal too.
@@ -68,7 +68,7 @@ class MeshShape(_Sizes):
     LEAST = 1
 
     def mesh_size(self) -> int:
-        """How many devices."""
+        """The number of devices."""
         return math.prod(self)
 
 
@@ -78,21 +78,27 @@ class MeshCoordinate(_Sizes):
     __slots__ = ()
 
 
+@dataclass(frozen=True)
 class MeshCoordinateRange:
     """The places from `start` to `end`, which is one of them; or all those of a `MeshShape`.
 
     Raises MeshError if `end` lies before `start`, or has other dims.
     """
 
-    def __init__(self, start: Sequence[int], end: Sequence[int] | None = None) -> None:
+    start: Sequence[int]
+    end: Any = None
+
+    def __post_init__(self) -> None:
+        start, end = self.start, self.end
         if end is None:
-            start, end = MeshCoordinate([0] * len(start)), [n - 1 for n in start]
-        self.start, self.end = MeshCoordinate(start), MeshCoordinate(end)
-        if len(start) != len(end) or any(b < a for a, b in zip(self.start, self.end)):
-            raise fail(
-                MeshError,
+            start, end = [0] * len(start), [n - 1 for n in start]
+        object.__setattr__(self, "start", MeshCoordinate(start))
+        object.__setattr__(self, "end", MeshCoordinate(end))
+        if len(start) != len(end) or any(b < a for a, b in zip(start, end)):
+            raise MeshError(
                 "MeshCoordinateRange: the end is before the start, or has other dims",
-                [("start", self.start), ("end", self.end)],
+                start=self.start,
+                end=self.end,
                 fix="give the first and the last place, both inclusive",
             )
 
@@ -112,17 +118,6 @@ class MeshCoordinateRange:
 
     def __len__(self) -> int:
         return self.shape.mesh_size()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MeshCoordinateRange):
-            return NotImplemented
-        return (self.start, self.end) == (other.start, other.end)
-
-    def __hash__(self) -> int:
-        return hash((self.start, self.end))
-
-    def __repr__(self) -> str:
-        return f"MeshCoordinateRange(start={self.start}, end={self.end})"
 
 
 class MeshCoordinateRangeSet:
@@ -144,13 +139,13 @@ class MeshCoordinateRangeSet:
 
 
 class Shape(_Sizes):
-    """The shape of a tensor on one device, without what pads it to tiles."""
+    """The shape of a tensor on one device, without the padding to tiles."""
 
     __slots__ = ()
 
     @property
     def rank(self) -> int:
-        """How many dims."""
+        """The number of dims."""
         return len(self)
 
     def to_rank(self, rank: int) -> Shape:
@@ -158,8 +153,7 @@ class Shape(_Sizes):
         dims. Raises ShapeError if a dim in front is not one."""
         gone = self[: max(len(self) - rank, 0)]
         if any(n != 1 for n in gone):
-            raise fail(
-                ShapeError,
+            raise ShapeError(
                 f"Shape.to_rank: {self} has no {rank} dims without losing one",
                 fix="reshape the tensor first",
             )

@@ -1,4 +1,4 @@
-"""What do meshes and tensors of TT-NN look like? Grids of devices, and what each of them holds."""
+"""Text and pictures of meshes and tensors: grids of devices, with the part that each holds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.text import Text
 
 from ..core.checks import file_access
 from ..core.files import write_whole
-from . import asked
+from . import args
 from .configs import StorageType
 from .device import MeshDevice
 from .dtypes import DataType
-from .faults import wrong
+from .errors import wrong
 from .mapping import Array, PlacementShard
 from .shapes import MeshCoordinate, MeshShape
 from .system import system
@@ -92,7 +92,7 @@ def _grid(
 
 
 def mesh_picture(device: MeshDevice, tensor: Tensor | None = None) -> RenderableType:
-    """The devices of a mesh; with a tensor, what each of them holds."""
+    """The devices of a mesh; with a tensor, the part that each of them holds."""
     if len(device.shape) > 2:
         raise wrong(
             f"a mesh of {len(device.shape)} dims has no picture",
@@ -110,7 +110,7 @@ def mesh_picture(device: MeshDevice, tensor: Tensor | None = None) -> Renderable
 
 
 def tensor_picture(tensor: Tensor) -> RenderableType:
-    """Which part of a tensor each device holds; equal parts have a colour."""
+    """The part of a tensor that each device holds; equal parts have a colour."""
     if tensor.device_ is not None:
         _ = tensor.value  # it is there, or an error says so
     topology = tensor.topology
@@ -147,7 +147,7 @@ def tensor_picture(tensor: Tensor) -> RenderableType:
 
 
 def _slice(tensor: Tensor, grid: MeshShape, at: Sequence[int]) -> str:
-    """Which elements of the whole a part is."""
+    """The elements of the whole that a part has."""
     sizes = tensor.shape
     parts = [":"] * len(sizes)
     for i, p in enumerate(tensor.topology.placements()):
@@ -182,9 +182,9 @@ def _show(picture: RenderableType, shape: Sequence[int], svg: str | Path | None)
 def visualize_mesh_device(
     mesh_device: MeshDevice, tensor: Tensor | None = None, *, svg: str | Path | None = None
 ) -> None:
-    """Prints the devices of a mesh; with a tensor, what each of them holds. `svg` names a file that
+    """Prints the devices of a mesh; with a tensor, the part of each. `svg` names a file that
     gets the picture too."""
-    mesh_device = asked.mesh_device("visualize_mesh_device", mesh_device)
+    mesh_device = args.mesh_device("visualize_mesh_device", mesh_device)
     picture = mesh_picture(mesh_device) if tensor is None else tensor_picture(tensor)
     _show(picture, mesh_device.shape, svg)
 
@@ -200,8 +200,6 @@ def visualize_system_mesh(*, svg: str | Path | None = None) -> None:
     """Prints the devices of the system. `svg` names a file that gets the picture too."""
     _show(system_picture(), system().shape, svg)
 
-
-setattr(Tensor, "__repr__", tensor_text)  # noqa: B010  # it is above the class
 
 __all__ = [
     "visualize_mesh_device", "visualize_system_mesh", "visualize_tensor",

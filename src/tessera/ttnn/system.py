@@ -1,9 +1,9 @@
-"""Which devices are there for programs of TT-NN, and how are they wired? A grid: the system.
+"""The system: the grid of all devices that a program may use.
 
 It is the mesh of `TT_MESH_GRAPH_DESC_PATH`, of several that of `TT_MESH_ID`, of which
 `TT_VISIBLE_DEVICES` may leave a part. Without one it is a grid of this program's devices, or of
 those of the ranks that have this one's mesh: 8 are a QuietBox, 2 x 4, 32 a Galaxy, 8 x 4. On CPUs
-devices are virtual, so that before the first one runs the system grows to what is asked for.
+devices are virtual: before the first one runs the system grows to the size that is asked for.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is a tensor of TT-NN? One part for each device of a mesh, all of one shape, on the host or
-on the devices.
+"""The tensor of TT-NN: one part for each device of a mesh, all of one shape, on the host or on the
+devices.
 
 On the devices it is one value of Tessera's, each device's own (`f32[32, 32] varying y,x`): an op on
 it is a local op, computed from each device's own part, and only collectives move anything.
@@ -19,8 +19,8 @@ from ..lang.local import collectives as local
 from ..lang.tensor import Tensor as Value
 from .configs import DRAM_MEMORY_CONFIG, BufferType, MemoryConfig, StorageType, Tile
 from .device import MeshDevice
-from .dtypes import BY_NUMPY, DataType, Layout, fits, rounded
-from .faults import TTNNError, wrong
+from .dtypes import BY_NUMPY, DataType, Layout, check_numbers, rounded
+from .errors import TTNNError, wrong
 from .mapping import Array, TensorTopology, coordinates, replicated
 from .names import no_attribute
 from .shapes import MeshCoordinate, MeshShape, Shape, padded
@@ -28,7 +28,7 @@ from .shapes import MeshCoordinate, MeshShape, Shape, padded
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor on one device is, without its values: shape, element type, layout, memory."""
+    """A tensor on one device without its values: shape, element type, layout, memory."""
 
     shape: Shape
     dtype: DataType
@@ -37,15 +37,9 @@ class TensorSpec:
     tile: Tile = field(default_factory=Tile)
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: DataType,
-        layout: Layout,
-        buffer_type: Any = None,
-        *,
-        memory_config: MemoryConfig | None = None,
-        tile: Tile | None = None,
-    ) -> None:
+        self, shape: Sequence[int], dtype: DataType, layout: Layout, buffer_type: Any = None, *,
+        memory_config: MemoryConfig | None = None, tile: Tile | None = None,
+    ) -> None:  # fmt: skip
         lies = memory_config or MemoryConfig(buffer_type=buffer_type or BufferType.DRAM)
         facts = Shape(shape), dtype, layout, lies, tile or Tile()
         for name, value in zip(("shape", "dtype", "layout", "memory_config", "tile"), facts):
@@ -62,16 +56,12 @@ class Tensor:
     """
 
     def __init__(
-        self,
-        data: Any,
-        dtype: DataType | None = None,
-        layout: Layout = Layout.ROW_MAJOR,
-        *,
+        self, data: Any, dtype: DataType | None = None, layout: Layout = Layout.ROW_MAJOR, *,
         memory_config: MemoryConfig | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         array = host_array(data)
         self.dtype = dtype or dtype_of(array)
-        fits("Tensor", array, self.dtype)
+        check_numbers("Tensor", array, self.dtype)
         self.layout = layout
         self.memory_config_ = memory_config or DRAM_MEMORY_CONFIG
         self.topology = replicated((1,))
@@ -82,7 +72,7 @@ class Tensor:
 
     @classmethod
     def of_parts(cls, parts: list[Array], like: Tensor | None = None, **facts: Any) -> Tensor:
-        """A tensor on the host; what `facts` leaves out is that of `like`."""
+        """A tensor on the host; facts that are left out are those of `like`."""
         made = object.__new__(cls)
         for name in ("dtype", "layout", "memory_config_", "topology"):
             setattr(made, name, facts[name] if name in facts else getattr(like, name))
@@ -93,13 +83,13 @@ class Tensor:
     def on(
         cls, device: MeshDevice, value: Value, like: Tensor | None = None, **facts: Any
     ) -> Tensor:
-        """A tensor on `device`; what `facts` leaves out is that of `like`."""
+        """A tensor on `device`; facts that are left out are those of `like`."""
         made = cls.of_parts([], like, **facts)
         made.device_, made.grid_, made.value_, made.parts_ = device, device.shape, value, None
         device.remember(made)
         return made
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- facts ------------------------------------------------------------------------------------
     @property
     def shape(self) -> Shape:
         """The shape of a device's part."""
@@ -111,7 +101,7 @@ class Tensor:
 
     @property
     def padded_shape(self) -> Shape:
-        """The shape of a part with what pads it to whole tiles."""
+        """The shape of a part with the padding to whole tiles."""
         return padded(self.shape, self.layout is Layout.TILE)
 
     @property
@@ -148,7 +138,7 @@ class Tensor:
 
     @property
     def spec(self) -> TensorSpec:
-        """What it is on each device, without its values."""
+        """The shape, element type, layout and memory that it has on each device."""
         return TensorSpec(self.shape, self.dtype, self.layout, memory_config=self.memory_config_)
 
     @property
@@ -169,7 +159,7 @@ class Tensor:
         return StorageType.HOST if self.parts_ is not None else StorageType.DEVICE
 
     def memory_config(self) -> MemoryConfig:
-        """Where it is said to lie in a device's memories."""
+        """Its place in a device's memories."""
         return self.memory_config_
 
     def get_layout(self) -> Layout:
@@ -181,20 +171,20 @@ class Tensor:
         return self.dtype
 
     def is_allocated(self) -> bool:
-        """Whether it still has values."""
+        """True if it still has values."""
         there = self.device_ is None or self.device_.is_open
         return self.parts_ is not None or (self.value_ is not None and there)
 
     def is_sharded(self) -> bool:
-        """Whether it is said to be cut over the cores of a device."""
+        """True if it is said to be cut over the cores of a device."""
         return self.memory_config_.is_sharded()
 
     def tensor_topology(self) -> TensorTopology:
-        """How it lies on the mesh."""
+        """Its placement on the mesh."""
         return self.topology
 
     def volume(self) -> int:
-        """How many elements a part has."""
+        """The number of elements of a part."""
         return int(np.prod(self.shape))
 
     logical_volume = volume
@@ -208,7 +198,7 @@ class Tensor:
             return self.parts_
         value, places = self.value, coordinates(self.grid_ or MeshShape(1))
         if self.device_ is not None:
-            self.device_.outside_capture("a tensor is read", "reading")
+            self.device_.check_no_capture("a tensor is read", "reading")
         if self.device_ is not None and not self.device_.all_local():
             value = _everywhere(value)
         rows = value.numpy().reshape(len(places), *self.value.shape)
@@ -221,7 +211,7 @@ class Tensor:
         coords = self.topology.mesh_coords()
         if self.parts_ is not None or self.device_ is None or self.device_.all_local():
             return dict(zip(coords, self.host_parts(), strict=True))
-        self.device_.outside_capture("a tensor is read", "reading")
+        self.device_.check_no_capture("a tensor is read", "reading")
         at = {}
         for shard in self.value.stored.addressable_shards:
             place = place_of(self.value.type, shard.index)
@@ -234,7 +224,7 @@ class Tensor:
         return self if self.parts_ is not None else Tensor.of_parts(self.host_parts(), self)
 
     def deallocate(self, force: bool = True) -> None:
-        """Lets go of the values: what reads them afterwards is an error."""
+        """Lets go of the values: reading them afterwards is an error."""
         self.value_ = self.parts_ = None
 
     def __getattr__(self, name: str) -> Any:

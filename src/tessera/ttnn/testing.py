@@ -1,5 +1,5 @@
-"""Which fixtures do tests have that were written for TT-NN's hardware? Those names, on the devices
-of this machine: put `pytest_plugins = ["tessera.ttnn.testing"]` in a conftest.py.
+"""Fixtures of tests that were written for TT-NN's hardware, on the devices of this machine: put
+`pytest_plugins = ["tessera.ttnn.testing"]` in a conftest.py.
 
 `mesh_device` takes what tests pass to it: a number of devices, (rows, columns), or nothing for all;
 `device_params` its other arguments.
@@ -19,7 +19,7 @@ import pytest
 
 from .device import MeshDevice
 from .hardware import get_arch_name
-from .opening import close_mesh_device, open_device, open_mesh_device
+from .lifecycle import create_mesh_device, manage_device
 from .shapes import MeshShape
 from .system import system
 from .tensor import host_array
@@ -28,7 +28,8 @@ OPTIONS = ("l1_small_size", "trace_region_size", "num_command_queues", "worker_l
 
 
 class ProgramCounter:
-    """How many programs come into a device's cache: `device.cache_entries_counter` in tests."""
+    """The number of programs that come into a device's cache: `device.cache_entries_counter` in
+    tests."""
 
     def __init__(self, device: MeshDevice) -> None:
         self.device, self.total = device, 0
@@ -55,34 +56,30 @@ class ProgramCounter:
         return counted
 
 
-def _counted(device: MeshDevice) -> MeshDevice:
-    device.cache_entries_counter = ProgramCounter(device)  # type: ignore[attr-defined]  # as theirs
-    return device
+def _counted(opened: Any) -> Iterator[MeshDevice]:
+    with opened as device:
+        device.cache_entries_counter = ProgramCounter(device)
+        yield device
 
 
-def _opened(shape: Any, params: dict[str, Any]) -> Iterator[MeshDevice]:
+def _mesh(shape: Any, params: dict[str, Any]) -> Iterator[MeshDevice]:
     if shape is not None:
         shape = MeshShape(1, shape) if isinstance(shape, int) else MeshShape(shape)
         if shape.mesh_size() > system(shape.mesh_size()).ids.size:
             pytest.skip(f"the system has no {shape}")
-    device = open_mesh_device(shape, **{k: v for k, v in params.items() if k in OPTIONS})
-    yield _counted(device)
-    close_mesh_device(device)
+    yield from _counted(create_mesh_device(shape, **params))
 
 
 @pytest.fixture
 def device_params(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How a device is opened: a dict that the test passes."""
-    found: dict[str, Any] = getattr(request, "param", {})
-    return found
+    """Arguments of a device: those of the dict that the test passes which a mesh here has."""
+    return {k: v for k, v in getattr(request, "param", {}).items() if k in OPTIONS}
 
 
 @pytest.fixture
 def device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
     """One device."""
-    found = open_device(0, **{k: v for k, v in device_params.items() if k in OPTIONS})
-    yield _counted(found)
-    close_mesh_device(found)
+    yield from _counted(manage_device(0, **device_params))
 
 
 @pytest.fixture
@@ -90,44 +87,22 @@ def mesh_device(
     request: pytest.FixtureRequest, device_params: dict[str, Any]
 ) -> Iterator[MeshDevice]:
     """A mesh of the shape that the test passes, or of all devices."""
-    yield from _opened(getattr(request, "param", None), device_params)
+    yield from _mesh(getattr(request, "param", None), device_params)
 
 
-@pytest.fixture
-def pcie_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
-    """1 x 4: the devices of a T3000 that the host reaches itself."""
-    yield from _opened((1, 4), device_params)
+def _of_shape(name: str, shape: Callable[[int], tuple[int, int]]) -> Any:
+    def opened(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
+        yield from _mesh(shape(int(system().ids.size)), device_params)
+
+    return pytest.fixture(name=name)(opened)
 
 
-@pytest.fixture
-def n300_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
-    """1 x 2."""
-    yield from _opened((1, 2), device_params)
-
-
-@pytest.fixture
-def t3k_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
-    """1 x 8: all devices of a T3000, in a line."""
-    yield from _opened((1, 8), device_params)
-
-
-@pytest.fixture
-def t3k_single_board_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
-    """1 x 2: the devices of one board."""
-    yield from _opened((1, 2), device_params)
-
-
-@pytest.fixture
-def bh_1d_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
-    """All devices in one column."""
-    yield from _opened((int(system().ids.size), 1), device_params)
-
-
-@pytest.fixture
-def bh_2d_mesh_device(device_params: dict[str, Any]) -> Iterator[MeshDevice]:
-    """All devices as a grid: 4 x 2 of 8, 4 x 8 of 32, else one column."""
-    count = int(system().ids.size)
-    yield from _opened({8: (4, 2), 32: (4, 8)}.get(count, (count, 1)), device_params)
+pcie_mesh_device = _of_shape("pcie_mesh_device", lambda n: (1, 4))  # a T3000's next to the host
+n300_mesh_device = _of_shape("n300_mesh_device", lambda n: (1, 2))
+t3k_mesh_device = _of_shape("t3k_mesh_device", lambda n: (1, 8))
+t3k_single_board_mesh_device = _of_shape("t3k_single_board_mesh_device", lambda n: (1, 2))
+bh_1d_mesh_device = _of_shape("bh_1d_mesh_device", lambda n: (n, 1))
+bh_2d_mesh_device = _of_shape("bh_2d_mesh_device", lambda n: {8: (4, 2), 32: (4, 8)}.get(n, (n, 1)))
 
 
 @pytest.fixture
@@ -137,36 +112,16 @@ def ensure_devices_tg() -> None:
         pytest.skip("the system has no 32 devices: start with TESSERA_DEVICES=32")
 
 
-@pytest.fixture
-def use_program_cache() -> None:
-    """Programs are always kept."""
-
-
-@pytest.fixture
-def clear_compile_cache() -> None:
-    """Compiled kernels are not kept between tests."""
-
-
-@pytest.fixture
-def is_ci_env() -> bool:
-    """Whether the tests run in continuous integration."""
-    return os.environ.get("CI") == "true"
-
-
-@pytest.fixture
-def silicon_arch_name() -> str:
-    """The name of the chip whose figures are shown."""
-    return get_arch_name()
-
-
-@pytest.fixture
-def silicon_arch_wormhole_b0() -> None:
-    """Tests for this chip run."""
-
-
-@pytest.fixture
-def silicon_arch_blackhole() -> None:
-    """Tests for this chip run too: results do not depend on the chip."""
+# Programs are always kept, kernels never, and results do not depend on the chip.
+use_program_cache, clear_compile_cache, silicon_arch_wormhole_b0, silicon_arch_blackhole = (
+    pytest.fixture(name=name)(lambda: None)
+    for name in (
+        "use_program_cache", "clear_compile_cache", "silicon_arch_wormhole_b0",
+        "silicon_arch_blackhole",
+    )
+)  # fmt: skip
+is_ci_env = pytest.fixture(name="is_ci_env")(lambda: os.environ.get("CI") == "true")
+silicon_arch_name = pytest.fixture(name="silicon_arch_name")(get_arch_name)
 
 
 @pytest.fixture
@@ -185,8 +140,8 @@ def function_level_defaults(reset_seeds: None) -> None:
 
 
 def comp_pcc(golden: Any, calculated: Any, pcc: float = 0.99) -> tuple[bool, float]:
-    """Whether two arrays correlate at least so much, and how much they do. Equal arrays do wholly;
-    with a NaN in one they do not at all."""
+    """Compares two arrays: whether they correlate at least so much, and their correlation. It is 1
+    for equal arrays, and 0 with a NaN in one."""
     a, b = (host_array(x).astype(np.float64).ravel() for x in (golden, calculated))
     if a.shape != b.shape or np.isnan(a).any() != np.isnan(b).any():
         return False, 0.0

@@ -1,4 +1,4 @@
-"""How does a sequence of ops run as one program? It is captured once, and replayed.
+"""Traces: a sequence of ops that is captured once, and replayed as one program.
 
 Between `begin_trace_capture` and `end_trace_capture` ops run as they always do, and are written
 down. A replay reads the tensors that the ops read, as they are then (a new value is written by
@@ -23,9 +23,9 @@ from ..core.interrupts import whole
 from ..lang.jit import Jit, Straight, jit
 from ..lang.tensor import Tensor as Value
 from ..lang.tensor import wrapped
-from .asked import kinds, mesh_device
+from .args import check_types, mesh_device
 from .device import MeshDevice
-from .faults import TTNNError, wrong
+from .errors import TTNNError, wrong
 from .tensor import Tensor
 
 TRACKING = "TT_METAL_TRACE_ALLOC_TRACKING"
@@ -59,7 +59,7 @@ class Segment:
     reads: list[Tensor] = field(default_factory=list)  # the inputs and outputs, once it is closed
     writes: list[Tensor] = field(default_factory=list)
     program: Jit[..., tuple[Value, ...]] | None = None
-    straight: Straight | None = None  # the short way to what the program runs
+    straight: Straight | None = None  # the fast path to what the program runs
     has_run: bool = False
 
     def forget(self) -> None:
@@ -141,8 +141,8 @@ class Capture:
 
 
 def begin_trace_capture(mesh_device: MeshDevice, cq_id: int | None = None) -> MeshTraceId:
-    """Begins to write down what runs on a mesh and its parts. Raises TTNNError if a capture is
-    under way there."""
+    """Begins to write down the ops that run on a mesh and its parts. Raises TTNNError if a capture
+    is under way there."""
     mesh_device.queue(cq_id)
     for d in _family(mesh_device):
         if d.capture is not None:
@@ -183,7 +183,8 @@ def execute_trace(
     mesh_device: MeshDevice, trace_id: MeshTraceId, *, cq_id: int | None = None,
     blocking: bool = True,
 ) -> None:  # fmt: skip
-    """Replays a trace: its ops, on what its operands hold now, into the tensors of the capture.
+    """Replays a trace: its ops, on the present values of its operands, into the tensors of the
+    capture.
 
     With `blocking` it returns when all is computed. Raises TTNNError if there is no such trace, or
     it is being captured. Where TT_METAL_TRACE_ALLOC_TRACKING=1, also if a tensor was made on the
@@ -217,7 +218,7 @@ def release_trace(mesh_device: MeshDevice, trace_id: MeshTraceId) -> None:
 
 
 def _trace(name: str, device: MeshDevice, trace_id: MeshTraceId) -> Capture:
-    found = mesh_device(name, device).traces.get(getattr(trace_id, "number", -1))
+    found: Capture | None = mesh_device(name, device).traces.get(getattr(trace_id, "number", -1))
     if found is None:
         _ = device.mesh  # it is open, or an error says so
         raise wrong(
@@ -245,7 +246,7 @@ def corruptible_allocation_scope(mesh_device: MeshDevice) -> Iterator[None]:
 
 
 def mark_corruptible(tensor: Tensor) -> Tensor:
-    """Says that replays may overwrite `tensor`."""
+    """Allows replays to overwrite `tensor`."""
     if tensor.device_ is not None:
         for holder in tensor.device_.ancestry():
             for tensors in holder.after.values():
@@ -284,9 +285,9 @@ def record_event(
     device_range: Any = None,
 ) -> MeshEvent:  # fmt: skip
     """The moment at which all that was given to a command queue so far is done."""
-    kinds("record_event", device_range=device_range)
+    check_types("record_event", device_range=device_range)
     for one in sub_device_ids:
-        kinds("record_event", sub_device_ids=one)
+        check_types("record_event", sub_device_ids=one)
     return MeshEvent(mesh_device, mesh_device.queue(cq_id), mesh_device.last)
 
 
@@ -308,7 +309,7 @@ def synchronize_device(
 ) -> None:
     """Returns when all that was given to a mesh and its parts is done."""
     for one in sub_device_ids:
-        kinds("synchronize_device", sub_device_ids=one)
+        check_types("synchronize_device", sub_device_ids=one)
     mesh_device("synchronize_device", device).queue(cq_id)
     for part in device.parts():
         _wait(part.last)

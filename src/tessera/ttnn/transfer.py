@@ -1,7 +1,12 @@
-"""How does a tensor of TT-NN come from data of the host to the devices of a mesh, and back?"""
+"""Tensors from data of the host to the devices of a mesh, and back."""
 
+# Rows of the table are made at run time, so their types are not seen.
+# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -10,12 +15,11 @@ from ..core.checks import instance, library
 from ..core.layout import plain
 from ..lang.engine import engine
 from ..lang.tensor import Tensor as Value
-from .asked import kinds, mesh_device
+from .args import check_types, mesh_device
 from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
 from .device import MeshDevice
-from .distribution import composer_now, mapper_now
-from .dtypes import DataType, Layout, fits, rounded
-from .faults import TTNNError, wrong
+from .dtypes import DataType, Layout, check_numbers, rounded
+from .errors import TTNNError, brief, public, wrong
 from .mapping import (
     Array,
     MeshToTensor,
@@ -23,32 +27,45 @@ from .mapping import (
     coordinates,
     replicated,
 )
-from .run import how, moves, run
+from .op import KEYWORDS, check_keywords, op
 from .shapes import Shape
 from .tensor import Tensor, TensorSpec, dtype_of, host_array
 
+_mapper: ContextVar[TensorToMesh | None] = ContextVar("ttnn_mapper", default=None)
+_composer: ContextVar[MeshToTensor | None] = ContextVar("ttnn_composer", default=None)
+
+
+@contextlib.contextmanager
+def distribute(default: TensorToMesh | MeshToTensor) -> Iterator[None]:
+    """Within the block, `from_torch` distributes by this mapper, or `to_torch` joins by this
+    composer. Raises TTNNError if it is neither."""
+    kinds: dict[type, ContextVar[Any]] = {TensorToMesh: _mapper, MeshToTensor: _composer}
+    if type(default) not in kinds:
+        raise wrong(
+            f"distribute: {default!r} is neither a mapper nor a composer",
+            fix="ttnn.ShardTensorToMesh(device, dim=0), ttnn.ConcatMeshToTensor(device, dim=0)",
+        )
+    held = kinds[type(default)]
+    token = held.set(default)
+    try:
+        yield
+    finally:
+        held.reset(token)
+
 
 def from_torch(
-    tensor: Any,
-    dtype: DataType | None = None,
-    *,
-    spec: Any = None,
-    tile: Any = None,
-    pad_value: float | None = None,
-    layout: Layout | None = None,
-    device: MeshDevice | None = None,
-    memory_config: MemoryConfig | None = None,
-    mesh_mapper: TensorToMesh | None = None,
-    cq_id: int | None = None,
-    **older: object,
-) -> Tensor:
+    tensor: Any, dtype: DataType | None = None, *, spec: Any = None, tile: Any = None,
+    pad_value: float | None = None, layout: Layout | None = None, device: MeshDevice | None = None,
+    memory_config: MemoryConfig | None = None, mesh_mapper: TensorToMesh | None = None,
+    cq_id: int | None = None, **older: object,
+) -> Tensor:  # fmt: skip
     """A tensor of an array of PyTorch, or NumPy: on the host, or on `device` if one is named.
 
-    `mesh_mapper` says which device gets what; without one all get the whole. Raises TTNNError if
+    `mesh_mapper` distributes it; without one all devices get the whole. Raises TTNNError if
     `dtype` lacks a number of the data (floats may be rounded), if it needs tiles and `layout` says
     otherwise, if the mapper does not fit, or if a trace is being captured on `device`.
     """
-    how("from_torch", older)
+    check_keywords(from_torch, older)
     array = host_array(tensor)
     if spec is not None:
         instance("from_torch", "spec", spec, TensorSpec, "spec=tensor.spec", TTNNError)
@@ -60,12 +77,12 @@ def from_torch(
             )
         dtype, layout = dtype or spec.dtype, layout or spec.layout
         memory_config = memory_config or spec.memory_config
-    kinds("from_torch", dtype=dtype, layout=layout, device=device, memory_config=memory_config)
-    kinds("from_torch", tile=tile)
+    check_types("from_torch", dtype=dtype, layout=layout, device=device, tile=tile)
+    check_types("from_torch", memory_config=memory_config)
     if device is not None:
-        device.outside_capture("from_torch", WRITES)
+        device.check_no_capture("from_torch", WRITES)
     dtype = dtype or dtype_of(array)
-    fits("from_torch", array, dtype)
+    check_numbers("from_torch", array, dtype)
     tiled = layout or (Layout.TILE if dtype.bits else Layout.ROW_MAJOR)
     if dtype.bits and tiled is Layout.ROW_MAJOR:
         raise wrong(
@@ -73,7 +90,7 @@ def from_torch(
             [("layout", tiled)],
             fix="layout=ttnn.TILE_LAYOUT",
         )
-    mapper = mesh_mapper or mapper_now()
+    mapper = mesh_mapper or _mapper.get()
     if mapper is not None:
         fix = "ttnn.ShardTensorToMesh(device, dim=0); of a config: ttnn.create_mesh_mapper"
         instance("from_torch", "mesh_mapper", mapper, TensorToMesh, fix, TTNNError)
@@ -96,15 +113,11 @@ WRITES = "what the host writes"
 
 
 def to_torch(
-    tensor: Tensor,
-    dtype: Any = None,
-    *,
-    torch_rank: int | None = None,
-    mesh_composer: MeshToTensor | None = None,
-    device: MeshDevice | None = None,
+    tensor: Tensor, dtype: Any = None, *, torch_rank: int | None = None,
+    mesh_composer: MeshToTensor | None = None, device: MeshDevice | None = None,
     cq_id: int | None = None,
-) -> Any:
-    """The tensor as one of PyTorch: its only part, or what `mesh_composer` makes of the parts.
+) -> Any:  # fmt: skip
+    """The tensor as one of PyTorch: its only part, or the parts joined by `mesh_composer`.
 
     uint16 becomes int16 and uint32 int32, as in TT-NN. Raises TTNNError if there are several parts
     and no composer, if `torch_rank` would lose a dim that is not one, or if a whole number does not
@@ -123,7 +136,7 @@ def to_torch(
                 [("tensor", on), ("device", device)],
                 fix=f"leave device out, or give the tensor's: device={on}",
             )
-    array = composed(tensor, mesh_composer)
+    array = compose(tensor, mesh_composer)
     if torch_rank is not None:
         array = array.reshape(Shape(list(array.shape)).to_rank(torch_rank))
     if tensor.dtype is DataType.BFLOAT16:
@@ -149,12 +162,12 @@ def _whole_type(torch: Any, dtype: DataType, array: Array) -> Any:
     return getattr(torch, name)
 
 
-def composed(tensor: Tensor, composer: MeshToTensor | None) -> Array:
+def compose(tensor: Tensor, composer: MeshToTensor | None) -> Array:
     """The parts as one array on the host. Raises TTNNError if there are several and no composer."""
     fix = "ttnn.ConcatMeshToTensor(device, dim=0); of a config: ttnn.create_mesh_composer"
     one = "give a tensor of ttnn; parts: ttnn.aggregate_tensor(tensors, composer)"
     instance("to_torch", "tensor", tensor, Tensor, one, TTNNError)
-    composer = composer or composer_now()
+    composer = composer or _composer.get()
     if composer is not None:
         instance("to_torch", "mesh_composer", composer, MeshToTensor, fix, TTNNError)
     parts = tensor.host_parts()
@@ -172,12 +185,9 @@ def composed(tensor: Tensor, composer: MeshToTensor | None) -> Array:
 
 
 def to_device(
-    tensor: Tensor,
-    device: MeshDevice,
-    memory_config: MemoryConfig | None = None,
-    *,
+    tensor: Tensor, device: MeshDevice, memory_config: MemoryConfig | None = None, *,
     cq_id: int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The tensor on the devices of a mesh; one that is there stays.
 
     A tensor of one part goes to all devices. Raises TTNNError if the mesh lacks a place of it, or
@@ -193,14 +203,14 @@ def to_device(
         _ = tensor.value  # it is there, or an error says so
         if memory_config in (None, tensor.memory_config_):
             return tensor
-        return run("to_device", identity, [tensor], memory_config=memory_config)
-    device.outside_capture("to_device", WRITES)
-    made = laid(tensor, device)
+        return clone(tensor, memory_config=memory_config)
+    device.check_no_capture("to_device", WRITES)
+    made = place_on_mesh(tensor, device)
     made.memory_config_ = memory_config or tensor.memory_config_
     return made
 
 
-def laid(tensor: Tensor, device: MeshDevice) -> Tensor:
+def place_on_mesh(tensor: Tensor, device: MeshDevice) -> Tensor:
     """`to_device` of a tensor that is elsewhere, also while a trace is captured."""
     mesh, parts, topology = device.mesh, tensor.host_parts(), tensor.topology
     places = coordinates(device.shape)
@@ -229,16 +239,13 @@ def from_device(tensor: Tensor, blocking: bool = True, *, cq_id: int | None = No
 
 
 def to_layout(
-    tensor: Tensor,
-    layout: Layout,
-    dtype: DataType | None = None,
-    memory_config: MemoryConfig | None = None,
-    **older: object,
-) -> Tensor:
-    """The tensor in rows or tiles; what pads it to tiles is never seen. In rows bfloat8_b and
+    tensor: Tensor, layout: Layout, dtype: DataType | None = None,
+    memory_config: MemoryConfig | None = None, **older: object,
+) -> Tensor:  # fmt: skip
+    """The tensor in rows or tiles; the padding to tiles is never seen. In rows bfloat8_b and
     bfloat4_b become bfloat16."""
-    how("to_layout", older)
-    kinds("to_layout", dtype=dtype, layout=layout, memory_config=memory_config)
+    check_keywords(to_layout, older)
+    check_types("to_layout", dtype=dtype, layout=layout, memory_config=memory_config)
     if dtype is not None and dtype is not tensor.dtype:
         tensor = typecast(tensor, dtype)
     if tensor.dtype.bits and layout is Layout.ROW_MAJOR:  # rows have no blocks; bfloat16 loses none
@@ -246,65 +253,67 @@ def to_layout(
     if tensor.parts_ is not None:
         memory = memory_config or tensor.memory_config_
         return Tensor.of_parts(tensor.parts_, tensor, layout=layout, memory_config_=memory)
-    return run("to_layout", identity, [tensor], layout=layout, memory_config=memory_config)
+    return clone(tensor, layout=layout, memory_config=memory_config)
 
 
 def deallocate(tensor: Tensor, force: bool = True) -> None:
-    """Lets go of a tensor's values: what reads them afterwards is an error."""
+    """Lets go of a tensor's values: reading them afterwards is an error."""
     instance("deallocate", "tensor", tensor, Tensor, "give a tensor of ttnn", TTNNError)
     tensor.deallocate(force)
 
 
 def get_memory_config(tensor: Tensor) -> MemoryConfig:
-    """Where a tensor is said to lie in a device's memories."""
+    """The place of a tensor in a device's memories."""
     return tensor.memory_config_
 
 
 def is_tensor_storage_on_device(tensor: Tensor) -> bool:
-    """Whether a tensor is on a mesh."""
+    """True if a tensor is on a mesh."""
     return tensor.parts_ is None
 
 
-@moves
-def identity(x: Value) -> Value:
-    """The op that changes nothing but the form."""
-    return x
+@op(moves=True, keywords=KEYWORDS | {"layout"})
+def clone(input_tensor: Value) -> Value:
+    """The same elements in a tensor of its own, of another form if one is named."""
+    return input_tensor
 
 
+@public
 def typecast(input_tensor: Tensor, dtype: DataType, *older: Any, **options: Any) -> Tensor:
     """The elements as another type."""
     if older:  # typecast(tensor, from, to)
         dtype = older[0]
-    kinds("typecast", dtype=dtype)
+    check_types("typecast", dtype=dtype)
     if input_tensor.parts_ is not None:
         parts = [rounded(p, dtype) for p in input_tensor.parts_]
         return Tensor.of_parts(parts, input_tensor, dtype=dtype)
-    return run("typecast", identity, [input_tensor], dtype, **how("typecast", options))
+    return clone(input_tensor, dtype=dtype, **options)
 
 
 # -- methods of tensors ---------------------------------------------------------------------------
 def to(self: Tensor, *where: Any, **options: Any) -> Tensor:
     """The same tensor on a mesh, or in another layout."""
     found = self
-    for what in (*where, *options.values()):
-        if isinstance(what, MeshDevice):
-            found = to_device(found, what)
-        elif isinstance(what, Layout):
-            found = to_layout(found, what)
-        elif isinstance(what, MemoryConfig):
-            found.memory_config_ = what
-        elif isinstance(what, DataType):
-            found = typecast(found, what)
-        elif not isinstance(what, int | None):
+    for target in (*where, *options.values()):
+        if isinstance(target, MeshDevice):
+            found = to_device(found, target)
+        elif isinstance(target, Layout):
+            found = to_layout(found, target)
+        elif isinstance(target, MemoryConfig):
+            found.memory_config_ = target
+        elif isinstance(target, DataType):
+            found = typecast(found, target)
+        elif not isinstance(target, int | None):
             raise wrong(
-                f"tensor.to: what is {what!r}?", fix="give a mesh, a layout, or a memory config"
+                f"tensor.to: it cannot become {brief(target)}",
+                fix="give a mesh, a layout, an element type or a memory config",
             )
     return found
 
 
 def numpy(self: Tensor) -> Array:
     """The only part, on the host. Raises TTNNError if there are several."""
-    return composed(self, None)
+    return compose(self, None)
 
 
 def item(self: Tensor) -> Any:
@@ -322,40 +331,18 @@ def as_array(self: Tensor, dtype: Any = None, copy: bool | None = None) -> Array
     return np.asarray(numpy(self), dtype)
 
 
-def as_float(self: Tensor) -> float:
-    """The only number."""
-    return float(_only(self))
-
-
-def as_int(self: Tensor) -> int:
-    """The only number, as a whole one."""
-    return int(_only(self))
-
-
-def as_bool(self: Tensor) -> bool:
-    """Whether the only number is not zero."""
-    return bool(_only(self))
-
-
-def _only(x: Tensor) -> Any:
-    if x.volume() != 1:
+def only(self: Tensor) -> Any:
+    """The only element. Raises TTNNError if there are several."""
+    if self.volume() != 1:
         raise wrong(
-            f"a tensor of {x.volume()} elements is no number",
-            [("tensor", x.shape)],
+            f"a tensor of {self.volume()} elements is no number",
+            [("tensor", self.shape)],
             fix="read it: ttnn.to_torch(tensor), and ask for .all() or .any()",
         )
-    return item(x)
-
-
-for _name, _op in {
-    "__array__": as_array, "__float__": as_float, "__int__": as_int, "__bool__": as_bool,
-}.items():  # fmt: skip
-    setattr(Tensor, _name, _op)
-for _method in (to, to_torch, numpy, item, to_list):
-    setattr(Tensor, _method.__name__, _method)
+    return item(self)
 
 
 __all__ = [
-    "deallocate", "from_device", "from_torch", "get_memory_config", "is_tensor_storage_on_device",
-    "to_device", "to_layout", "to_torch", "typecast",
+    "clone", "deallocate", "distribute", "from_device", "from_torch", "get_memory_config",
+    "is_tensor_storage_on_device", "to_device", "to_layout", "to_torch", "typecast",
 ]  # fmt: skip

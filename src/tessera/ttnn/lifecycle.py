@@ -1,21 +1,24 @@
-"""How is a mesh of devices opened and closed? It is a part of the system's grid.
+"""Meshes of devices opened and closed: parts of the system's grid.
 
 A mesh of one row is a line through the system; another one lies in it from `offset` on.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
 from ..core import environment
 from ..core.checks import whole as number
-from . import asked
+from ..core.devices import process_count, process_index
+from ..lang.engine import engine
+from . import args
 from .device import MeshDevice
-from .faults import wrong
+from .errors import wrong
 from .shapes import MeshShape
 from .system import Grid, System, line, system
 
@@ -23,16 +26,11 @@ Ids = Sequence[int]
 
 
 def open_mesh_device(
-    mesh_shape: Sequence[int] | None = None,
-    l1_small_size: int | Ids = 0,
-    trace_region_size: int = 0,
-    num_command_queues: int = 1,
-    dispatch_core_config: object = None,
-    offset: Sequence[int] | None = None,
-    physical_device_ids: Ids = (),
-    worker_l1_size: int = 0,
+    mesh_shape: Sequence[int] | None = None, l1_small_size: int | Ids = 0,
+    trace_region_size: int = 0, num_command_queues: int = 1, dispatch_core_config: object = None,
+    offset: Sequence[int] | None = None, physical_device_ids: Ids = (), worker_l1_size: int = 0,
     **older: object,
-) -> MeshDevice:
+) -> MeshDevice:  # fmt: skip
     """A mesh of `mesh_shape` devices of the system; without a shape, all of it.
 
     A mesh of one row is a line through the system, one device beside the next; another one lies in
@@ -91,7 +89,7 @@ def _chosen(found: System, shape: MeshShape, offset: Sequence[int] | None, ids: 
 
 def close_mesh_device(mesh_device: MeshDevice) -> None:
     """Closes a mesh and its parts: their tensors are gone, and no op runs on them any more."""
-    asked.mesh_device("close_mesh_device", mesh_device)
+    args.mesh_device("close_mesh_device", mesh_device)
     for part in mesh_device.children:
         close_mesh_device(part)
     mesh_device.closed = True
@@ -99,7 +97,7 @@ def close_mesh_device(mesh_device: MeshDevice) -> None:
     mesh_device.traces.clear()
 
 
-@contextlib.contextmanager
+@contextmanager
 def create_mesh_device(*arguments: Any, **named: Any) -> Iterator[MeshDevice]:
     """`open_mesh_device` for a `with` block, which closes it."""
     device = open_mesh_device(*arguments, **named)
@@ -117,18 +115,14 @@ def open_device(device_id: int = 0, **options: Any) -> MeshDevice:
 close_device = close_mesh_device
 
 
-@contextlib.contextmanager
-def manage_device(device_id: int = 0, **options: Any) -> Iterator[MeshDevice]:
+def manage_device(device_id: int = 0, **options: Any) -> AbstractContextManager[MeshDevice]:
     """`open_device` for a `with` block, which closes it."""
-    device = open_device(device_id, **options)
-    try:
-        yield device
-    finally:
-        close_mesh_device(device)
+    one = MeshShape(1, 1)
+    return create_mesh_device(one, physical_device_ids=[device_id], **options)
 
 
 def get_num_devices() -> int:
-    """How many devices the system has."""
+    """The number of devices of the system."""
     return int(system().ids.size)
 
 
@@ -139,7 +133,7 @@ def get_device_ids() -> list[int]:
 
 
 def get_num_pcie_devices() -> int:
-    """How many of the system's devices the host reaches itself."""
+    """The number of devices that the host reaches itself."""
     return len(system().pcie_ids)
 
 
@@ -148,8 +142,55 @@ def get_pcie_device_ids() -> list[int]:
     return system().pcie_ids
 
 
+# -- several processes, which `tt-run` started -----------------------------------------------------
+_begun: list[bool] = []
+_barriers = itertools.count()
+BARRIER_S = 600.0  # how long a process waits for the others
+
+
+def init_distributed_context(arguments: Sequence[str] | None = None) -> None:
+    """Makes this process one of those that were started together; alone it is the only one.
+    `arguments` have no effect."""
+    engine().start(None)
+    _begun[:] = [True]
+
+
+def distributed_context_is_initialized() -> bool:
+    """True if `init_distributed_context` was called."""
+    return bool(_begun)
+
+
+def distributed_context_get_rank() -> int:
+    """The number of this process, from 0. Raises TTNNError before `init_distributed_context`."""
+    _need("distributed_context_get_rank")
+    return process_index()
+
+
+def distributed_context_get_size() -> int:
+    """The number of processes. Raises TTNNError before `init_distributed_context`."""
+    _need("distributed_context_get_size")
+    return process_count()
+
+
+def distributed_context_barrier() -> None:
+    """Returns when all processes have come here. Raises TTNNError before
+    `init_distributed_context`, BackendError if one does not come within 10 minutes."""
+    _need("distributed_context_barrier")
+    engine().gather(f"ttnn barrier {next(_barriers)}", None, BARRIER_S)
+
+
+def _need(name: str) -> None:
+    if not _begun:
+        raise wrong(
+            f"{name}: the processes have not been joined",
+            fix="call ttnn.init_distributed_context() first",
+        )
+
+
 __all__ = [
-    "close_device", "close_mesh_device", "create_mesh_device", "get_device_ids", "get_num_devices",
-    "get_num_pcie_devices", "get_pcie_device_ids", "manage_device", "open_device",
-    "open_mesh_device",
+    "close_device", "close_mesh_device", "create_mesh_device", "distributed_context_barrier",
+    "distributed_context_get_rank", "distributed_context_get_size",
+    "distributed_context_is_initialized", "get_device_ids", "get_num_devices",
+    "get_num_pcie_devices", "get_pcie_device_ids", "init_distributed_context", "manage_device",
+    "open_device", "open_mesh_device",
 ]  # fmt: skip

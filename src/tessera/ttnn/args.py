@@ -1,5 +1,5 @@
-"""Is each argument what its name says? Asked where it comes in: what is not would be of no effect,
-or an error of Python's far away."""
+"""Checks of arguments where they come in: a wrong one would have no effect, or be an error of
+Python's far away."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..core.checks import instance, whole
 from .configs import BufferType, MemoryConfig, SubDeviceId, Tile, Topology
 from .device import MeshDevice
 from .dtypes import DataType, Layout
-from .faults import TTNNError, wrong
+from .errors import TTNNError, wrong
 from .shapes import MeshCoordinateRange
 
 _OPEN = "ttnn.open_mesh_device(ttnn.MeshShape(1, 2))"
@@ -28,8 +28,8 @@ _KINDS: dict[str, tuple[type, str]] = {
 }
 
 
-def kinds(name: str, **given: Any) -> None:
-    """Raises TTNNError unless each of `given` is what its name says, or None."""
+def check_types(name: str, **given: Any) -> None:
+    """Raises TTNNError unless each of `given` is None or has the type for its name."""
     for word, value in given.items():
         if value is not None:
             instance(name, word, value, *_KINDS[word], TTNNError)
@@ -53,4 +53,4 @@ def mesh_device(name: str, value: object) -> MeshDevice:
     return instance(name, "device", value, *_KINDS["device"], TTNNError)
 
 
-__all__ = ["dim_of", "kinds", "mesh_device"]
+__all__ = ["check_types", "dim_of", "mesh_device"]

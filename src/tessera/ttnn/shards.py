@@ -1,27 +1,26 @@
-"""How do the parts of devices become a tensor of their mesh, and a tensor its parts?"""
+"""Tensors of a mesh from the parts of its devices, and the parts of a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.layout import plain
 from ..lang.engine import Parts, engine
 from ..lang.tensor import Tensor as Value
 from .device import MeshDevice
-from .faults import wrong
+from .errors import wrong
 from .mapping import (
     MeshToTensor,
     PlacementShard,
     TensorToMesh,
-    TensorTopology,
-    coordinates,
     replicated,
 )
-from .run import how
+from .op import check_keywords
 from .shapes import MeshShape
 from .tensor import Tensor, place_of
-from .transfer import WRITES, composed, to_device
+from .transfer import WRITES, compose, to_device
 
 
 def get_device_tensors(tensor: Tensor) -> list[Tensor]:
@@ -40,7 +39,7 @@ def get_device_tensors(tensor: Tensor) -> list[Tensor]:
 def from_host_shards(tensors: Sequence[Tensor], mesh_shape: Sequence[int], **more: Any) -> Tensor:
     """One tensor on the host of a part a device, row by row. Raises TTNNError unless the parts are
     alike and as many as the mesh's devices."""
-    how("from_host_shards", more)
+    check_keywords(from_host_shards, more)
     shape = MeshShape(mesh_shape)
     _alike("from_host_shards", tensors)
     if len(tensors) != shape.mesh_size():
@@ -48,9 +47,8 @@ def from_host_shards(tensors: Sequence[Tensor], mesh_shape: Sequence[int], **mor
             f"from_host_shards: {len(tensors)} parts for a mesh of {shape}",
             fix="give one part a device",
         )
-    topology = TensorTopology(shape, replicated(shape)._placements, tuple(coordinates(shape)))
     parts = [p for t in tensors for p in t.cpu().host_parts()]
-    return Tensor.of_parts(parts, tensors[0].cpu(), topology=topology)
+    return Tensor.of_parts(parts, tensors[0].cpu(), topology=replicated(shape))
 
 
 def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
@@ -71,7 +69,7 @@ def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
     parts = [p for t in tensors for p in t.host_parts()]
     whole = replicated(parent.shape)
     if parent.all_local():
-        topology = TensorTopology(whole._shape, whole._placements, tuple(coords))
+        topology = replace(whole, _coords=tuple(coords))
         return to_device(Tensor.of_parts(parts, tensors[0], topology=topology), parent)
     own = dict(zip(coords, parts, strict=True))
     local = [c for c in whole.mesh_coords() if parent.is_local(c)]
@@ -124,7 +122,7 @@ def aggregate_tensor(tensor: Tensor | Sequence[Tensor], composer: MeshToTensor) 
     for each device of the composer's mesh."""
     if isinstance(tensor, Sequence):
         tensor = from_host_shards([t.cpu() for t in tensor], composer.mesh)
-    whole = composed(tensor, composer)
+    whole = compose(tensor, composer)
     return Tensor.of_parts([whole], tensor, topology=replicated((1,)))
 
 
@@ -145,7 +143,7 @@ def copy_host_to_device_tensor(
     if device is None:
         raise wrong("copy_host_to_device_tensor: the second tensor is on the host", fix="swap them")
     device.queue(cq_id)
-    device.outside_capture("copy_host_to_device_tensor", WRITES)
+    device.check_no_capture("copy_host_to_device_tensor", WRITES)
     _alike("copy_host_to_device_tensor", [host_tensor, device_tensor])
     _ = device_tensor.value  # it is where the mesh is now, or an error says so
     moved = to_device(host_tensor, device)

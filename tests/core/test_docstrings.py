@@ -1,11 +1,16 @@
-"""Does every public name, and every public method of a public class, have a docstring?"""
+"""Docstrings: all public names have one, with a first sentence that names a thing or an action."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 import tessera as ts
 
@@ -65,3 +70,22 @@ def test_no_docstring_raises_an_error_without_its_condition() -> None:
             if all(word.strip(",").endswith("Error") or word == "and" for word in first.split()):
                 bare.append(f"{name}: Raises {first}")
     assert bare == []
+
+
+ROOT = Path(__file__).parents[2]
+RIDDLE = re.compile(
+    r"(What|Who|Whose|Whether|Which|How|Is|Are|Does|Do|Where|When|Why|May|Can)\b|[^.]*\?"
+)
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "bench"])
+def test_the_first_sentence_of_a_docstring_is_no_question(folder: str) -> None:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    wrong = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            doc = ast.get_docstring(node) if isinstance(node, kinds) else None
+            first = re.split(r"(?<=[.?!])\s", (doc or "").partition("\n\n")[0])[0]
+            if RIDDLE.match(first):
+                wrong.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {first}")
+    assert wrong == []

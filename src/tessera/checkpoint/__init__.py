@@ -1,4 +1,4 @@
-"""State on disk: checkpoints that survive, and models of others that come in and go out."""
+"""Checkpoints, and import and export of HuggingFace models."""
 
 from ..core.public import public
 from ..interop import load_hf, save_hf

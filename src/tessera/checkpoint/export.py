@@ -1,4 +1,4 @@
-"""How do the weights of a checkpoint come into the files of other programs? One file, by name."""
+"""Export of a checkpoint's weights to a .safetensors or .npz file, by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def export(
     *,
     only: str | Sequence[str] = "*",
 ) -> int:
-    """Writes the tensors of a checkpoint that match `only` to `to`, and gives their number.
+    """Writes the tensors of a checkpoint that match `only` to `to`, and returns their number.
 
     `to` is a `.safetensors` or `.npz` file; the optimizer's tensors are left out. Raises UsageError
     if it has another ending or cannot be written, or no name matches, CheckpointError if the
@@ -65,5 +65,5 @@ def export(
 
 
 def _known(x: NDArray[Any]) -> NDArray[Any]:
-    """`x` in a dtype that NumPy itself can read: bf16 becomes f32."""
+    """`x` in a dtype of NumPy: bf16 becomes f32."""
     return x if x.dtype.kind in "biuf" and x.dtype.isbuiltin else x.astype(np.float32)

@@ -1,7 +1,8 @@
-"""Which checkpoints are there, and which of them is the latest? Those with a manifest.
+"""List of checkpoints, their latest, and the policy of which to keep.
 
-The data of a checkpoint are written first, its manifest last, in one step. A folder without one is
-the rest of a save that did not end: nobody sees it, and the next save of that tag removes it.
+The data of a checkpoint are written first, its manifest last, atomically. A folder without a
+manifest is the remainder of an unfinished save: it is not listed, and the next save of that tag
+removes it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 
 Root = str | os.PathLike[str]
 ROOT = "checkpoints"
-"""Where checkpoints go that are given no root."""
+"""The default root of checkpoints."""
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay: the `last` ones, the first at or after each multiple of `every`
-    steps, and the `best` by `metric` (the smallest values, or with `largest=True` the largest)."""
+    """The policy of which checkpoints to keep: the `last` ones, the first at or after each multiple
+    of `every` steps, and the `best` by `metric` (the smallest values, or with `largest=True` the
+    largest)."""
 
     last: int = 1
     every: int | None = None
@@ -54,7 +56,7 @@ class Keep:
             whole("checkpoint.Keep", "every", self.every, 1)
 
     def stay(self, found: Sequence[Manifest]) -> set[str]:
-        """The tags that stay of `found`, the oldest first."""
+        """The tags to keep among `found`, which is sorted from the oldest."""
         kept = {m.tag for m in found[-self.last :]}
         if self.every is not None:
             first: dict[int, str] = {}
@@ -67,12 +69,12 @@ class Keep:
         return kept | {m.tag for m in rated[: self.best]}
 
     def rated(self, found: Sequence[Manifest]) -> list[Manifest]:
-        """Those of `found` whose metric is a number."""
+        """The checkpoints among `found` whose metric is finite."""
         return [m for m in found if math.isfinite(m.metrics.get(self.metric, math.nan))]
 
 
 def keep_of(given: object) -> Keep | None:
-    """A policy from an argument `keep`: a number is that many of the last ones."""
+    """A policy from an argument `keep`: a number keeps that many of the last ones."""
     if given is None or isinstance(given, Keep):
         return given
     if is_whole(given):
@@ -83,7 +85,7 @@ def keep_of(given: object) -> Keep | None:
 
 
 def tag_of(given: object) -> str:
-    """A tag. Raises UsageError if it cannot name a folder."""
+    """`given` as a tag. Raises UsageError if it cannot name a folder."""
     if isinstance(given, str) and TAG.fullmatch(given) and given != "latest":
         return given
     fix = 'a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"'
@@ -99,7 +101,7 @@ def tag_of(given: object) -> str:
 
 
 def manifest_of(storage: Storage, tag: str) -> Manifest:
-    """The manifest of a checkpoint. Raises CheckpointError if it is not there or is no good."""
+    """The manifest of a checkpoint. Raises CheckpointError if it is missing or invalid."""
     data = storage.read(f"{tag}/{NAME}", MOST_BYTES)
     where = f"{storage.name}/{tag}"
     if data is None:
@@ -130,13 +132,13 @@ def _parsed(data: bytes, where: str) -> Manifest:
 
 
 def tags(storage: Storage) -> list[str]:
-    """The tags with a manifest, by name."""
+    """The tags of checkpoints with a manifest, sorted by name."""
     found = (re.fullmatch(rf"({TAG.pattern})/{re.escape(NAME)}", k) for k in storage.listed())
     return [m[1] for m in found if m]
 
 
 def manifests(storage: Storage) -> tuple[list[Manifest], dict[str, str]]:
-    """Those that can be read, the oldest first; and what is wrong with the others, by tag."""
+    """(readable manifests, from the oldest; problems of the others, by tag)."""
     found: list[Manifest] = []
     wrong: dict[str, str] = {}
     for tag in tags(storage):
@@ -155,8 +157,7 @@ def unfinished(storage: Storage) -> list[str]:
 
 
 def latest(root: Root = ROOT) -> str | None:
-    """The tag of the newest checkpoint below `root` that was written to its end; None if there is
-    none.
+    """The tag of the newest complete checkpoint below `root`; None if there is none.
 
     >>> import tempfile
     >>> latest(tempfile.mkdtemp()) is None
@@ -177,7 +178,8 @@ def reader(storage: Storage, manifest: Manifest) -> Reader:
 
 
 def _see_changed(storage: Storage, manifest: Manifest) -> None:
-    """Raises CheckpointError if a checkpoint is not the one that `manifest` was read from."""
+    """Raises CheckpointError if the checkpoint is no longer the one that `manifest` was read
+    from."""
     now = storage.read(f"{manifest.tag}/{NAME}", MOST_BYTES)
     if now is None or _parsed(now, f"{storage.name}/{manifest.tag}").id != manifest.id:
         done = "removed" if now is None else "saved anew"
@@ -188,21 +190,21 @@ def _see_changed(storage: Storage, manifest: Manifest) -> None:
 
 
 def verify(tag: str | None = None, root: Root = ROOT) -> int:
-    """Reads every byte of a checkpoint, without a tag of the latest, and gives their number.
+    """Reads every byte of a checkpoint, by default the latest, and returns their number.
 
-    Raises CheckpointError that names the file and the tensor where one is not what was saved.
+    Raises CheckpointError, with file and tensor, if a byte is not the one that was saved.
     """
     storage = Storage(root)
     return verified(storage, named(storage, tag))
 
 
 def verified(storage: Storage, tag: str) -> int:
-    """As `verify`."""
+    """`verify` for a storage and a tag."""
     return reader(storage, manifest_of(storage, tag)).check()
 
 
 def named(storage: Storage, tag: str | None) -> str:
-    """`tag`, or that of the latest. Raises CheckpointError if there is none."""
+    """`tag`, or the tag of the latest checkpoint. Raises CheckpointError if there is none."""
     if tag is not None and tag != "latest":
         return tag_of(tag)
     found, wrong = manifests(storage)
@@ -218,7 +220,7 @@ def named(storage: Storage, tag: str | None) -> str:
 
 
 def other_format(storage: Storage, tag: str = "") -> str:
-    """How to read what lies where a checkpoint was looked for; nothing where that is not known."""
+    """A fix for errors: how to read a folder that is no checkpoint; "" if that is not known."""
     if storage.folder is None:
         return ""
     path = storage.folder / tag
@@ -240,7 +242,8 @@ def other_format(storage: Storage, tag: str = "") -> str:
 
 
 def patterns(name: str, only: object) -> tuple[str, ...]:
-    """Patterns of names from an argument `only`: one, or several. Raises UsageError."""
+    """The patterns of names in an argument `only`, which is one or several. Raises UsageError if it
+    is neither."""
     given = (only,) if isinstance(only, str) else only
     if not isinstance(given, Iterable) or not all(isinstance(p, str) for p in given):
         raise unfit(name, "only", only, 'give patterns of names: only="blocks.*"')
@@ -251,33 +254,34 @@ def patterns(name: str, only: object) -> tuple[str, ...]:
 
 
 def matches(name: str, only: Iterable[str]) -> bool:
-    """Whether one of the patterns `only` is that of the tensor `name`, "tensors/blocks.0.up"."""
+    """Returns whether the tensor `name`, such as "tensors/blocks.0.up", matches one of the patterns
+    `only`."""
     bare = name.partition("/")[2]
     return any(fnmatch.fnmatchcase(bare, p) for p in only)
 
 
 def remove(storage: Storage, tag: str) -> None:
-    """A checkpoint goes: first its manifest, so that what is left is none."""
+    """Removes a checkpoint, its manifest first, so that a partly removed one is no checkpoint."""
     mine = [k for k in storage.listed() if k.startswith(f"{tag}/")]
     storage.delete(sorted(mine, key=lambda k: k != f"{tag}/{NAME}"))
     storage.tidy(tag)
 
 
 def remove_rest(storage: Storage, tag: str, but: Manifest) -> None:
-    """What earlier saves left under `tag`."""
+    """Removes files that earlier saves left under `tag`."""
     mine = (k for k in storage.listed() if k.startswith(f"{tag}/data-"))
     kept = {f"{tag}/{file}" for file in but.files()}
     storage.delete(k for k in mine if k not in kept and DATA.fullmatch(k.partition("/")[2]))
 
 
 def metrics_text(found: Iterable[Manifest]) -> str:
-    """The metrics that some of `found` have."""
+    """The names of all metrics in `found`, as text."""
     return ", ".join(sorted({name for m in found for name in m.metrics})) or "none"
 
 
 def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
-    """Removes the checkpoints below `root` that `keep` does not name; their tags. Raises UsageError
-    if it asks for the best by a metric that none has."""
+    """Removes the checkpoints below `root` that `keep` does not select, and returns their tags.
+    Raises UsageError if it asks for the best by a metric that none has."""
     storage, policy = Storage(root), keep_of(keep)
     if policy is None:
         raise unfit("checkpoint.prune", "keep", keep, "give a number, or checkpoint.Keep(...)")
@@ -296,7 +300,7 @@ def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
 
 
 def age_text(created_s: float, now_s: float | None = None) -> str:
-    """How long ago, for people.
+    """The age of a checkpoint as readable text.
 
     >>> age_text(0, 7200)
     '2 h ago'
@@ -309,7 +313,7 @@ def age_text(created_s: float, now_s: float | None = None) -> str:
 
 
 def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
-    """Metrics as numbers. Raises UsageError for what is none."""
+    """Metrics as floats. Raises UsageError for a value that is no number."""
     found = {}
     fix = 'give a dict, such as {"loss": 2.5}'
     for name, value in mapping("checkpoint", "metrics", given or {}, fix).items():
@@ -321,7 +325,7 @@ def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def see_metric(policy: Keep | None, given: Mapping[str, float]) -> None:
-    """Raises UsageError if the best are to stay by a metric that is not among those `given`."""
+    """Raises UsageError if the policy rates by a metric that is not among those `given`."""
     if policy is not None and policy.best and given and policy.metric not in given:
         raise UsageError(
             f"checkpoint.save: metrics has no {policy.metric!r}, by which best={policy.best} stay",

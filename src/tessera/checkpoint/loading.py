@@ -1,4 +1,4 @@
-"""How does a checkpoint come back? Onto any mesh, in any layout: a device reads its own blocks."""
+"""Loading of checkpoints onto any mesh, in any layout: each device reads its own blocks."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SHOWN_AFTER_S = 2.0  # a load that takes longer shows a bar
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load` found. `tensors` and `optimizer` are the trees that were given to it, filled, or
-    dicts by name; `step`, `metrics` and `state` are as they were saved."""
+    """The result of `load`. `tensors` and `optimizer` are the trees that were given to it, filled,
+    or dicts by name; `step`, `metrics` and `state` are as they were saved."""
 
     tag: str
     tensors: Any
@@ -51,7 +51,7 @@ class Checkpoint:
     state: Any
     manifest: Manifest
     _only_here: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Which trees could not be filled, and nobody has read here yet."""
+    """The trees that could not be filled in place and have not been read here yet."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("tensors", "optimizer"):
@@ -84,22 +84,23 @@ def load(
     dtype: Any = None,
     restore_random: bool = True,
 ) -> Checkpoint:
-    """The checkpoint `tag` below `root`; without a tag the latest that was written to its end.
+    """The checkpoint `tag` below `root`; without a tag the latest complete one.
 
-    `tensors` (a module or a tree of tensors) and `optimizer` (a tree) say where everything goes:
-    each tensor comes back in the layout, on the mesh and in the dtype of the one at its place (in
-    host memory where that one waits there), and each process reads only the blocks that its devices
-    hold. Without them there are dicts by name, whose tensors have no mesh.
+    `tensors` (a module or a tree of tensors) and `optimizer` (a tree) give the targets: each tensor
+    is loaded in the layout, on the mesh and in the dtype of the one at its place (in host memory if
+    that one is there), and each process reads only the blocks that its devices hold. Without them
+    the results are dicts by name, whose tensors have no mesh.
 
-    What is given is filled: modules, weights, dicts, lists and dataclasses have the new values
-    afterwards; so has a model, of its `parameters()` or its `state_dict()`, and a graph function,
-    of its `.parameters`. A tuple, a frozen dataclass or a single tensor cannot change: the new one
-    is only in the result, and an OptionWarning says so if it is not read there.
+    The targets are filled: modules, weights, dicts, lists and dataclasses have the new values
+    afterwards; so does a model, through its `parameters()` or its `state_dict()`, and a graph
+    function, through its `.parameters`. A tuple, a frozen dataclass or a single tensor cannot
+    change: the new one is only in the result, and an OptionWarning is given if it is not read
+    there.
 
-    `only` are patterns of names, such as "blocks.*"; the rest stays as it is given. `dtype` is
-    that of all floats. With `restore_random` the random generator stands where it stood.
-
-    Raises CheckpointError if it is not there, is damaged or does not fit: with the names.
+    `only` are patterns of names, such as "blocks.*"; all other tensors are unchanged. `dtype` is
+    the dtype of all floats. With `restore_random` the state of the random generator is restored.
+    Raises CheckpointError, with the names, if the checkpoint does not exist, is damaged or does not
+    fit.
     """
     flag("checkpoint.load", "restore_random", restore_random)
     not_recorded("checkpoint.load")
@@ -118,8 +119,9 @@ def load(
 
 
 def _in_all(run: Callable[[], Checkpoint], tensors: Any, optimizer: Any) -> Checkpoint:
-    """What `run` gives. Raises CheckpointError in all processes of a mesh where one cannot read
-    what its devices hold: who takes an earlier checkpoint then does not do so alone."""
+    """Returns the result of `run()`. Raises CheckpointError in all processes of a mesh if one of
+    them cannot read its blocks, so that a fallback to an earlier checkpoint happens in all of
+    them."""
     found, wrong = None, None
     try:
         found = run()
@@ -140,7 +142,7 @@ def _in_all(run: Callable[[], Checkpoint], tensors: Any, optimizer: Any) -> Chec
 
 
 def _meshes(rows: Sequence[tuple[str, Any]]) -> list[Mesh]:
-    """Those of the tensors among `rows`, once each."""
+    """The meshes of the tensors among `rows`, each once."""
     every = dict.fromkeys(x.mesh for _, x in rows if isinstance(x, Tensor))
     return [mesh for mesh in every if mesh is not None]
 
@@ -155,8 +157,8 @@ def loaded(
     restore_random: bool = True,
     fill: bool = True,
 ) -> Checkpoint:
-    """As `load`; `want` is the dtype of all floats. Without `fill` all but a module stays as it
-    was given, and new trees are in the result."""
+    """`load` for a storage and a tag; `want` is the dtype of all floats. Without `fill` only a
+    module is filled, and other trees are new in the result."""
     manifest = manifest_of(storage, tag)
     _see_patterns(manifest, only)
     read = _Read(manifest, reader(storage, manifest), only, want, fill)
@@ -188,7 +190,7 @@ def loaded(
 
 
 def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
-    """Raises UsageError for a pattern that is that of nothing."""
+    """Raises UsageError for a pattern that matches no name."""
     names = [*manifest.tensors, *manifest.values]
     for p in only:
         if not any(matches(name, [p]) for name in names):
@@ -201,7 +203,7 @@ def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
 
 
 def _see_alike(read: _Read, rows: Sequence[tuple[str, Any]]) -> None:
-    """Raises UsageError where the processes of a mesh would fill it from different checkpoints."""
+    """Raises UsageError if the processes of a mesh would load different checkpoints or names."""
     facts = {
         "checkpoint": f"{read.manifest.tag} (id {read.manifest.id})",
         "names": digest([name.partition("/")[2] for name, _ in rows if read.wanted(name)]),
@@ -212,8 +214,8 @@ def _see_alike(read: _Read, rows: Sequence[tuple[str, Any]]) -> None:
 
 
 def _put(old: Any, new: Any) -> Any:
-    """What stands in place of the leaf `old`: a weight itself, with the value `new`. A module whose
-    weight or buffer `old` is has the new one too, and so has a graph function."""
+    """The replacement of the leaf `old`: a weight itself, filled with `new`, or else `new`. A
+    module or graph function that holds `old` as a weight or buffer gets the new value too."""
     if new is old or not isinstance(old, Tensor):
         return new
     if isinstance(old, Box):
@@ -227,8 +229,8 @@ def _put(old: Any, new: Any) -> Any:
 
 
 class _Bar:
-    """How many of `total` bytes are loaded, once that has taken a while, in the midst of a tensor
-    too; the first process shows it."""
+    """A progress bar of `total` bytes, shown only after a while, with progress within tensors; only
+    the first process shows it."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
@@ -266,7 +268,8 @@ class _Read:
         self.bar = _Bar(sum(t.nbytes for n, t in manifest.tensors.items() if self.wanted(n)))
 
     def rows(self, kind: str, like: Any) -> Sequence[tuple[str, Any]]:
-        """(name, leaf) of each leaf of `like`. Raises CheckpointError if they do not fit."""
+        """(name, leaf) of each leaf of `like`. Raises CheckpointError if they do not fit the
+        checkpoint."""
         found: Sequence[tuple[str, Any]] = leaves(kind, like)
         if isinstance(like, Module):
             found = self._of_all_names(kind, like, found)
@@ -283,7 +286,7 @@ class _Read:
     def _of_all_names(
         self, kind: str, like: Module, rows: Sequence[tuple[str, Any]]
     ) -> Sequence[tuple[str, Any]]:
-        """`rows`, where a tensor that has several names comes under those that are here."""
+        """`rows`, with a tensor of several names under those that the checkpoint has."""
         also: dict[int, list[str]] = {}
         for name, p in (
             *like.named_parameters(remove_duplicate=False),
@@ -314,13 +317,13 @@ class _Read:
         return tree_fill(like, iter([_put(x, value) for (_, x), value in zip(rows, new)]))
 
     def _see_dtypes(self, rows: Sequence[tuple[str, Any]], new: Sequence[Any]) -> None:
-        """Raises DTypeError where a weight would need another dtype than it has."""
+        """Raises DTypeError if a weight would get another dtype."""
         for (name, x), value in zip(rows, new):
             if isinstance(x, Box) and isinstance(value, Tensor):
                 fits(f"checkpoint.load: {name}", x, value, "leave dtype= out, or load by name")
 
     def _by_name(self, kind: str) -> Any:
-        """A dict by name; what was saved as one tensor or number by itself."""
+        """A dict by name, or the value itself if the tree was saved as a single leaf."""
         found: dict[str, Any] = {}
         for name in (*self.manifest.tensors, *self.manifest.values):
             _, _, bare = name.partition("/")
@@ -341,7 +344,8 @@ class _Read:
         return self.want if self.want is not None and kind.is_float else kind
 
     def _see_names(self, kind: str, rows: Sequence[tuple[str, Any]], fix: str) -> None:
-        """Raises CheckpointError that lists what is missing, too many, or of another shape."""
+        """Raises CheckpointError that lists names that are missing, not asked for, or of another
+        shape."""
         have = {n for n in (*self.manifest.tensors, *self.manifest.values) if self.wanted(n)}
         asked = {name: x for name, x in rows if self.wanted(name)}
         wrong = [*self._misfits(asked, have)]

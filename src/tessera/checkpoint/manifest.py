@@ -1,8 +1,8 @@
-"""What does a checkpoint say of itself? One JSON file, and a checkpoint is there when that is.
+"""The manifest of a checkpoint: one JSON file, whose existence makes the checkpoint complete.
 
-Everything else follows from it: which tensors there are, in which file each piece of them lies, and
-what its bytes must add up to. What is read from a file is held against this model before memory is
-taken for it. Whoever uses the model imports it then: pydantic takes a quarter of `import tessera`.
+It lists the tensors, the file of each piece of them, and the checksums of their bytes. A file is
+checked against this model before memory is allocated for it. The model is imported on use: pydantic
+takes a quarter of `import tessera`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..core.errors import CheckpointError
 from .names import DATA
 
 VERSION = 1
-KINDS = ("tensors", "optimizer")  # with which each name begins
+KINDS = ("tensors", "optimizer")  # the first part of each name
 
 _Count = Field(ge=0, lt=1 << 62)
 _Counter = Annotated[str, Field(pattern="^(seed|calls|created)$")]
@@ -46,7 +46,7 @@ class Piece(BaseModel):
 
 
 class Saved(BaseModel):
-    """A tensor: its dtype by name, its shape, how it lay, and its pieces."""
+    """A tensor: the name of its dtype, its shape, its layout when it was saved, and its pieces."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -65,8 +65,8 @@ class Saved(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What `manifest.json` holds. `sequence` counts the checkpoints of a root; `values` are the
-    numbers and texts among what was saved, `state` is the user's own."""
+    """The content of `manifest.json`. `sequence` numbers the checkpoints of a root; `values` are
+    saved numbers and texts, `state` is the user's own."""
 
     model_config = ConfigDict(extra="forbid", strict=True, ser_json_inf_nan="constants")
 
@@ -102,7 +102,7 @@ class Manifest(BaseModel):
         return sum(t.nbytes for t in self.tensors.values())
 
     def to_json(self) -> bytes:
-        """The file, with the digest of all else in it."""
+        """The file content, with a digest of all other fields."""
         content = self.model_dump(mode="json", exclude={"digest"})
         return json.dumps({**content, "digest": _digest(content)}, indent=1).encode()
 
@@ -116,7 +116,7 @@ def parse(data: bytes, where: str) -> Manifest:
     """The manifest in `data`, which was read from `where`.
 
     Raises CheckpointError if it is no manifest, of a later version, was changed after it was
-    written, or says what no checkpoint can say.
+    written, or is inconsistent.
     """
     try:
         content = json.loads(data)
@@ -154,7 +154,7 @@ def _bad(where: str, why: str) -> CheckpointError:
 
 
 def _check(name: str, t: Saved) -> None:
-    """Raises ValueError unless the pieces of `t` are its parts, each element once."""
+    """Raises ValueError unless the pieces of `t` cover each element exactly once."""
     if t.dtype not in BY_NAME:
         raise ValueError(f"{name}: {t.dtype!r} is no dtype")
     size, rank = t.kind.numpy.itemsize, len(t.shape)
@@ -174,7 +174,7 @@ def _check(name: str, t: Saved) -> None:
 
 
 def _overlap(pieces: Sequence[Piece]) -> bool:
-    """Whether two of `pieces` share an element."""
+    """Returns whether two of `pieces` share an element."""
     rows = sorted(pieces, key=lambda p: p.start)
     if all(a.end[:1] <= b.start[:1] for a, b in pairwise(rows)):
         return False  # in a row along dim 0
@@ -186,7 +186,7 @@ def _overlap(pieces: Sequence[Piece]) -> bool:
 
 
 def _from(rows: Sequence[Piece], i: int, a: Piece) -> list[Piece]:
-    """Those after place `i` that begin before `a` ends along dim 0."""
+    """The pieces after index `i` that begin before the end of `a` along dim 0."""
     found = []
     for b in rows[i + 1 :]:
         if a.end and b.start[0] >= a.end[0]:

@@ -1,4 +1,4 @@
-"""How are a checkpoint and its files called?"""
+"""Names of checkpoints and of their files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How does a tensor become bytes, and bytes any part of a tensor? In pieces of a few megabytes.
+"""Pieces of tensors in files: writing in pieces of a few megabytes, and reading of any part.
 
-A piece is a block that one device had, or some rows of it. Many lie in one file; each has a
-checksum of its own, and a reader takes what it needs of those that meet the part it wants.
+A piece is a block that one device had, or some rows of it. A file has many pieces, each with its
+own checksum; a reader takes the pieces that intersect the part that it needs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ FILE_BYTES = 32 << 20  # a file ends with the piece that fills it
 KEPT_BYTES = 256 << 20  # of files that a reader holds
 
 Block = tuple[tuple[int, ...], NDArray[Any]]
-"""Where a part of a tensor begins, and its values."""
+"""The start indices of a part of a tensor, and its values."""
 
 
 def files(
     id: str, process: int, tensors: Mapping[str, Iterable[Block]]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, Piece]]]]:
-    """The files that hold `tensors`: a name, the bytes, and which pieces of which tensors."""
+    """Yields the files that hold `tensors`: (name, bytes, pieces with the names of their
+    tensors)."""
     from .manifest import Piece
 
     count, parts, size = 0, list[memoryview](), 0
@@ -59,14 +60,14 @@ def _name(id: str, process: int, count: int) -> str:
 
 
 def _rows(blocks: Iterable[Block]) -> Iterator[Block]:
-    """`blocks` in parts of which none is larger than a file should be."""
+    """Yields `blocks` in parts of at most the file size."""
     for start, x in blocks:
         if x.size:
             yield from _cut(start, x, 0)
 
 
 def _cut(start: tuple[int, ...], x: NDArray[Any], dim: int) -> Iterator[Block]:
-    """Rows of `x` along `dim`; one that is too large by itself is cut along the next dim."""
+    """Yields rows of `x` along `dim`; a row that is too large is cut along the next dim."""
     if x.nbytes <= FILE_BYTES or dim == x.ndim:
         yield start, x
         return
@@ -77,13 +78,13 @@ def _cut(start: tuple[int, ...], x: NDArray[Any], dim: int) -> Iterator[Block]:
 
 
 Fetch = Callable[[str, int], bytes | None]
-"""A file by its name, None if there is none; of one that is larger than it should be, which takes
-memory that nobody counted with, only a byte too many."""
+"""A function from a name to the file's bytes, None if there is no file. A file larger than expected
+is cut one byte after the expected size, to bound memory."""
 
 
 class Reader:
-    """Parts of the tensors of a checkpoint, from the files that `fetch` gives. Raises
-    CheckpointError that names file and tensor where a byte is not what was saved."""
+    """Parts of the tensors of a checkpoint, from the files that `fetch` returns. Raises
+    CheckpointError, with file and tensor, if a byte is not the one that was saved."""
 
     def __init__(self, manifest: Manifest, fetch: Fetch) -> None:
         self.manifest, self._fetch = manifest, fetch
@@ -95,14 +96,14 @@ class Reader:
     def read(
         self, name: str, cut: tuple[slice, ...] = (), dtype: DType | None = None
     ) -> NDArray[Any]:
-        """The part `cut` of a tensor, the whole without it, as `dtype`, as it was saved without
-        it. Memory is taken for that part and for the files that are held."""
+        """The part `cut` of a tensor (default: all of it) as `dtype` (default: the saved dtype). It
+        allocates memory for that part and for cached files only."""
         t = self.manifest.tensors[name]
         bounds = [s.indices(n)[:2] for s, n in zip(cut or _all(t), t.shape, strict=True)]
         try:
             out = np.empty(
                 [b - a for a, b in bounds], (dtype or t.kind).numpy
-            )  # it takes memory where it is written
+            )  # memory is taken on writing
         except (MemoryError, ValueError):
             raise CheckpointError(
                 f"checkpoint: there is no memory for {name} of {self.manifest.tag!r}",
@@ -115,7 +116,7 @@ class Reader:
 
     def fill(self, name: str, parts: Parts) -> None:
         """Writes parts of a tensor into the arrays beside them, in their dtypes. Each file is read
-        once, however the parts lie in it."""
+        once for all parts."""
         t = self.manifest.tensors[name]
         for piece in t.pieces:
             x = None
@@ -130,7 +131,7 @@ class Reader:
                 out[into] = x[part]
 
     def piece(self, name: str, t: Saved, piece: Piece) -> NDArray[Any]:
-        """A piece, whose checksum fits."""
+        """A piece, with its checksum verified."""
         raw = memoryview(self._file(piece.file, name))[piece.offset : piece.offset + piece.bytes]
         if len(raw) != piece.bytes or zlib.crc32(raw) != piece.crc32:
             part = f"bytes {piece.offset} to {piece.offset + piece.bytes}"
@@ -138,7 +139,7 @@ class Reader:
         return np.frombuffer(raw, t.kind.numpy).reshape(piece.shape)
 
     def check(self) -> int:
-        """Reads everything; the bytes."""
+        """Verifies all pieces and returns the number of bytes."""
         by_file: dict[str, list[tuple[str, Saved, Piece]]] = {}
         for name, t in self.manifest.tensors.items():
             for p in t.pieces:

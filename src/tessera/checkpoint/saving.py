@@ -1,7 +1,7 @@
-"""How is a checkpoint written while training goes on? Copied to the host at once, written behind.
+"""Asynchronous saves of checkpoints: copied to the host at once, written by a thread.
 
-What is saved is the state after the last step before the call. Training waits until it is copied to
-memory of the host; a thread writes it (`writing.py`).
+A save has the state after the last step before the call. Training waits until it is copied to host
+memory; a thread writes it (`writing.py`).
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Save:
-    """What is saved, and as what: arguments of `save`. `tell` takes the line that says how it
-    went."""
+    """The arguments of `save`. `tell` receives a line with the outcome."""
 
     tag: str
     tensors: Any
@@ -81,7 +80,7 @@ class Save:
 
 @dataclass
 class _Writer:
-    """The thread that writes, one save after the other."""
+    """The writer thread, which writes one save after the other."""
 
     pool: ThreadPoolExecutor | None = None
     waiting: list[tuple[str, Future[None]]] = field(default_factory=list)
@@ -95,31 +94,34 @@ class _Writer:
         self.waiting.append((job.tag, begun(self.pool, partial(written, job))))
 
     def check(self, most: int) -> None:
-        """Raises the error of a save that has failed; waits until at most `most` are not done."""
+        """Raises the error of a failed save; waits until at most `most` saves are pending."""
         while self.waiting and (len(self.waiting) > most or self.waiting[0][1].done()):
             _, done = self.waiting.pop(0)
             done.result()
 
     def end(self) -> None:
-        """At the end of the program: what was begun is written."""
+        """Writes pending saves at the end of the program."""
         for _, error in failures(wait=True):
             _to_stderr(str(error))
             self.failed = True
 
     def fail(self) -> None:
-        """Last of all that a program does at its end: who started it hears that a save failed."""
+        """Ends the process with status 1 if a save failed; runs last at exit, so that its caller
+        learns of the failure."""
         if self.failed:
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
+            # SystemExit in an exit handler does not set the status.
             os._exit(1)
 
 
 _WRITER = _Writer()
+# Exit handlers run in reverse order, so `fail` runs after `end`, which is registered later.
 atexit.register(_WRITER.fail)
 AHEAD = 1
-"""How many saves may wait for the one that is being written: each holds a copy in host memory."""
+"""The number of saves that may wait for the current one: each holds a copy in host memory."""
 
 
 def save(
@@ -139,21 +141,20 @@ def save(
 ) -> None:
     """Saves a checkpoint called `tag` below `root`, a folder or "gs://..." or "s3://...".
 
-    `tensors` is a module or a tree of tensors, `optimizer` a tree of tensors, numbers and texts.
-    With them go the state of the random generator, `step`, `metrics` (numbers) and `state`, what
-    else you want to find again (JSON), such as `loader.state_dict()`. The state is that after the
-    last step before the call. With `async_io` a thread writes, and training goes on when all is
-    copied to the host; an error is raised by the next `save`, or by `wait`; after the last line
-    of a program it makes the exit status 1. Of several processes each calls it and writes its own
-    blocks; tensors on a mesh of one process are saved by that one alone, below a root of its own.
-    `metrics` and `state` are those of the first process.
+    `tensors` is a module or a tree of tensors, `optimizer` a tree of tensors, numbers and texts. A
+    save also has the state of the random generator, `step`, `metrics` (numbers) and `state`,
+    further values of your own (JSON), such as `loader.state_dict()`. It is the state after the last
+    step before the call. With `async_io` a thread writes, and training continues once all is copied
+    to the host; an error is raised by the next `save`, or by `wait`; after the last line of a
+    program it makes the exit status 1. Each process must call it and writes its own blocks; tensors
+    on a mesh of one process are saved by that process alone, below a separate root. `metrics` and
+    `state` are those of the first process.
 
-    The checkpoint is there from one moment to the next, whole, or not at all. `atomic` is always
-    so, and False is an error. `keep` (a number of checkpoints, or a `checkpoint.Keep`) removes
-    older ones once the new one is on the disk. `mesh` is what the manifest names as the mesh of
-    the run, by default that of the tensors. Raises UsageError if an argument cannot be saved or
-    `metrics` lack the one by which `keep` rates, CheckpointError if an earlier save has failed or
-    `root` cannot be used (guide 2, 5.1).
+    The checkpoint appears atomically, complete or not at all. `atomic=False` is an error. `keep` (a
+    number of checkpoints, or a `checkpoint.Keep`) removes older ones once the new one is on disk.
+    `mesh` is the mesh that the manifest names, by default that of the tensors. Raises UsageError if
+    an argument cannot be saved or `metrics` lack the one by which `keep` rates, CheckpointError if
+    an earlier save has failed or `root` cannot be used (guide 2, 5.1).
     """
     fourth: Any = atomic
     if isinstance(fourth, (str, os.PathLike)):
@@ -181,27 +182,27 @@ def save(
 
 
 def start(what: Save) -> None:
-    """As `save` with `async_io`."""
+    """`save` with `async_io`, from a `Save`."""
     begin_s = time.perf_counter()
     _WRITER.check(AHEAD)
     group = _holders(what) if process_count() > 1 else ()
     if len(group) == 1 and group != (process_index(),):
-        return  # all of it is another process's, which waits for nobody
+        return  # another process has all of it and saves alone
     job = taken(what, alone=len(group) == 1)
     job.stall_s = time.perf_counter() - begin_s
     _WRITER.give(job)
 
 
 def _holders(what: Save) -> tuple[int, ...]:
-    """The processes whose devices hold the tensors that lie on a mesh."""
+    """The processes whose devices hold the tensors that are on a mesh."""
     found = [x for tree in (what.tensors, what.optimizer) for _, x in leaves("tensors", tree)]
     meshes = dict.fromkeys(x.mesh for x in found if isinstance(x, Tensor) and x.mesh is not None)
     return tuple(sorted({rank for mesh in meshes for rank in engine().processes(mesh)}))
 
 
 def taken(what: Save, alone: bool = False) -> Job:
-    """A save, copied to the host, for `written`; `alone`, where other processes have no part of it.
-    Raises UsageError if it cannot be."""
+    """A save, copied to the host, for `written`; `alone` if no other process has a part of it.
+    Raises UsageError if a value cannot be saved."""
     from importlib.metadata import version
 
     from .manifest import Saved
@@ -228,7 +229,7 @@ def taken(what: Save, alone: bool = False) -> Job:
     saved: dict[str, Saved] = {}
     blocks: dict[str, list[Block]] = {}
     alone = alone or process_count() == 1
-    of_host = 0  # a sum over what lies on no mesh, which each process has for itself
+    of_host = 0  # a checksum of tensors without a mesh, one per process
     for i, (name, t) in enumerate(named.items()):
         t = back(t)
         t = _complete(Tensor(engine().alive(t.stored, t.type), t.type))
@@ -249,14 +250,13 @@ def taken(what: Save, alone: bool = False) -> Job:
 
 
 def wait() -> None:
-    """Returns when all that was given to `save` is on the disk. Raises CheckpointError if a save
-    has failed."""
+    """Returns when all saves are on disk. Raises CheckpointError if one has failed."""
     _WRITER.check(0)
 
 
 def failures(wait: bool = False) -> list[tuple[str, TesseraError]]:
-    """The saves that have failed since one last asked, by tag; with `wait`, once all are through.
-    Who asks gets no error of them from `save` or `wait`."""
+    """(tag, error) of saves that failed since the last call; with `wait`, after all pending ones.
+    Their errors are then not raised by `save` or `wait`."""
     found = []
     while _WRITER.waiting and (wait or _WRITER.waiting[0][1].done()):
         tag, done = _WRITER.waiting.pop(0)
@@ -268,7 +268,7 @@ def failures(wait: bool = False) -> list[tuple[str, TesseraError]]:
 
 
 def pending() -> int:
-    """How many saves are not through."""
+    """The number of unfinished saves."""
     return sum(not done.done() for _, done in _WRITER.waiting)
 
 
@@ -276,9 +276,10 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-# -- what is saved --------------------------------------------------------------------------------
+# -- leaves of a save -----------------------------------------------------------------------------
 def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and what else there is by name. Raises UsageError."""
+    """(tensors by name, other values by name). Raises UsageError for a leaf that cannot be
+    saved."""
     named, values = dict[str, Tensor](), dict[str, Any]()
     for kind, tree in (("tensors", tensors), ("optimizer", optimizer)):
         for name, x in leaves(kind, tree):
@@ -293,7 +294,7 @@ def _leaves(tensors: Any, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def _see_digits(name: str, x: Any) -> None:
-    """Raises DTypeError if `x` has digits that its tensor lacks: float64 is saved as f32."""
+    """Raises DTypeError if `x` is float64 and not exact in f32, in which it would be saved."""
     if isinstance(x, Tensor) or not str(getattr(x, "dtype", "")).endswith("float64"):
         return
     wide = np.asarray(x)
@@ -307,7 +308,7 @@ def _see_digits(name: str, x: Any) -> None:
 
 
 def _instead(x: object) -> str:
-    """What to save in place of `x`."""
+    """A fix for errors: a value to save in place of `x`."""
     if hasattr(x, "init") and hasattr(x, "update"):
         return "give the optimizer's state: what its init(weights) made, or the last step"
     if callable(getattr(x, "state_dict", None)):
@@ -316,7 +317,7 @@ def _instead(x: object) -> str:
 
 
 def not_recorded(name: str) -> None:
-    """Raises UsageError inside a function that is recorded."""
+    """Raises UsageError inside a recorded function."""
     if current() is not None:
         raise UsageError(
             f"{name}: inside of a compiled function it runs once, when that is recorded",
@@ -325,7 +326,7 @@ def not_recorded(name: str) -> None:
 
 
 def no_folder(name: str, optimizer: object) -> None:
-    """Raises UsageError for a folder at the place of the optimizer's state."""
+    """Raises UsageError if a folder is given as the optimizer's state."""
     if isinstance(optimizer, (str, os.PathLike)):
         raise unfit(name, "optimizer", optimizer, f"give a folder by name: root={str(optimizer)!r}")
 
@@ -346,8 +347,8 @@ def leaves(kind: str, tree: Any) -> list[tuple[str, Any]]:
 
 
 def advice_of(tree: Any, otherwise: str) -> str:
-    """What to write where a value of `tree` cannot be saved or does not fit: a module within a tree
-    is all that it has, under other names than those of its weights."""
+    """A fix for errors, if a value of `tree` cannot be saved or does not fit: a module within a
+    tree gives all its attributes, under other names than those of its weights."""
     inner = tree.values() if isinstance(tree, Mapping) else tree
     if isinstance(inner, (list, tuple)) or isinstance(tree, Mapping):
         for x in inner:
@@ -377,7 +378,7 @@ def _json(state: Any) -> Any:
 
 
 def _as_json(x: object = None) -> str:
-    """What to write in place of `x`, which JSON does not have."""
+    """A fix for errors: a value in place of `x`, which JSON cannot represent."""
     if callable(getattr(x, "state_dict", None)):
         return "give what its state_dict() gives"
     return "give dicts, lists, texts and numbers; tensors go into tensors= or optimizer="

@@ -1,10 +1,9 @@
-"""Where do the files of checkpoints lie? In a folder, or in an object store, through TensorStore.
+"""Storage of checkpoint files: a folder, or an object store through TensorStore.
 
-Under a key is all of a value, or what was there before. In a folder a value is written beside,
-forced to the disk and renamed, and the folder's names are forced to the disk. (TensorStore's driver
-for folders takes over, as it is, a lock file that a killed process has left: a value that is
-shorter than the one before keeps its end. So folders are our own.) `gs://bucket/path` and `s3://bucket/path`
-have the promise of their services.
+A key has a whole value, either the new one or the previous one. In a folder a value is written to a
+temporary file, synced and renamed, and the folder is synced. (TensorStore's file driver reuses a
+lock file that a killed process left: a value shorter than that file keeps its end. So folders are
+handled here.) `gs://bucket/path` and `s3://bucket/path` have the guarantees of their services.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from ..core.files import sync, write_whole
 
 T = TypeVar("T")
 _STORES = ("gs", "s3", "memory")
-# What does not answer is an error after two minutes: by itself TensorStore tries for longer.
+# A request without an answer fails after two minutes: TensorStore's default is longer.
 _TRY = {"max_retries": 10, "initial_delay": "1s", "max_delay": "16s"}
 _TRIES = {"s3_request_retries": _TRY, "gcs_request_retries": _TRY}
-# What TensorStore says of bytes behind the end; the second where a server says it in its own way.
+# TensorStore's messages for bytes after the end; the second is that of some servers.
 _BEYOND = ("OUT_OF_RANGE", "Content-Range")
 
 
 class Storage:
-    """The values of `root`, by keys with "/". Raises CheckpointError where it cannot be used."""
+    """The values of `root`, by keys with "/". Raises CheckpointError if it cannot be used."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         if not isinstance(root, (str, os.PathLike)) or not str(root):
@@ -42,7 +41,7 @@ class Storage:
         if mark and scheme not in _STORES:
             fix = 'name a folder, "gs://bucket/path" or "s3://bucket/path"'
             raise unfit("checkpoint", "root", root, fix)
-        # A program may go to another folder before a thread writes.
+        # Absolute, because the program may change its folder before a thread writes.
         self.folder = None if mark else Path(os.path.expanduser(self.name)).absolute()
 
     @cached_property
@@ -77,7 +76,7 @@ class Storage:
         )
 
     def make(self, tag: str) -> None:
-        """The place of a checkpoint, whose name is on the disk when this returns."""
+        """Creates the folder of a checkpoint; its name is on disk when this returns."""
         if self.folder is not None:
             with self._errors("written"):
                 (self.folder / tag).mkdir(parents=True, exist_ok=True)
@@ -85,8 +84,8 @@ class Storage:
 
     @contextmanager
     def held(self, tag: str) -> Iterator[None]:
-        """In the folder of `tag` no other process writes meanwhile. Raises CheckpointError if one
-        does now. (Of object stores nobody can be kept out.)"""
+        """Keeps other processes from writing to the folder of `tag`. Raises CheckpointError if one
+        writes now. (Object stores cannot be locked.)"""
         if self.folder is None:
             yield
             return
@@ -107,7 +106,7 @@ class Storage:
             os.close(handle)
 
     def write(self, key: str, value: bytes) -> None:
-        """All of `value` under `key`, durable when this returns."""
+        """Writes `value` under `key`; it is durable when this returns."""
         with self._errors("written"):
             if self.folder is not None:
                 write_whole(self.folder / key, value)
@@ -115,8 +114,8 @@ class Storage:
                 self._store.write(key, value).result()
 
     def read(self, key: str, most: int | None = None) -> bytes | None:
-        """What is under `key`, None if nothing is. Of what is larger than `most` bytes one byte
-        more comes, and no more memory is taken."""
+        """The value under `key`, None if there is none. A value larger than `most` bytes is cut
+        after `most` + 1, so that memory is bounded."""
         with self._errors("read"):
             if self.folder is not None:
                 path = self.folder / key
@@ -126,7 +125,7 @@ class Storage:
                     ):  # a pipe is waited for, a device has no end
                         return None
                     with open(path, "rb") as file:
-                        size = os.fstat(file.fileno()).st_size  # `read` takes all that it is told
+                        size = os.fstat(file.fileno()).st_size  # `read` allocates its argument
                         return file.read(min(size, size if most is None else most) + 1)
                 except (FileNotFoundError, NotADirectoryError):
                     return None
@@ -136,14 +135,14 @@ class Storage:
         return bytes(found.value) if found.state == "value" else None
 
     def size(self, key: str) -> int | None:
-        """The bytes under `key`; None where nothing is, and where only reading would tell."""
+        """The number of bytes under `key`; None if there is no value, and for object stores."""
         if self.folder is not None:
             with self._errors("read"), suppress(FileNotFoundError, NotADirectoryError):
                 return (self.folder / key).stat().st_size
         return None
 
     def _byte(self, key: str, at: int) -> bytes | None:
-        """A byte of an object, None where there is none: a request that tells of its size."""
+        """One byte of an object, None after its end: a cheap test of its size."""
         try:
             found = self._store.read(key, byte_range=slice(at, at + 1)).result()
         except (ValueError, IndexError) as error:
@@ -161,7 +160,7 @@ class Storage:
             return sorted(k.decode(errors="replace") for k in self._store.list().result())
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Nothing is under `keys`; those that come first go first."""
+        """Deletes `keys`, in order."""
         with self._errors("deleted from"):
             for key in keys:
                 if self.folder is not None:
@@ -173,7 +172,7 @@ class Storage:
                     self._store.write(key, None).result()
 
     def tidy(self, tag: str) -> None:
-        """The folder goes, if nothing is in it but what a killed process was writing."""
+        """Removes the folder of `tag`, if it has only temporary files of a killed process."""
         if self.folder is None:
             return
         with self._errors("deleted from"), suppress(FileNotFoundError):
@@ -185,7 +184,7 @@ class Storage:
 
 
 def _within(folder: Path) -> list[Path]:
-    """What lies in `folder`: nothing if it is none, or is removed at this moment."""
+    """The content of `folder`; empty if it is no folder or was just removed."""
     try:
         return [*folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -193,15 +192,15 @@ def _within(folder: Path) -> list[Path]:
 
 
 def together(jobs: Iterable[Callable[[], object]], workers: int = 4) -> None:
-    """Runs `jobs`, a few at a time; the first error of one ends it."""
+    """Runs `jobs`, a few at a time; raises the first error."""
     with ThreadPoolExecutor(workers, "tessera-checkpoint") as pool:
         for done in [begun(pool, job) for job in jobs]:
             done.result()
 
 
 def begun(pool: ThreadPoolExecutor, job: Callable[[], T]) -> Future[T]:
-    """`job`, begun in a thread of `pool`. A program that ends gives its pools nothing new: then it
-    is through when this returns."""
+    """A future of `job`, started in a thread of `pool`. When a program ends its pools refuse new
+    jobs: then `job` is done before this returns."""
     try:
         return pool.submit(job)
     except RuntimeError:

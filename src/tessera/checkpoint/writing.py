@@ -1,7 +1,7 @@
-"""How does a copy of a program's state become a checkpoint on the disk, whole or not at all?
+"""Writing of a checkpoint to disk, complete or not at all.
 
-The data of all processes are on the disk before the first one writes the manifest, which makes the
-checkpoint be there; only then do older ones go.
+The data of all processes are on disk before the first one writes the manifest, which makes the
+checkpoint complete; only then are older ones removed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from .manifest import Manifest, Piece, Saved
 
 LIMIT_S = 600.0
-"""How long a process may take to write its part."""
+"""The time limit for a process to write its part."""
 SEEN_S = 10.0
-"""How long a file that was written may take to be seen by the first process."""
+"""The time limit for a written file to become visible to the first process."""
 Tell = Callable[[str], None]
 
 
 @dataclass
 class Job:
-    """A save, copied to the host: the blocks of this process, and what the manifest says."""
+    """A save, copied to the host: the blocks of this process, and the facts for the manifest."""
 
     storage: Storage
     tag: str
@@ -51,19 +51,19 @@ class Job:
     stall_s: float = 0.0
     created_s: float = field(default_factory=time.time)
     leads: bool = field(default_factory=lambda: process_index() == 0)
-    """Whether this process writes what is in `storage` once."""
+    """True if this process writes the files that `storage` has once."""
     alone: bool = field(default_factory=lambda: process_count() == 1)
-    """Whether no other process has a part of it."""
+    """True if no other process has a part of it."""
     alike: dict[str, Any] = field(default_factory=dict)
-    """What all processes must say alike."""
+    """The facts that must be equal in all processes."""
     spread: Callable[[dict[str, tuple[int, int]]], None] | None = None
-    """Gives the files of all, by key with their process and their bytes, to other storages."""
+    """Copies the files of all processes, by key with their process and bytes, to other storages."""
     there: bool = False
-    """Whether it may be that the manifest is written."""
+    """True once the manifest may have been written."""
 
 
 def written(job: Job) -> None:
-    """Writes a save. One that fails leaves nothing behind: a disk that is full is not fuller."""
+    """Writes a save. A failed save leaves no files, so that it does not fill the disk."""
     begin_s = time.perf_counter()
     path = f"checkpoint/{job.number}"
     mine: dict[str, Any] = {"id": secrets.token_hex(6), "created_s": job.created_s, "error": ""}
@@ -92,7 +92,7 @@ def written(job: Job) -> None:
 
 
 def _published(job: Job, path: str, first: dict[str, Any]) -> Manifest:
-    """Writes the data of all processes, then the manifest, which is the result."""
+    """Writes the data of all processes, then the manifest, and returns it."""
     from .manifest import Manifest, Piece
 
     id = first["id"]
@@ -138,7 +138,7 @@ def _published(job: Job, path: str, first: dict[str, Any]) -> Manifest:
 
 
 def _may_be_there(job: Job, id: str) -> bool:
-    """Whether the manifest that could not be written may have been, all the same."""
+    """Returns whether the manifest may have been written in spite of an error."""
     try:
         return id.encode() in (job.storage.read(f"{job.tag}/{NAME}") or b"")
     except TesseraError:
@@ -146,7 +146,7 @@ def _may_be_there(job: Job, id: str) -> bool:
 
 
 def _left(job: Job, id: str) -> None:
-    """The data of a save that has failed go, as far as they can."""
+    """Deletes the data of a failed save, as far as possible."""
     with suppress(TesseraError):
         begins = f"{job.tag}/data-{id}-"
         job.storage.delete(k for k in job.storage.listed() if k.startswith(begins))
@@ -154,7 +154,7 @@ def _left(job: Job, id: str) -> None:
 
 
 def _data(job: Job, id: str) -> list[tuple[str, Piece]]:
-    """Writes the blocks of this process; their pieces."""
+    """Writes the blocks of this process and returns their pieces."""
     found: list[tuple[str, Piece]] = []
     made = files(id, process_index(), job.blocks)
     while several := [*islice(made, 4)]:
@@ -166,12 +166,11 @@ def _data(job: Job, id: str) -> list[tuple[str, Piece]]:
 
 
 _BEGAN_S = time.time()
-_MINE: set[str] = set()  # ids of what this process has saved by itself
+_MINE: set[str] = set()  # ids of saves of this process alone
 
 
 def _see_others(job: Job, found: Sequence[Manifest]) -> None:
-    """Raises CheckpointError where another process of the run has saved what this one would, each
-    by itself."""
+    """Raises CheckpointError if another process of the run has saved the same tag alone."""
     if not job.alone or process_count() == 1:
         return
     if any(m.tag == job.tag and m.created_s > _BEGAN_S and m.id not in _MINE for m in found):
@@ -184,7 +183,7 @@ def _see_others(job: Job, found: Sequence[Manifest]) -> None:
 
 
 def _see_alike(job: Job, said: Sequence[dict[str, Any]]) -> None:
-    """Raises CheckpointError, in all processes, where they save different things as one."""
+    """Raises CheckpointError, in all processes, if they save different things as one checkpoint."""
     rows = differences({rank: s["alike"] for rank, s in enumerate(said)})
     if rows:
         if job.leads:  # it alone keeps others out of the folder that it made
@@ -199,7 +198,7 @@ def _see_alike(job: Job, said: Sequence[dict[str, Any]]) -> None:
 
 
 def _see_files(job: Job, made: Manifest, writers: Mapping[str, int]) -> None:
-    """Raises CheckpointError unless the first process sees the data that others wrote."""
+    """Raises CheckpointError unless the first process sees the files that others wrote."""
     if job.storage.folder is None:
         return
     end_s = time.monotonic() + SEEN_S
@@ -218,7 +217,7 @@ def _see_files(job: Job, made: Manifest, writers: Mapping[str, int]) -> None:
 def _agree(
     job: Job, path: str, mine: dict[str, Any], limit_s: float = LIMIT_S
 ) -> Sequence[dict[str, Any]]:
-    """What all processes say. Raises CheckpointError, in all of them, if one has failed."""
+    """The reports of all processes. Raises CheckpointError, in all of them, if one has failed."""
     said = _said(job, path, mine, limit_s)
     _see_errors(said)
     return said
@@ -250,7 +249,7 @@ def _see_errors(said: Sequence[dict[str, Any]]) -> None:
 
 
 def _after(job: Job, made: Manifest, took_s: float) -> None:
-    """The new checkpoint is on the disk: what it replaces goes."""
+    """Removes what the new checkpoint replaces, once it is on disk."""
     remove_rest(job.storage, job.tag, made)
     if job.keep is not None:
         found, _ = manifests(job.storage)

@@ -1,4 +1,4 @@
-"""Text to batches: loaders, token sources, corpora, tokenizers, and the baseline to beat."""
+"""Data loading: loaders, token sources, corpora, tokenizers, and a bigram baseline."""
 
 from ..core.public import public
 from .create import create_dataloader, create_distributed_dataloader

@@ -1,8 +1,8 @@
-"""What must a language model beat to have learned anything? Counting which token follows which.
+"""A smoothed bigram model: the baseline that a language model must beat.
 
-p(b | a) = (count(a, b) + m p(b)) / (count(a) + m): the counted follower, drawn towards the counted
-token, with `m` imagined tokens after each `a` (Dirichlet smoothing: MacKay and Peto, 1995). `m` is
-chosen on a piece of the training tokens that is held out, then everything is counted.
+p(b | a) = (count(a, b) + m p(b)) / (count(a) + m): the counted follower, drawn towards the unigram
+frequency, with `m` pseudocounts after each `a` (Dirichlet smoothing: MacKay and Peto, 1995). `m` is
+chosen on a held-out part of the training tokens, then everything is counted.
 
 >>> tokens = np.array([0, 1, 2] * 200, np.uint16)
 >>> model = fit(tokens, vocab=4)
@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bigram:
-    """Counts and the smoothing chosen for them."""
+    """The counts of a bigram model and its smoothing strength."""
 
     counts: NDArray[np.int64] = field(repr=False)
     strength: float
@@ -39,7 +39,7 @@ class Bigram:
 
     def probabilities(self) -> NDArray[np.float64]:
         """p(b | a) as [vocab, vocab]; each row sums to one and no entry is zero."""
-        # Add-one, so that a token which never came is still possible.
+        # Add-one smoothing, so that an unseen token has a probability above 0.
         single = self.counts.sum(0, dtype=np.float64) + 1.0
         single /= single.sum()
         after = self.counts.sum(1, dtype=np.float64)[:, None]
@@ -49,13 +49,14 @@ class Bigram:
         return found
 
     def nats_per_token(self, inputs: NDArray[Any], targets: NDArray[Any]) -> float:
-        """The mean of -ln p(target | input); both arrays have one shape, of any rank."""
+        """The mean of -ln p(target | input); both arrays have the same shape, of any rank."""
         pairs = _count(inputs.reshape(-1), targets.reshape(-1), self.vocab)
         return float(-(pairs * np.log(self.probabilities())).sum() / inputs.size)
 
 
 def fit(tokens: NDArray[Any], vocab: int, held_out: float = 0.05) -> Bigram:
-    """The bigram counted on all `tokens`, smoothed as is best for their last `held_out` part."""
+    """The bigram model of all `tokens`, with the smoothing that is best on their last `held_out`
+    part."""
     cut = tokens.size - max(2, int(tokens.size * held_out))
     if cut < 2:
         raise UsageError(
@@ -73,7 +74,8 @@ def fit(tokens: NDArray[Any], vocab: int, held_out: float = 0.05) -> Bigram:
 
 
 def _count(first: NDArray[Any], second: NDArray[Any], vocab: int) -> NDArray[np.int64]:
-    """How often each pair comes, as [vocab, vocab]. In chunks: a mapped file stays on disk."""
+    """The number of occurrences of each pair, as [vocab, vocab]. It counts in chunks, so that a
+    mapped file is never read as a whole."""
     counts = np.zeros(vocab * vocab, np.int64)
     for start in range(0, first.size, _CHUNK):
         a = first[start : start + _CHUNK].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Which keys of a training configuration are about data, and what may they be?
+"""The data keys of a training configuration, and their legal values.
 
 >>> read_config({"batch_size": 8, "sequence_length": 128, "learning_rate": 1e-4}).packing
 'concat'
@@ -23,7 +23,7 @@ from .sources import Reading
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
-    """The data keys of a configuration; `create_dataloader` has the table of what they mean."""
+    """The data keys of a configuration; `create_dataloader` has the table of their meanings."""
 
     sequence_length: int
     batch_size: int | None = None
@@ -51,14 +51,14 @@ class DataConfig:
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """The lengths that a batch of documents may have; () where it has one."""
+        """The lengths that a batch of documents may have; () if there is only one."""
         if self.packing != "padded":
             return ()
         return tuple(sorted({*(self.sequence_buckets or ()), self.sequence_length}))
 
     @property
     def reading(self) -> Reading:
-        """How its files are read."""
+        """The settings for reading its files."""
         return Reading(
             self.data_dtype, self.data_column, self.data_split, self.tokenizer, self.eos_token,
             self.data_cache,
@@ -69,13 +69,13 @@ KEYS = tuple(field.name for field in fields(DataConfig))
 
 
 def read_config(config: Any) -> DataConfig:
-    """The data keys of `config`, checked. Other keys are passed over, but for those that look as if
-    a data key was meant, or are a peer's. Raises UsageError, which names all that is wrong."""
+    """The data keys of `config`, checked. Other keys are ignored, except misspelt data keys and
+    those of peer libraries. Raises UsageError, which names all that is wrong."""
     mapping("dataloader", "the config", config, 'give a dict, e.g. {"sequence_length": 2048}')
     meant = {key: _meant(key) for key in config if isinstance(key, str)}
     if "sequence_length" in config:
-        # They may be sizes of a model. ("rank" may be LoRA's; whose processes have ranks says how
-        # many there are, too.)
+        # These keys may be sizes of a model. ("rank" may be LoRA's; a configuration with ranks of
+        # processes also has their number.)
         meant = {k: m for k, m in meant.items() if way_out("loader", k) != "sequence_length"}
     unknown = {key: m for key, m in meant.items() if m}
     if unknown:
@@ -117,15 +117,15 @@ def read_config(config: Any) -> DataConfig:
             given[key] = (
                 axes_of("", given[key]) if key == "data_axes" else tuple(map(int, given[key]))
             )
-    # NumPy's numbers too, but a state must be plain.
+    # NumPy's numbers become Python's, because a state must be plain.
     plain = {key: value.item() for key, value in given.items() if isinstance(value, np.generic)}
     return DataConfig(**(given | plain))
 
 
 def _meant(key: str) -> str:
-    """The data key that `key` misspells or names as a peer does, or what to do in place of it;
-    "unknown" if it begins like one and none is near; "" for keys that are right or are not about
-    data."""
+    """The data key that `key` misspells or that it is called in a peer library, or a fix in place
+    of it; "unknown" if it only begins like a data key; "" for legal keys and keys about other
+    things."""
     if key in KEYS:
         return ""
     if found := way_out("loader", key):

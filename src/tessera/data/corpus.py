@@ -1,9 +1,8 @@
-"""Which text does a model train on? A directory of text files, or the standard library's source.
+"""Training text: a directory of text files, or the source of the standard library.
 
-Every machine that runs Python has the second, so a demo needs no download. What is collected, its
-order and the split into training and validation files depend on file names and contents alone:
-files are put in the order of a hash of their names, which is as good as shuffled and the same
-everywhere.
+Every machine that runs Python has the second, so a demo needs no download. The files, their order
+and the split into training and validation depend on file names and contents alone: files are in the
+order of a hash of their names, which is as good as shuffled and equal everywhere.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as root:
@@ -27,13 +26,13 @@ from ..core.errors import UsageError
 
 _STDLIB_TESTS = frozenset({"test", "tests", "idle_test"})
 _LARGEST_SHARE = 0.25
-"""What one file may be of the validation text, where there are smaller ones."""
+"""The largest share of the validation text for one file, if there are smaller ones."""
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file: its path below the root, with / between parts, and its text."""
+    """One file: its path relative to the root, with / between parts, and its text."""
 
     name: str
     text: str
@@ -65,10 +64,10 @@ def collect(
 ) -> Corpus:
     """The text under `root` (a directory or one file), or of the standard library without one.
 
-    Files that are not UTF-8 text, hidden files and empty files are passed over. Files are taken in
-    hash order while they fit into `max_mb` (10^6 bytes), then the first of them that are not too
-    large are set aside for validation until they are `val_fraction` of the bytes. A lone file is
-    cut at a line end. Raises `UsageError` if there is no text to take.
+    Files that are not UTF-8 text, hidden files and empty files are skipped. Files are taken in hash
+    order while they fit into `max_mb` (10^6 bytes); then the first of them that are not too large
+    become validation files until they are `val_fraction` of the bytes. A single file is cut at a
+    line end. Raises `UsageError` if there is no text.
     """
     number("corpus", "val_fraction", val_fraction, above=0, below=1)
     if root is None:
@@ -107,7 +106,7 @@ def _user_files(base: Path) -> Iterator[Path]:
 
 
 def _read(base: Path, files: Iterator[Path], max_bytes: int) -> list[Document]:
-    """The documents, in hash order, as many as fit."""
+    """The documents in hash order, as many as fit into `max_bytes`."""
     named = {path.relative_to(base).as_posix(): path for path in files}
     documents: list[Document] = []
     for name in sorted(named, key=_rank):
@@ -132,8 +131,8 @@ def _rank(name: str) -> bytes:
 def _split(
     documents: list[Document], val_fraction: float
 ) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
-    """(training documents, validation documents): the latter are whole documents that make
-    up the fraction of the bytes, or the end of the only document."""
+    """(training documents, validation documents). Validation documents are whole documents that
+    make up the fraction of the bytes, or the end of the only document."""
     want = _bytes(documents) * val_fraction
     if len(documents) == 1:
         only = documents[0]
@@ -145,7 +144,7 @@ def _split(
                 fix="name more text",
             )
         return (Document(only.name, head),), (Document(only.name + " (end)", tail),)
-    # A file that is a large part of all validation text would make the validation loss its own.
+    # A large validation file would dominate the validation loss.
     fitting = [d for d in documents if _bytes([d]) <= want * _LARGEST_SHARE] or documents[:-1]
     count, held = 0, 0
     for document in fitting[: len(documents) - 1]:
@@ -158,7 +157,7 @@ def _split(
 
 
 def _line_end(text: str, near: int) -> int:
-    """The position after the first line end from `near` on, or `near` where there is none."""
+    """The position after the first line end from `near` on, or `near` if there is none."""
     found = text.find("\n", near)
     return near if found < 0 or found + 1 == len(text) else found + 1
 

@@ -1,4 +1,4 @@
-"""How does a configuration become a loader, and which rows of a batch does a process make?"""
+"""Loaders from configurations, and the rows of a batch that a process makes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .sources import TokenSource, open_source
 DATA_AXES = ("dp", "fsdp", "ddp", "data")
 """The mesh axes that a batch is split over, unless `data_axes` names others."""
 OTHER_AXES = ("tp", "pp", "ep", "sp", "cp")
-"""Axes that are known to split something else."""
+"""Axes that by custom split something other than the batch."""
 
 
 def create_dataloader(config: Mapping[str, Any]) -> DataLoader:
     """A loader of batches `{"input_ids": [B, S], "labels": [B, S]}`, int32; a label is the token
     after its input, or -100 (guide 4, 1.1).
 
-    The data keys of `config`; other keys are passed over:
+    The data keys of `config`; other keys are ignored:
 
     | key | default | meaning |
     |---|---|---|
@@ -92,8 +92,8 @@ the only one |
 
 
 def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> DataLoader:
-    """A loader of global batches whose dim 0 lies split over the data-parallel axes of `mesh`
-    (guide 4, 2.1).
+    """A loader of global batches whose dim 0 is split over the data-parallel axes of `mesh` (guide
+    4, 2.1).
 
     The keys are those of `create_dataloader`, and
 
@@ -103,10 +103,10 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     | `batch_size_per_gpu` | `batch_size` | rows of one device |
     | `data_axes` | dp, fsdp, ddp, data | the mesh axes that split the batch |
 
-    Of several processes each reads only the rows that its devices hold. With `hosts=(which, of how
-    many)`, for processes that know nothing of each other, it gets these as tensors without a mesh;
-    devices belong to hosts in equal runs of their ids. Raises
-    UsageError as `create_dataloader` does; MeshError if there is no mesh.
+    Each process reads only the rows that its devices hold. With `hosts=(which, of how many)`, for
+    processes that are not connected, a batch is these rows as tensors without a mesh; devices
+    belong to hosts in equal runs of their ids. Raises UsageError as `create_dataloader` does;
+    MeshError if there is no mesh.
     """
     read = read_config(config)
     who = "create_distributed_dataloader"
@@ -129,8 +129,8 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
 
 
 def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:
-    """The tokens that `read` names. Raises UsageError if it has a key that nothing reads, besides
-    the errors of `open_source`."""
+    """The tokens that `read` names. Raises UsageError for a key without effect, and the errors of
+    `open_source`."""
     how = read.reading
     source = open_source(read.data, how)
     filled = read.packing != "concat" or not read.drop_last or read.validation_fraction > 0
@@ -159,7 +159,7 @@ def _loose(rows: Rows) -> Batch:
 
 
 def _on(layout: TensorType, mine: NDArray[np.int64]) -> Callable[[Rows], Batch]:
-    """What lays out a batch of which `mine` are the rows that there are."""
+    """A function that lays out a batch as `layout`, from its rows `mine`."""
     size = layout.shape[0]
 
     def blocks(x: NDArray[Any], t: TensorType) -> Tensor:
@@ -181,11 +181,11 @@ def _on(layout: TensorType, mine: NDArray[np.int64]) -> Callable[[Rows], Batch]:
 
 
 def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
-    """The axes that split the batch: as the config says, else those with a customary name. Raises
-    UsageError if neither tells."""
+    """The mesh axes that split the batch: those in the config, or else those with a customary name.
+    Raises UsageError if there are neither."""
     if config.data_axes is not None:
         for axis in config.data_axes:
-            mesh.axis_size(axis)  # raises for what is no axis
+            mesh.axis_size(axis)  # raises for an unknown axis
         return tuple(dict.fromkeys(config.data_axes))
     axes = tuple(axis for axis in mesh.axes if axis in DATA_AXES)
     if axes or all(axis in OTHER_AXES for axis in mesh.axes):
@@ -198,11 +198,11 @@ def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
 
 
 def _global_size(mesh: Mesh, axes: tuple[str, ...], config: DataConfig) -> int:
-    """The rows of a batch over all processes. Raises UsageError if the config gives none, or two
-    that disagree."""
+    """The number of rows of a batch over all processes. Raises UsageError if the config has none,
+    or two that differ."""
     split = ways(axes, mesh.sizes)
     total, each = config.global_batch_size, config.batch_size_per_gpu
-    # The guide counts every device of the mesh, also those that share rows.
+    # The guide counts every device of the mesh, including devices that share rows.
     if total and each and total not in (each * split, each * mesh.size):
         raise UsageError(
             f"dataloader: global_batch_size={total} is not batch_size_per_gpu={each} times "

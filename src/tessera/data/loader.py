@@ -1,8 +1,8 @@
-"""Which rows does the next step see? A loader gives them out, and says exactly where it stands.
+"""`DataLoader`: batches of tokens in a reproducible order, with a position that can be saved.
 
 The global order of samples is a function of the data, the seed and the epoch. A loader makes some
-rows of each global batch, so how many loaders there are, and how far ahead they prepare, changes
-nothing that is seen; and where a run stands is three numbers that any number of loaders can take.
+rows of each global batch, so the number of loaders, and how far they prefetch, does not change the
+data; the position of a run is three numbers that any number of loaders can load.
 
 >>> from tessera.data import create_dataloader
 >>> loader = create_dataloader({"data": np.arange(100), "batch_size": 4, "sequence_length": 8})
@@ -38,14 +38,14 @@ from .shuffle import Order
 from .sources import TokenSource
 
 VERSION = 1
-TIMES = 3  # that processes say which batch comes next, from where they stand
+TIMES = 3  # comparisons of the next batch among processes
 _ALIKE = (
     "make the loader alike in all processes, and call it as often: each reads its own rows of it"
 )
 
 Batch = dict[str, Tensor]
 Lay = Callable[[Mesh], tuple[NDArray[np.int64], Callable[[Rows], Batch]]]
-"""The rows that there are of a batch on a mesh, and what lays them out."""
+"""The rows of a batch that this process has on a mesh, and a function that lays them out."""
 _Made = tuple[int, int, Rows]  # the epoch and place after the batch, and its rows
 
 
@@ -57,12 +57,12 @@ class DataLoader:
     """Batches of tokens, for some epochs or without end; `create_dataloader` makes one.
 
     One `for` loop is one epoch unless the config sets `epochs`. If a loop is left early, the next
-    one continues there, so a run loses no data; over validation data it starts again. A loop over a
-    loader that has ended raises UsageError; one that continues without shuffling gives a
+    one continues there, so a run loses no data; over validation data it restarts. A loop over a
+    loader that has ended raises UsageError; a loop that continues without shuffling gives a
     LoaderWarning once. Use it in a `with`, or `close` it, to end its thread early.
     """
 
-    lay: Lay | None = None  # where its batches lie on a mesh
+    lay: Lay | None = None  # the layout of its batches on a mesh
     mesh: Mesh | None = None
 
     def __init__(
@@ -94,7 +94,7 @@ class DataLoader:
                 data=source,
                 fix="take more data, a smaller batch or shorter rows, or say drop_last=False",
             )
-        # What fixes the order of samples. Of what size the batches are does not.
+        # The facts that determine the order of samples. The batch size is not one of them.
         self._facts = {
             "data": used.fingerprint(),
             "tokens": used.size,
@@ -172,7 +172,7 @@ class DataLoader:
                 fix="are the files still there and whole? The loader stands where it stood",
             ) from error
         except BaseException:
-            self.close()  # what it has made ahead would be one batch too far
+            self.close()  # its prefetched batches would skip one
             raise
         try:
             if self.mesh is not None and self._compared < TIMES and process_count() > 1:
@@ -199,7 +199,7 @@ class DataLoader:
         )
 
     def __len__(self) -> int:
-        """Batches an epoch, from its beginning."""
+        """The number of batches in a whole epoch."""
         whole, rest = divmod(self.samples, self.batch_size)
         return whole + (rest > 0 and not self._config.drop_last)
 
@@ -229,29 +229,30 @@ class DataLoader:
         return made
 
     def resize(self, mesh: Mesh) -> None:
-        """Lays out the next batches on `mesh`, of the same axes, as `dist.resize` moves weights;
-        where it stands stays. A loader whose batches have no mesh stays as it is."""
+        """Lays out further batches on `mesh`, which has the same axes, as `dist.resize` does with
+        weights. The position does not change, nor does a loader whose batches have no mesh."""
         if self.lay is not None:
             self.close()
             self._rows, self._place = self.lay(mesh)
             self.mesh = mesh
 
-    # ---- where it stands -----------------------------------------------------------------------
+    # ---- position ------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The position of the run as a small dict of plain values: epoch, sample, and their order.
+        """The position of the run as a small dict of plain values: epoch, sample, and the facts of
+        their order.
 
-        It counts the batches that were given out, over all loaders, and is the same in each.
+        It counts the batches that were returned, over all loaders, and is the same in each.
         """
         return {"version": VERSION, "epoch": self._epoch, "sample": self._sample, **self._facts}
 
     def _what(self) -> dict[str, Any]:
-        """The batch that comes next, which is one of all processes."""
+        """The facts of the next batch, which must be equal in all processes."""
         return {**self.state_dict(), "rows of a batch": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state` was taken, also with another batch size or number of hosts.
+        """Continues at the position `state`, also with another batch size or number of hosts.
 
-        Raises UsageError if `state` is of other data, or of settings with another order.
+        Raises UsageError if `state` belongs to other data, or to settings with another order.
         """
         if not isinstance(state, Mapping) or state.get("version") != VERSION:
             raise unfit("dataloader", "the state", state, "give what loader.state_dict() returned")
@@ -305,7 +306,7 @@ class DataLoader:
 def _next(
     epoch: int, sample: int, samples: int, batch_size: int, drop_last: bool
 ) -> tuple[int, int]:
-    """The place itself, or the next epoch's beginning where no batch begins there."""
+    """The position itself, or the beginning of the next epoch if no batch begins there."""
     return (
         (epoch, sample) if samples - sample >= (batch_size if drop_last else 1) else (epoch + 1, 0)
     )
@@ -315,7 +316,8 @@ def _batches(
     samples: Samples, order: Order, rows: NDArray[np.int64], batch_size: int, drop_last: bool,
     epoch: int, sample: int,
 ) -> Iterator[_Made]:  # fmt: skip
-    """The rows `rows` of every batch from a place on, without end, each with the place after it."""
+    """Yields the rows `rows` of every batch from a position on, without end, each with the position
+    after it."""
     while True:
         batch = order(epoch, sample, sample + batch_size)
         after = _next(epoch, sample + batch_size, samples.count, batch_size, drop_last)
@@ -324,7 +326,7 @@ def _batches(
 
 
 def _cut(source: TokenSource, config: DataConfig) -> int:
-    """Where validation begins: at a document's end, where those are known."""
+    """The token at which validation begins: the end of a document, if ends are known."""
     if not config.validation_fraction:
         return source.size
     cut = int(source.size * (1.0 - config.validation_fraction))

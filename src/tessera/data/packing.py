@@ -1,8 +1,8 @@
-"""How do documents become rows? Cut from one stream, whole documents packed, or one a row.
+"""Rows of batches from documents: cut from one stream, packed, or one document per row.
 
-`Windows` reads the tokens as one stream and cuts it every `length` tokens. `Packed` puts whole
-documents together so that few places stay empty, and no label leads from one into the next; with
-`buckets` each has a row of its own, and a batch the shortest of these lengths that holds it.
+`Windows` reads the tokens as one stream and cuts it every `length` tokens. `Packed` packs whole
+documents so that few places stay empty, and no label crosses into the next document; with `buckets`
+each document has its own row, and a batch has the shortest bucket length that holds it.
 
 >>> source = TokenSource([np.array([5, 6, 0, 7, 8, 9, 0, 4, 0])], eos=0)
 >>> Windows(source, 4).rows(np.array([0, 1]))["labels"].tolist()
@@ -28,23 +28,23 @@ from .sources import TokenSource
 
 Rows = dict[str, NDArray[np.int32]]
 IGNORED = -100
-"""The label of a place that has none: what `nn.cross_entropy` leaves out."""
+"""The label of a place without a label, which `nn.cross_entropy` ignores."""
 
 
 class Samples(Protocol):
-    """A numbered set of rows; those of one batch have one length."""
+    """A numbered set of rows; those of one batch have the same length."""
 
     count: int
 
     def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
-        """The samples `which`, as int32 [len(which), length]; -1 is a row with nothing in it.
-        `batch` are all samples of the batch, also those of other loaders; None: `which`."""
+        """The samples `which`, as int32 [len(which), length]; -1 is an empty row. `batch` are all
+        samples of the batch, including those of other loaders; None: `which`."""
 
 
 class Windows:
     """The stream cut every `length` tokens; a label is the token after its input.
 
-    With `segments`, documents are told apart by the source's `eos`, which belongs to the document
+    With `segments`, documents are separated by the source's `eos`, which belongs to the document
     that it closes.
     """
 
@@ -61,9 +61,8 @@ class Windows:
             )
 
     def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
-        """The rows of the samples `which` (-1: an empty row): `length` tokens each, with the tokens
-        that follow them as labels; and with `segments` the number of the document and the position
-        in it."""
+        """The rows of the samples `which` (-1: an empty row): `length` tokens each, with the next
+        tokens as labels; with `segments` also the number of the document and the position in it."""
         read, length = self.source.read, self.length
         ids, labels = _empty(which.size, length, self.pad)
         row = np.empty(length + 1, np.int32)
@@ -90,12 +89,11 @@ class Windows:
 class Packed:
     """Whole documents in as few rows as best-fit-decreasing finds; a longer one is cut first.
 
-    The last token of a document has no label. Every other token has, also where a cut lies behind
-    it, so each token but a document's first is the label of exactly one place. Unused places hold
-    `pad` and have segment 0. (After Krell et al., 2021: documents of one length are packed at
-    once, so the time grows with the number of lengths.)
-
-    With `buckets`, lengths of which the largest is `length`, nothing is packed.
+    The last token of a document has no label. Every other token has, even before a cut, so each
+    token but a document's first is the label of exactly one place. Unused places hold `pad` and
+    have segment 0. (After Krell et al., 2021: documents of equal length are packed at once, so the
+    time grows with the number of lengths.) With `buckets`, lengths of which the largest is
+    `length`, nothing is packed.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class Packed:
         self.buckets = np.array(sorted(buckets), np.int64)
         starts, sizes, closes = _pieces(source.document_ends(), length)
         window = np.arange(sizes.size) if buckets else best_fit(sizes, length)
-        # Rows in the order of their first document, documents in a row in their own.
+        # Rows are in the order of their first document, and the documents of a row in data order.
         _, first = np.unique(window, return_index=True)
         window = np.argsort(np.argsort(first))[window] if window.size else window
         order = np.argsort(window, kind="stable")
@@ -126,7 +124,7 @@ class Packed:
 
     def rows(self, which: NDArray[np.int64], batch: NDArray[np.int64] | None = None) -> Rows:
         """The rows of the samples `which` (-1: an empty row): each sample's documents side by side,
-        padded to the length of the batch. A label never reaches into the next document."""
+        padded to the length of the batch. A label never crosses into the next document."""
         length = self._length(which if batch is None else batch)
         ids, labels = _empty(which.size, length, self.pad)
         segments, positions = np.zeros_like(ids), np.zeros_like(ids)
@@ -161,7 +159,7 @@ def _empty(rows: int, length: int, pad: int) -> tuple[NDArray[np.int32], NDArray
 def _pieces(
     ends: NDArray[np.int64], length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """(start, size, whether a document ends there) of documents cut into at most `length`."""
+    """(start, size, True if a document ends there) of documents cut into at most `length`."""
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     cuts = -(-(ends - begins) // length)
     of = np.repeat(np.arange(ends.size), cuts)
@@ -169,12 +167,12 @@ def _pieces(
     starts = begins[of] + nth * length
     sizes = np.minimum(length, ends[of] - starts)
     closes = starts + sizes == ends[of]
-    used = ~(closes & (sizes == 1))  # a lone last token has no label of its own
+    used = ~(closes & (sizes == 1))  # a single last token has no label
     return starts[used], sizes[used], closes[used]
 
 
 def best_fit(sizes: NDArray[Any], length: int) -> NDArray[np.int64]:
-    """A row for each piece: longest first, into the row where the least room is left over.
+    """A row for each piece: longest first, into the row with the least remaining room.
 
     >>> best_fit(np.array([3, 5, 2, 4, 6]), 8).tolist()
     [1, 1, 0, 2, 0]

@@ -1,4 +1,4 @@
-"""Who makes the next batch while a step runs? One thread, a bounded number of batches ahead.
+"""Prefetching: a thread makes a bounded number of batches ahead.
 
 >>> with Ahead(iter(range(3)), depth=2) as made:
 ...     print(list(made))
@@ -17,11 +17,12 @@ from ..core.errors import BackendError
 
 T = TypeVar("T")
 _LOOK_S = 1.0
-"""How often a waiting consumer looks whether the thread still lives."""
+"""The interval at which a waiting consumer checks that the thread is alive."""
 
 
 class _Shared(Generic[T]):
-    """What the two threads share. The worker holds this and not `Ahead`, which so can be freed."""
+    """The state that the two threads share. The worker holds this and not `Ahead`, so that `Ahead`
+    can be garbage collected."""
 
     def __init__(self, depth: int) -> None:
         self.changed = threading.Condition()
@@ -32,7 +33,7 @@ class _Shared(Generic[T]):
         self.error: BaseException | None = None
 
     def room(self) -> bool:
-        """Waits until an item may be made; False where none is wanted any more."""
+        """Waits until an item may be made; returns False after `close`."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or len(self.ready) < self.depth)
             return not self.closed
@@ -62,13 +63,13 @@ def _work(items: Iterator[T], shared: _Shared[T]) -> None:
         shared.end(None)
     except StopIteration:
         shared.end(None)
-    except BaseException as error:  # raised again where the item is asked for
+    except BaseException as error:  # raised again when the item is requested
         shared.end(error)
 
 
 class Ahead(Generic[T]):
-    """The items of an iterator, at most `depth` (at least 1) of them made before they are asked
-    for.
+    """The items of an iterator, at most `depth` (at least 1) of them made before they are
+    requested.
 
     An error of the iterator is raised in the consumer, after the items before it. `close` ends the
     thread; so does dropping the last reference.
@@ -89,7 +90,7 @@ class Ahead(Generic[T]):
         shared = self._shared
         with shared.changed:
             while not (shared.ready or shared.ended or shared.closed):
-                # A process forked off this one has the object and not the thread.
+                # A forked process has the object but not the thread.
                 if not shared.changed.wait(_LOOK_S) and not self._thread.is_alive():
                     raise BackendError(
                         "dataloader: the thread that makes batches is gone",
@@ -104,7 +105,7 @@ class Ahead(Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the thread, after the item that it is making now."""
+        """Ends the thread, after the item that it is making."""
         self._shared.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=10.0)

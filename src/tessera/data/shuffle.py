@@ -1,8 +1,8 @@
-"""Which sample comes at place k of a shuffled epoch? A function of seed, epoch and k: no table.
+"""Shuffling without a table: the sample at place k, as a function of seed, epoch and k.
 
 `permuted` is a keyed bijection of 0 .. n-1: a Feistel network over the least power of two that
-holds n, walked until it lands below n (Black and Rogaway, 2002). So each process computes any
-places by itself, and all processes agree.
+holds n, iterated until the result is below n (Black and Rogaway, 2002). So each process computes
+any places by itself, and all processes agree.
 
 >>> permuted(np.arange(8), 8, seed=1, epoch=0).tolist()
 [3, 7, 0, 4, 2, 6, 5, 1]
@@ -22,12 +22,12 @@ _BLOCK = 4096
 
 
 def permuted(places: NDArray[Any], n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The samples at `places` (each from 0 to n - 1) of the order that `seed` and `epoch` give."""
+    """The samples at `places` (each from 0 to n - 1) in the order of `seed` and `epoch`."""
     rounds: NDArray[np.uint64] = np.arange(_ROUNDS, dtype=np.uint64)
     keys = mix(mix(mix(word(seed)) + word(epoch)) + rounds)
     bits = max(1, (n - 1).bit_length())
     x = _feistel(places.astype(np.uint64), bits, keys)
-    while (outside := np.flatnonzero(x >= n)).size:  # at most half are, each time
+    while (outside := np.flatnonzero(x >= n)).size:  # at most half of the range is outside
         x[outside] = _feistel(x[outside], bits, keys)
     return x.astype(np.int64)
 
@@ -45,9 +45,9 @@ def _feistel(x: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDAr
 
 
 class Order:
-    """Places of an endless run over n samples, epoch by epoch, to sample numbers.
+    """A map from places in an endless run over n samples, epoch by epoch, to sample numbers.
 
-    Asked for in order it computes a block at a time, so that a small batch costs little.
+    For requests in order it computes a block at a time, so that a small batch costs little.
     """
 
     def __init__(self, n: int, seed: int, shuffle: bool) -> None:
@@ -55,7 +55,7 @@ class Order:
         self._held: tuple[int, int, NDArray[np.int64]] | None = None
 
     def __call__(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        """The samples at places `start` to `stop` of `epoch`; -1 for places behind its end."""
+        """The samples at places `start` to `stop` of `epoch`; -1 for places after its end."""
         found = np.full(stop - start, -1, np.int64)
         for block in range(start // _BLOCK, (min(stop, self.n) - 1) // _BLOCK + 1):
             first = block * _BLOCK
@@ -79,7 +79,8 @@ def word(value: int) -> NDArray[np.uint64]:
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64 (Steele, Lea, Flood 2014): our own, so that no NumPy release changes the data."""
+    """SplitMix64 (Steele, Lea, Flood 2014), implemented here so that no NumPy release changes the
+    data."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""Where do tokens come from? Arrays, files of them, and what `tokenize_rows.py` turns into such
+"""Token sources: arrays, files of tokens, and tables that `tokenize_rows.py` converts to such
 files.
 
-Whatever they came from, tokens are a `TokenSource`: one long row in pieces that lie in memory or
-are mapped from files, and, where it is known, where each document ends.
+Tokens are a `TokenSource`: one long sequence in pieces that are in memory or mapped from files,
+with the end of each document if it is known.
 
 >>> source = TokenSource([np.array([1, 2, 0]), np.array([3, 0], np.uint16)], eos=0)
 >>> source
@@ -32,19 +32,19 @@ from ..lang.host_data import is_array, is_host_array, lent
 from ..lang.tensor import Tensor
 from .corpus import collect
 
-_SAMPLES, _SAMPLE = 256, 4096
-_CHUNK = 1 << 24
-_TOP = 2**31 - 1
+_SAMPLES, _SAMPLE = 256, 4096  # of a fingerprint: number of samples, tokens of each
+_CHUNK = 1 << 24  # tokens compared at once, as a comparison makes an array
+_TOP = 2**31 - 1  # tokens are int32
 BYTES_END = 256
-"""What closes a document whose tokens are bytes."""
+"""The token that closes a document of bytes: one above the largest byte."""
 
 
 class TokenSource:
     """Tokens as one long sequence: `pieces` in order, each an array of integers.
 
-    `ends` says where documents end (the last number is the number of tokens), or `eos` is the token
-    that closes a document; with neither there is one stream without documents. Raises UsageError if
-    a piece is not a 1-D array of integers, or `ends` do not rise to the number of tokens.
+    `ends` are the ends of documents (the last is the number of tokens), or `eos` is the token that
+    closes a document; with neither there is one stream without documents. Raises UsageError if a
+    piece is not a 1-D array of integers, or `ends` do not rise to the number of tokens.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TokenSource:
         self.pieces = tuple(kept)
         self.name, self.eos = name, eos
         self._starts = [0, *itertools.accumulate(p.size for p in kept)]
-        # A narrow unsigned type cannot hold what int32 cannot.
+        # Narrow unsigned types never exceed int32, so only others are checked.
         self._wide = any(p.dtype.kind == "i" or p.dtype.itemsize > 2 for p in kept)
         self.ends = None if ends is None else _row(ends, f"{name}, ends").astype(np.int64)
         if self.ends is not None and not (
@@ -159,7 +159,7 @@ def _row(x: object, name: str) -> NDArray[Any]:
 
 
 def _on_host(x: Any) -> NDArray[Any]:
-    """The array `x`, of any library."""
+    """The array `x` of any library as a NumPy array."""
     if isinstance(x, np.ndarray):
         return x
     if isinstance(x, Tensor):
@@ -169,8 +169,8 @@ def _on_host(x: Any) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How files are read: `dtype` of .bin files, `split` and `column` of tables, and what text
-    becomes. `read` are those of them that the data asked for so far."""
+    """Settings for reading files: `dtype` of .bin files, `split` and `column` of tables, and the
+    tokenizer of text. `read` are the settings that were used so far."""
 
     dtype: Any = None
     column: str | None = None
@@ -181,7 +181,7 @@ class Reading:
     read: set[str] = field(default_factory=set, compare=False)
 
     def take(self, key: str) -> Any:
-        """The setting `key`, which is read from now on."""
+        """The setting `key`, which counts as used from now on."""
         self.read.add(key)
         return getattr(self, key)
 
@@ -226,7 +226,7 @@ def open_source(data: Any, how: Reading) -> TokenSource:
 def standard_library() -> TokenSource:
     """The source text of Python's standard library as bytes, each file closed by token 256.
 
-    What there is without `data`: 257 tokens, on every machine, the same for one Python release.
+    It is the default without `data`: 257 tokens, on every machine, equal for one Python release.
     """
     corpus = collect()
     texts = [d.text.encode() for d in (*corpus.train, *corpus.val)]
@@ -293,8 +293,8 @@ def _npy(path: Path) -> NDArray[Any]:
 
 
 def _raw(path: Path, dtype: Any) -> NDArray[Any]:
-    """The tokens of a file without a header, which lie in it as `dtype`; read where they are
-    needed."""
+    """The tokens of a file without a header, stored as `dtype`; mapped, so that pages are read on
+    use."""
     if dtype is None:
         raise UsageError(
             f"dataloader: {str(path)!r} does not say the dtype of its tokens",

@@ -1,8 +1,8 @@
-"""How do tables of documents become tokens? Row by row, once, into token files that are kept.
+"""Tables of documents, converted row by row to cached token files.
 
-A table's column holds tokens (lists of whole numbers) or text. Reading goes one batch of rows at a
-time, so a table may be larger than memory. What is made is found again by a hash of the files'
-names, sizes and times, and of everything that decides the tokens.
+A table's column holds tokens (lists of whole numbers) or text. It is read one batch of rows at a
+time, so a table may be larger than memory. The cache is keyed by a hash of the files' names, sizes
+and times, and of all settings that affect the tokens.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .sources import BYTES_END, Reading, TokenSource
 from .tokenizer import Tokenizer, load
 
 FORMAT = 1
-"""Changes when tokens would be made differently."""
+"""Must change when tokens would be made differently."""
 COLUMNS = ("input_ids", "tokens", "ids", "text", "content")
-"""The columns that are looked for, in this order, where none is named."""
+"""The column names that are tried, in this order, if none is given."""
 _ROWS = 1024
 
 Arrow = Any  # pyarrow's classes have no types
 
 
-# ---- what is read ------------------------------------------------------------------------------
+# ---- sources of rows ---------------------------------------------------------------------------
 def is_dataset_folder(path: Path) -> bool:
-    """Whether `datasets.save_to_disk` wrote this folder."""
+    """Returns whether `datasets.save_to_disk` wrote this folder."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
@@ -64,7 +64,8 @@ def convert_file(path: Path, how: Reading) -> TokenSource:
 
 
 def _split(splits: Sequence[str], how: Reading) -> str:
-    """Which of `splits` is read. Raises UsageError, which names them, if it is not there."""
+    """The name of the split to read. Raises UsageError, which names all splits, if it does not
+    exist."""
     named = how.take("split")
     split: str = "train" if named is None else named
     one_of("dataloader", "data_split", split, splits)
@@ -72,13 +73,14 @@ def _split(splits: Sequence[str], how: Reading) -> str:
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether it is a `datasets.Dataset`, or a dict of them by split, as `DatasetDict` is."""
+    """Returns whether `data` is a `datasets.Dataset`, or a dict of them by split, such as a
+    `DatasetDict`."""
     one = next(iter(data.values()), None) if isinstance(data, Mapping) else data
     return hasattr(one, "with_format") and hasattr(one, "column_names")
 
 
 def convert_dataset(data: Any, how: Reading) -> TokenSource:
-    """The tokens of a `datasets.Dataset`, its selection and order included, or of a split of
+    """The tokens of a `datasets.Dataset`, including its selection and order, or of one split of
     several."""
     if isinstance(data, Mapping):
         data = data[_split([*data], how)]
@@ -92,7 +94,7 @@ def convert_dataset(data: Any, how: Reading) -> TokenSource:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises UsageError if there is none."""
+    """The object in a JSON file. Raises UsageError if it has none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,7 +108,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _tables(files: Sequence[Path], column: str | None) -> Iterator[Arrow]:
-    """The arrays of one column, a batch of rows or a row group's part at a time."""
+    """Yields the arrays of one column, one batch of rows at a time."""
     pa, ipc, parquet, _ = _library()
     for path in files:
         try:
@@ -129,7 +131,7 @@ def _tables(files: Sequence[Path], column: str | None) -> Iterator[Arrow]:
 
 
 def _batches(pa: Any, ipc: Any, mapped: Any) -> Iterator[Arrow]:
-    """The record batches of an Arrow file, whichever of the two formats it has."""
+    """Yields the record batches of an Arrow file, in either of the two formats."""
     try:
         file = ipc.open_file(mapped)
     except pa.ArrowInvalid:
@@ -156,12 +158,13 @@ def _column(where: str, names: Sequence[str], wanted: str | None) -> str:
     return found
 
 
-# ---- what becomes of it ------------------------------------------------------------------------
+# ---- conversion to tokens ----------------------------------------------------------------------
 Encode = Callable[[str], NDArray[Any]]
 
 
 def _encoder(tokenizer: Any) -> tuple[Encode, int | None, str | None]:
-    """(text to ids, what closes a document, what it is known by: None where nothing says)."""
+    """(function from text to ids, end-of-document token, key for the cache: None if there is
+    none)."""
     if tokenizer is None:
         return lambda text: np.frombuffer(text.encode(), np.uint8), BYTES_END, "bytes"
     if isinstance(tokenizer, (str, Path)):
@@ -193,7 +196,7 @@ def _converted(
     rows: Callable[[str | None], Iterator[Arrow]],
     known_by: str | None = "",
 ) -> TokenSource:
-    """The tokens of `rows(column)` as mapped files, made unless they are kept already."""
+    """The tokens of `rows(column)` as mapped files, made unless they are cached."""
     _library()
     encode, end, tokenizer_known_by = _encoder(how.take("tokenizer"))
     facts = [
@@ -214,14 +217,14 @@ def _converted(
     try:
         Path(how.cache).mkdir(parents=True, exist_ok=True)
         with _made_whole(Path(how.cache), kept) as folder:
-            # Where a token does not fit: once more, twice as wide.
+            # If a token does not fit, it is done again with twice the width.
             widths = (np.uint16, np.uint32)
             if not any(_write(folder, documents(), how.eos, end, width) for width in widths):
                 raise UsageError(
                     f"{name}: there are tokens above 2**32 - 1",
                     fix="a token is from 0 to 2**31 - 1",
                 )
-            if kept is None:  # the files go from the folder, not from those who map them
+            if kept is None:  # deleting the folder keeps the mapped files readable
                 return _open(folder, name)
     except OSError as error:
         raise BackendError(
@@ -232,7 +235,7 @@ def _converted(
 
 
 def _documents(array: Arrow, encode: Encode, name: str) -> tuple[NDArray[Any], NDArray[Any], bool]:
-    """(the tokens of all rows, how many each row has, whether they were text)."""
+    """(tokens of all rows, number of tokens of each row, True if they were text)."""
     pa, _, _, compute = _library()
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -269,7 +272,8 @@ def _write(
     text_end: int | None,
     dtype: type[np.unsignedinteger[Any]],
 ) -> bool:
-    """tokens.bin, ends.npy and facts.json in `folder`; False where `dtype` cannot hold a token."""
+    """Writes tokens.bin, ends.npy and facts.json to `folder`; returns False if a token does not fit
+    `dtype`."""
     ends: list[NDArray[np.int64]] = []
     total, top, closing = 0, np.iinfo(dtype).max, eos
     with open(folder / "tokens.bin", "wb") as file:
@@ -302,7 +306,7 @@ def _open(folder: Path, name: str) -> TokenSource:
 
 @contextmanager
 def _made_whole(parent: Path, kept: Path | None) -> Iterator[Path]:
-    """A new folder, which gets the name `kept` when all of it is made; None: it goes away."""
+    """A new folder, renamed to `kept` once it is complete; with None it is removed at the end."""
     part = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
     try:
         yield part
@@ -311,7 +315,7 @@ def _made_whole(parent: Path, kept: Path | None) -> Iterator[Path]:
             try:
                 part.rename(kept)
             except OSError:
-                if not kept.is_dir():  # where it is, another process was faster
+                if not kept.is_dir():  # if it exists, another process was faster
                     raise
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""How does text become token ids? By a byte-level BPE trained on the corpus itself.
+"""Byte-level BPE tokenizer, trained on the corpus.
 
-Byte-level means that any text can be encoded and comes back unchanged, and that each token stands
-for a known number of bytes, so a loss in nats per token has a value in bits per byte.
+Byte-level means that any text can be encoded and decoded without change, and that each token stands
+for a known number of bytes, so a loss in nats per token can be converted to bits per byte.
 
 >>> tok = train(["def f(x):\\n    return x + 1\\n"] * 4, vocab=280)
 >>> ids = tok.encode("return x")
@@ -37,7 +37,7 @@ LARGEST_VOCAB = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenizer:
-    """A trained tokenizer: `encode`, `decode`, and the bytes that each token stands for."""
+    """A trained tokenizer: `encode`, `decode`, and the number of bytes of each token."""
 
     _engine: tokenizers.Tokenizer = field(repr=False)
     vocab: int
@@ -45,7 +45,7 @@ class Tokenizer:
     token_bytes: NDArray[np.int64] = field(repr=False)
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """The ids of `text`, without an end."""
+        """The ids of `text`, without an end token."""
         return np.array(self._engine.encode(text, add_special_tokens=False).ids, np.uint16)
 
     def encode_documents(self, texts: Iterable[str]) -> NDArray[np.uint16]:
@@ -56,17 +56,17 @@ class Tokenizer:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint16)
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The text of `ids`. Ends are left out; bytes that are not UTF-8 become U+FFFD."""
+        """The text of `ids`, without end tokens; bytes that are not UTF-8 become U+FFFD."""
         kept = [int(i) for i in ids if int(i) != self.end]
         return self._engine.decode(kept, skip_special_tokens=False)
 
     def bits_per_byte(self, nats_per_token: float, targets: NDArray[Any]) -> float:
-        """What a mean loss over `targets` is worth in bits per byte of their text."""
+        """A mean loss over `targets`, converted to bits per byte of their text."""
         covered = int(self.token_bytes[targets.astype(np.int64)].sum())
         return nats_per_token * targets.size / math.log(2) / covered
 
     def text(self) -> str:
-        """The JSON of the `tokenizers` library: all that decides its ids."""
+        """The JSON of the `tokenizers` library, which determines the ids."""
         return self._engine.to_str()
 
     def save(self, path: str | Path) -> None:
@@ -97,14 +97,14 @@ def train(texts: Iterable[str], vocab: int = 1024) -> Tokenizer:
 
 
 def load(path: str | Path) -> Tokenizer:
-    """The tokenizer that `save` wrote."""
+    """The tokenizer in a file that `save` wrote."""
     existing("tokenizer", Path(path), "train one and save it: tokenizer.train(texts).save(path)")
     return _wrap(_library().Tokenizer.from_file(str(path)))
 
 
 def _wrap(engine: tokenizers.Tokenizer) -> Tokenizer:
-    """The engine's tokenizer as ours, with the bytes of each token. Raises UsageError if it has no
-    end of document."""
+    """The library's tokenizer as a Tokenizer, with the bytes of each token. Raises UsageError if it
+    has no end-of-document token."""
     size = engine.get_vocab_size()
     end = engine.token_to_id(END)
     if end is None:
@@ -112,7 +112,7 @@ def _wrap(engine: tokenizers.Tokenizer) -> Tokenizer:
             f"tokenizer: it has no {END} token, so it was not made by tokenizer.train",
             fix="train one: tokenizer.train(texts)",
         )
-    # Text that happens to hold "<|end|>" is text: only encode_documents puts the token.
+    # The text "<|end|>" is encoded as text: only encode_documents adds the token.
     engine.encode_special_tokens = True
     # In the byte-level alphabet every character stands for one byte.
     token_bytes = np.array([len(engine.id_to_token(i) or "") for i in range(size)], np.int64)

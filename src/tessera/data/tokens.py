@@ -1,7 +1,7 @@
-"""Which tokens does step 17 see? Those that the seed and the step say, on every machine.
+"""Token files and batches: the windows of a step, drawn from seed and step.
 
-Tokens lie in one file that is mapped, not read. A batch is a pure function of seed and step, so a
-run that resumes, or runs on other devices, sees the same data without any state to save.
+Tokens are in one memory-mapped file. A batch is a pure function of seed and step, so a run that
+resumes, or runs on other devices, sees the same data without saved state.
 
 >>> data = TokenBatches(np.arange(1000, dtype=np.uint16), batch_size=2, seq_len=4, seed=7)
 >>> batch = data.batch(17)
@@ -39,7 +39,7 @@ def write_tokens(path: str | Path, tokens: NDArray[np.uint16]) -> None:
 
 
 def open_tokens(path: str | Path) -> NDArray[np.uint16]:
-    """The tokens of a file, mapped: a page is read when it is touched."""
+    """The tokens of a file, memory-mapped: a page is read on use."""
     tokens: NDArray[np.uint16] = np.load(path, mmap_mode="r")
     if tokens.ndim != 1 or tokens.dtype != np.uint16:
         raise UsageError(
@@ -70,7 +70,7 @@ class TokenBatches:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens a step."""
+        """The number of tokens per step."""
         return self.batch_size * self.seq_len
 
     def batch(self, step: int) -> Batch:
@@ -82,8 +82,8 @@ class TokenBatches:
     def fixed(self, batches: int) -> list[Batch]:
         """At most `batches` full batches of windows that do not overlap, spread evenly.
 
-        For validation: they depend on nothing but the tokens. Fewer come back from a short file;
-        one that cannot fill a batch without overlap gives one batch whose windows do overlap.
+        For validation: they depend on the tokens only. A short file gives fewer; a file that cannot
+        fill a batch without overlap gives one batch whose windows overlap.
         """
         room = self.tokens.size - self.seq_len
         fitting = max(1, min(batches, (self.tokens.size - 1) // self.batch_tokens))

@@ -1,4 +1,5 @@
-"""Runs that go on with fewer devices, or with more: safe points, and what moves to another mesh."""
+"""Elastic training: safe points, and moves of a run's state to a mesh with fewer or more
+devices."""
 
 from ..core.public import public
 from .loop import steps

@@ -1,4 +1,4 @@
-"""On which devices does a mesh run, when some of its own are not there? Folded onto those that are.
+"""Folding of a mesh onto its remaining devices.
 
 >>> from tessera import dist
 >>> mesh = dist.Mesh.parse("dp=4 tp=2")
@@ -21,8 +21,8 @@ from ..core.mesh import Mesh
 
 
 def folded_to_fit(mesh: Mesh, devices: Iterable[int]) -> Mesh:
-    """The logical mesh `mesh` on as many of `devices` as can share its places evenly, all of them
-    devices that it names. The leading axes are folded first. Raises MeshError if none is left."""
+    """The logical mesh `mesh`, folded onto its devices in `devices`, as many as can share its
+    places evenly. Leading axes are folded first. Raises MeshError if no device is left."""
     logical = mesh.unfolded
     left = [i for i in logical.ids if i in {*devices}]
     if len(left) == logical.size:

@@ -1,6 +1,6 @@
-"""How does a loop go back? It keeps what it has at safe points, and begins again at the last one.
+"""Rollback of a loop to its last safe point, for `elastic.steps` and guarded runs.
 
-What `elastic.steps` and a guarded run have in common: the numbers of steps go through here.
+Both get the number of each next step from here.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from .resizing import places, type_on
 
 
 class GoingBack:
-    """A loop of `stop` steps that changes `state`; `mesh` is where it runs, and is made smaller."""
+    """A loop of `stop` steps that changes `state`; `mesh` is its mesh, which shrinks when devices
+    are lost."""
 
     def __init__(self, state: State, stop: int, mesh: Mesh | None) -> None:
         self.state, self.stop = state, stop
         self.mesh = mesh or _mesh_of(state)
         self.recovered_s: list[float] = []
-        """How long each way back took, in seconds, without compiling for the new mesh."""
+        """The duration of each recovery, in seconds, without compilation for the new mesh."""
         self._policy: elastic | None = None
         self._kept: Kept | None = None
         self._loop = 0
 
     def lost(self, error: BaseException) -> bool:
-        """Whether the loop goes back because of `error`: a device of its mesh is lost."""
+        """Returns whether `error` means that a device of the loop's mesh is lost, so that the loop
+        must go back."""
         here = self._kept is not None and process_count() == 1 and isinstance(error, TesseraError)
         return here and bool(lost_by(error, self.mesh))
 
     def open(self, now: elastic | None) -> Any:
-        """The manifest of the safe point that the processes before have left, or None."""
+        """The manifest of the safe point that earlier processes left, or None."""
         global _loops
         self._policy, self._loop, _loops = now, _loops, _loops + 1
         if now is None:
@@ -59,8 +61,8 @@ class GoingBack:
             self._kept.end()
 
     def first(self, last: Any, number: int = 0) -> int:
-        """The number of the first step: that after the safe point `last`, else `number`, for which
-        the state is as it is."""
+        """The number of the first step: the step after the safe point `last`, which is restored, or
+        else `number`, with the state unchanged."""
         if self._kept is None:
             return number
         if last is None:
@@ -74,8 +76,8 @@ class GoingBack:
         return step
 
     def after(self, number: int, error: BaseException | None = None) -> int:
-        """The number of the step after step `number`, at whose end there is a safe point, perhaps;
-        after `error`, which has lost a device, that after the last safe point."""
+        """The number of the step after step `number`, with a safe point before it if one is due;
+        after `error`, which has lost a device, the step after the last safe point."""
         kept, now = self._kept, self._policy
         if kept is None or now is None:
             return number + 1
@@ -95,11 +97,11 @@ class GoingBack:
 
     @property
     def outlives(self) -> bool:
-        """Whether processes that begin after these find the safe points."""
+        """Returns whether later processes can find the safe points."""
         return self._kept is not None and not self._kept.own
 
     def keep(self, step: int) -> None:
-        """Makes a safe point of the state as it is, after `step` steps, where any are kept."""
+        """Makes a safe point of the current state, after `step` steps, if safe points are kept."""
         if self._kept is None or self._policy is None:
             return
         about = {"loop": self._loop, "rejoin": self._policy.rejoin}
@@ -117,7 +119,7 @@ class GoingBack:
         return step
 
     def _grow(self, step: int, rejoin: bool) -> None:
-        """Takes back the devices that are there again."""
+        """Takes back devices that are available again."""
         more = self._fitting()
         if rejoin and process_count() == 1 and more.physical.size > self.mesh.physical.size:
             self._move(None)
@@ -127,7 +129,8 @@ class GoingBack:
         return folded_to_fit(self.mesh, {*range(device_count())} - LOST)
 
     def _move(self, error: BaseException | None) -> int:
-        """Puts the last safe point onto the devices that are there. Raises `error` if none is."""
+        """Restores the last safe point on the available devices. Raises MeshError, from `error`, if
+        there are none."""
         try:
             mesh = self._fitting()
         except MeshError as none:
@@ -145,7 +148,7 @@ _loops = 0
 
 
 def _kept_of(state: State) -> Kept | None:
-    """Where safe points are kept: in the folder of the run, or in one that goes with the loop."""
+    """The storage of safe points: the run's folder, or a temporary one of this loop."""
     folder = environment.text(environment.ELASTIC)
     if folder:
         return Kept(folder, state)
@@ -162,7 +165,7 @@ def _kept_of(state: State) -> Kept | None:
 
 
 def _mesh_of(state: State) -> Mesh:
-    """The one mesh that the tensors of `state` lie on. Raises MeshError."""
+    """The one mesh of the tensors of `state`. Raises MeshError if there are several or none."""
     all_of = (x.mesh for _, x in named(state) if isinstance(x, Tensor))
     found = [*dict.fromkeys(mesh for mesh in all_of if mesh is not None)]
     if len(found) == 1:

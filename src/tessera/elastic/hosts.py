@@ -1,9 +1,9 @@
-"""What if a host is lost, with the safe point in its memory? The next host has a copy of its part.
+"""Safe points over several hosts: each host's blocks have a copy on the next host.
 
-Processes that see each other's files in the folder share it: they are of one host, or the folder
-is of a disk that hosts share. Where there are several such groups each writes its blocks to its
-own folder, and a peer in the next group has them, too. So any one of them may go. When processes
-begin again, the newest safe point that those together have whole is completed in each folder.
+Processes that see each other's files in the folder form a group: they are on one host, or the
+folder is on a shared disk. With several groups, each writes its blocks to its own folder, and a
+peer in the next group stores them as well, so any one group may be lost. When processes start
+again, the newest safe point that the remaining groups have in full is completed in each folder.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..lang.moving import sent
 from ..lang.tensor import Tensor
 
 LIMIT_S = 600.0
-"""How long a process may take to come to where all tell each other something."""
+"""The time limit for a process to reach a point where all exchange values."""
 _ROOM = 4096  # bytes of the smallest array that goes between hosts; each size is a program
 _COUNT = itertools.count(1)
 
 
 class Move(NamedTuple):
-    """A file that a process gives to another one."""
+    """A file that a process sends to another."""
 
     key: str
     giver: int
@@ -44,7 +44,8 @@ class Move(NamedTuple):
 
 
 class Hosts:
-    """The processes of a run by the folders that they have at `storage`; all make it together."""
+    """The processes of a run, grouped by their folders at `storage`; all of them must create it
+    together."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage, self.rank = storage, process_index()
@@ -61,18 +62,19 @@ class Hosts:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes to its folder what is there once."""
+        """Returns whether this process writes the files that its folder has once."""
         return self.own[0] == self.rank
 
     def text(self) -> str:
-        """Where safe points lie; "" where it is this host, as ever."""
+        """A description of the place of safe points; "" if it is this host only."""
         if len(self.groups) > 1:
             return f"in {self.storage.name} of {len(self.groups)} hosts, each block in two of them"
         shared = f"in {self.storage.name}, which {self.names} hosts share"
         return shared if self.names > 1 else ""
 
     def spread(self, files: Mapping[str, tuple[int, int]]) -> None:
-        """Gives each file, by its key with who wrote it and its bytes, to a peer as well."""
+        """Sends each file, given by its key with its writer and its bytes, to a peer of the writer
+        as well."""
         if len(self.groups) > 1:
             self._carry(Move(key, r, self._peer(r), n) for key, (r, n) in files.items())
 
@@ -83,8 +85,8 @@ class Hosts:
 
     # -- when processes begin ---------------------------------------------------------------------
     def complete(self) -> int | None:
-        """Each folder has the newest safe point that is whole, and no other; how many steps those
-        were after which one is not whole any more, None if there is none such."""
+        """Completes the newest full safe point in each folder and removes all others; returns the
+        number of steps of a newer one that is no longer full, or None."""
         found = manifests(self.storage)[0] if self.leads else []
         there = {*self.storage.listed()} if self.leads else set[str]()
         mine = [
@@ -118,7 +120,7 @@ class Hosts:
         for m in found:
             if best is None or m.id != best["order"][2]:
                 remove(self.storage, m.tag)
-        _said(None)  # who reads what others complete waits for them
+        _said(None)  # readers wait until all folders are complete
         late = [p["step"] for p in points if best is None or p["order"] > best["order"]]
         return max(late, default=None)
 
@@ -154,8 +156,8 @@ class Hosts:
 
 
 def _apart(moves: Iterable[Move]) -> list[Move]:
-    """`moves` in an order in which those that come one after the other are of other processes, as
-    far as that goes: they run at the same time."""
+    """`moves` reordered so that neighbours involve different processes as far as possible, and run
+    at the same time."""
     rest, found = [*moves], list[Move]()
     while rest:
         busy, later = set[int](), list[Move]()
@@ -174,11 +176,11 @@ def _on(mesh: Mesh, count: int) -> TensorType:
 
 
 def _first_device(count: int) -> int:
-    """The first device of this process."""
+    """The id of this process's first device."""
     line = Mesh(("device",), devices=count)
     return int(engine().rows_here(TensorType(uint8, [(Factor(count, ("device",)),)], (), line))[0])
 
 
 def _said(value: Any) -> list[Any]:
-    """What each process says here."""
+    """The values of all processes at this point."""
     return engine().gather(f"elastic/{next(_COUNT)}", value, LIMIT_S)

@@ -1,6 +1,7 @@
-"""What is kept of a run at a safe point? The tensors, numbers and positions of data in a dict.
+"""Safe points of a run: the tensors, numbers and loader positions of its state.
 
-A safe point is a checkpoint in the memory of this host, so processes may end, and others go on.
+A safe point is a checkpoint in the memory of this host, so processes may end and later ones
+continue.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .hosts import Hosts
 
 
 def say(text: str) -> None:
-    """A line of the first process on stderr."""
+    """Prints a line to stderr in the first process."""
     if process_index() == 0:
         print(f"elastic: {text}", file=sys.stderr, flush=True)
 
@@ -53,7 +54,7 @@ State = dict[str, Any]
 
 
 def memory_folder() -> str:
-    """A new folder in the memory of this host, where it has one for files."""
+    """A new folder in the memory of this host, or a temporary one if there is no /dev/shm."""
     there = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     where = MEMORY if there else Path(tempfile.gettempdir())
     for old in where.glob(_PREFIX + "*-*"):  # of processes that were killed
@@ -77,11 +78,11 @@ class Kept:
 
     def __init__(self, folder: str, state: State, own: bool = False) -> None:
         self.storage, self.state = Storage(folder), state
-        self.own = own  # whether the folder goes with this loop
+        self.own = own  # True if the folder is deleted with this loop
         self.hosts = None if own else Hosts(self.storage)
 
     def keep(self, tag: str, step: int, mesh: Mesh, about: dict[str, Any]) -> None:
-        """Keeps the state as it is, after `step` steps; the safe point before goes."""
+        """Stores the current state, after `step` steps, and removes the previous safe point."""
         tensors, values, loaders = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for name, x in named(self.state):
             if _is_array(x):
@@ -100,7 +101,7 @@ class Kept:
         written(job)
 
     def begin(self) -> Any:
-        """The manifest of the last safe point of the processes before; None if there is none."""
+        """The manifest of the last safe point of earlier processes; None if there is none."""
         if self.hosts is None:
             return None
         if text := self.hosts.text():
@@ -116,9 +117,9 @@ class Kept:
         return found[-1] if found else None
 
     def put_back(self, where: Callable[[TensorType], TensorType], mesh: Mesh | None = None) -> int:
-        """Writes the last safe point into the state, each tensor in the layout that `where` gives
-        for its own, with the batches of loaders on `mesh`, and sets the random generator; after how
-        many steps that was."""
+        """Restores the last safe point into the state and returns its number of steps. `where`
+        gives the layout of each tensor; batches of loaders are laid out on `mesh`; the random
+        generator is set."""
         manifest = self.last()
         source = reader(self.storage, manifest)
         new: dict[str, Any] = {}
@@ -153,7 +154,7 @@ class Kept:
             shutil.rmtree(self.storage.name, ignore_errors=True)
 
 
-# -- what is in a state ---------------------------------------------------------------------------
+# -- parts of a state -----------------------------------------------------------------------------
 def _is_array(x: Any) -> bool:
     return isinstance(x, (Tensor, np.ndarray)) or engine_array(x)
 
@@ -163,7 +164,8 @@ def _is_loader(x: Any) -> bool:
 
 
 def named(state: State) -> list[tuple[str, Any]]:
-    """What is kept of `state`, by name. Raises UsageError for what cannot be."""
+    """(name, value) for each part of `state` that is kept. Raises UsageError for a value that
+    cannot be kept."""
     found: list[tuple[str, Any]] = []
 
     def take(name: str, x: Any) -> Any:
@@ -179,7 +181,8 @@ def _write(state: State, new: dict[str, Any]) -> None:
 
 
 def _go(tree: Any, path: Where, f: Callable[[str, Any], Any]) -> Any:
-    """`f` on all that is kept of `tree`; modules, dicts and lists are changed in place."""
+    """Applies `f` to each part of `tree` that is kept; modules, dicts and lists are changed in
+    place."""
     name = "/".join(map(str, path))
     if isinstance(tree, Module):
 
@@ -216,6 +219,6 @@ def _go(tree: Any, path: Where, f: Callable[[str, Any], Any]) -> Any:
 
 
 def _is_constant(x: Any) -> bool:
-    """Whether it is a value that no step changes, such as a configuration."""
+    """Returns whether `x` is a frozen dataclass, such as a configuration, which no step changes."""
     made = getattr(type(x), "__dataclass_params__", None)
     return made is not None and made.frozen

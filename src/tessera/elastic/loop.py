@@ -1,4 +1,4 @@
-"""How does a loop go back? Its steps are `with` blocks, which take an error for the loop.
+"""`elastic.steps`, a training loop that goes back; its steps are `with` blocks, which catch errors.
 
 >>> import tessera as ts
 >>> from tessera import dist, elastic
@@ -33,7 +33,7 @@ from .policy import policy
 
 
 class Step:
-    """One step of a loop: a context, which gives the number of the step."""
+    """One step of a loop: a context manager that gives the number of the step."""
 
     def __init__(self, loop: steps, number: int) -> None:
         self.number, self.mesh = number, loop.mesh
@@ -64,20 +64,19 @@ class steps:
     body in `with step as number:`.
 
     `state` is a dict of all that the steps change: modules, optimizer states, tensors, numbers, and
-    loaders (what has `state_dict` and `load_state_dict`), nested as you like. Modules and dicts in
-    it are changed in place; what a step makes anew it puts there: `state["weights"] = ...`.
-    `step.mesh` is the mesh of this step, which is open inside of it (`with step.mesh:`), and a
-    batch is placed on it; it changes when devices are lost or come back. `mesh` is the whole mesh,
-    which the tensors tell unless they lie on slices of it.
+    loaders (objects with `state_dict` and `load_state_dict`), nested in any way. Modules and dicts
+    in it are changed in place; a step must assign new values there: `state["weights"] = ...`.
+    `step.mesh` is the mesh of this step, which is current inside of it (as with `with step.mesh:`),
+    and a batch is placed on it; it changes when devices are lost or come back. `mesh` is the whole
+    mesh; it is needed only if the tensors are on slices of it.
 
-    Inside `with dist.elastic():` a step that loses a device is repeated, from the last safe point
-    on, with the devices that are left; the numbers of the steps, the state and the random generator
-    go back with it. So the batch of a step follows from its number, or comes from a loader in
-    `state`. Outside, or for any other error, the error is raised as ever. In a program that
-    `tessera run --elastic` started, the loop begins at the last safe point of the processes before.
-
-    Raises UsageError if `state` is no dict or holds what cannot be kept, if a step has no `with`
-    block or leaves the state as it was; MeshError if it is not known which mesh is meant.
+    Inside `with dist.elastic():` a step that loses a device is repeated from the last safe point,
+    on the remaining devices; the numbers of the steps, the state and the random generator go back
+    with it. So the batch of a step must follow from its number, or come from a loader in `state`.
+    Outside, and for any other error, the error is raised. In a program that `tessera run --elastic`
+    started, the loop begins at the last safe point of earlier processes. Raises UsageError if
+    `state` is no dict or holds a value that cannot be kept, if a step has no `with` block or leaves
+    the state unchanged; MeshError if the mesh is ambiguous.
     """
 
     def __init__(self, state: State, stop: int, mesh: Mesh | None = None) -> None:
@@ -93,7 +92,7 @@ class steps:
 
     @property
     def recovered_s(self) -> list[float]:
-        """How long each way back took, in seconds, without compiling for the new mesh."""
+        """The duration of each recovery, in seconds, without compilation for the new mesh."""
         return self._going.recovered_s
 
     def __iter__(self) -> Iterator[Step]:
@@ -111,7 +110,8 @@ class steps:
 
 
 def _marks(state: State) -> list[weakref.ref[Any] | None]:
-    """What is in the state, to be known again: tensors, which never change, or what is in boxes."""
+    """Weak references to the values in the state, for a later comparison: tensors, which are
+    immutable, or the contents of boxes."""
     return [_mark(x) for _, x in named(state)]
 
 
@@ -123,8 +123,8 @@ def _mark(x: Any) -> weakref.ref[Any] | None:
 
 
 def _see(step: Step, before: list[Any] | None, state: State) -> None:
-    """Raises UsageError if a step has no `with` block, or the first one left the state as it was:
-    what it made is somewhere else then, and would not go back."""
+    """Raises UsageError if a step has no `with` block, or if the first step left the state
+    unchanged: then its results are elsewhere, and would not go back."""
     if not step.ended:
         raise UsageError(
             f"elastic.steps: step {step.number} has no `with` block, which could take its error",

@@ -1,4 +1,4 @@
-"""Which devices are there? Those that a run has lost are not, until they come back."""
+"""Lost devices: the devices that a run cannot use until they come back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .fitting import folded_to_fit
 
 
 def drop(device: int) -> None:
-    """For tests and drills: this program loses a device, and all that lies on a mesh with it.
+    """Simulates the loss of a device, for tests and drills: all data on meshes with it are deleted.
 
-    What needs the device then raises `ts.DeviceLostError`, until `elastic.restore(device)`. Only
-    in a program of one process: of several, end one (`kill -9`). Raises UsageError otherwise, or if
-    there is no such device.
+    Operations that need the device raise `ts.DeviceLostError`, until `elastic.restore(device)`. It
+    works only in a program of one process: of several, end one (`kill -9`). Raises UsageError
+    otherwise, or if there is no such device.
     """
     if process_count() > 1:
         raise UsageError(
@@ -30,14 +30,14 @@ def drop(device: int) -> None:
     whole("elastic.drop", "the device", device, 0, device_count() - 1)
     LOST.add(device)
     for t in gc.get_objects():
-        # By its type: `isinstance` asks the object, and some objects of others warn.
+        # By type, since `isinstance` asks the object, and some objects of other libraries warn.
         if issubclass(type(t), Tensor) and t.mesh is not None and device in t.mesh.physical.ids:
             engine().delete(t._data)
 
 
 def restore(device: int) -> None:
-    """A device that was dropped is there again; with `rejoin=True` a run takes it back at its next
-    safe point. Raises UsageError if it is there."""
+    """Restores a dropped device; with `rejoin=True` a run takes it back at its next safe point.
+    Raises UsageError if it is not lost."""
     if device not in LOST:
         raise UsageError(
             f"elastic.restore: device {device!r} is not lost",
@@ -48,11 +48,11 @@ def restore(device: int) -> None:
 
 
 def fit(mesh: Mesh) -> Mesh:
-    """The logical mesh `mesh` on the devices that are there: folded onto as many of its own as can
-    share its places evenly, leading axes first.
+    """The logical mesh `mesh`, folded onto its available devices, as many as can share its places
+    evenly, leading axes first.
 
-    Of 8 places, 6 devices could run no step faster than 4: some would take two places each. A mesh
-    of 24 places runs on 8, 6, 4, 3 or 2. Raises MeshError if no device of the mesh is there.
+    For 8 places, 6 devices would be no faster than 4: some would have two places each. A mesh of 24
+    places runs on 8, 6, 4, 3 or 2. Raises MeshError if no device of the mesh is available.
 
     >>> from tessera import dist, elastic
     >>> elastic.fit(dist.Mesh.parse("dp=16")).physical.size
@@ -63,8 +63,8 @@ def fit(mesh: Mesh) -> Mesh:
 
 
 def lost_by(error: BaseException, mesh: Mesh) -> list[int]:
-    """The devices of `mesh` that are lost, when `error` was raised: those that are known to be, and
-    where the engine has failed those that no longer answer."""
+    """The lost devices of `mesh` after `error`: known ones, or after an engine failure those that
+    no longer answer."""
     ids = mesh.physical.ids
     if isinstance(error, BackendError) and not LOST.intersection(ids):
         LOST.update(_silent(ids))

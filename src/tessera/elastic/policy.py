@@ -1,4 +1,4 @@
-"""Does a run go on when devices are lost? `with dist.elastic(): ...` says so."""
+"""`dist.elastic`, the context in which a run survives lost devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from ..core.kinds import is_whole
 
 
 class elastic:
-    """A context in which a training loop goes on when devices are lost, and when they come back.
+    """A context in which a training loop continues when devices are lost, and when they come back.
 
-    The loop is one of `elastic.steps`. At each safe point the state of the loop is copied to the
-    memory of the host. When a device is lost, the loop goes back to the last safe point: its mesh
-    is folded onto the devices that are left, and the state is put there. With `rejoin` a device
-    that is there again is taken back at the next safe point. A safe point is the end of a step,
-    where no stage of a pipeline holds a microbatch: "pipeline_boundary", or "step". A number `n`
-    means each n-th step, which copies less, and repeats up to n steps.
-
-    Raises UsageError if `rejoin` is no bool or `safe_point` no such word or number; warns if no
-    loop of `elastic.steps` ran in it (guide 2, 5.2).
+    The loop is one of `elastic.steps`. At each safe point the state of the loop is copied to host
+    memory. When a device is lost, the loop goes back to the last safe point: its mesh is folded
+    onto the remaining devices, and the state is restored there. With `rejoin` a device that is
+    available again is taken back at the next safe point. A safe point is the end of a step, where
+    no stage of a pipeline holds a microbatch: "pipeline_boundary", or "step". A number `n` means
+    each n-th step, which copies less, and repeats up to n steps. Raises UsageError if `rejoin` is
+    no bool or `safe_point` no such word or number; warns if no loop of `elastic.steps` ran in it
+    (guide 2, 5.2).
     """
 
     def __init__(self, rejoin: bool = True, safe_point: str | int = "pipeline_boundary") -> None:
@@ -71,5 +70,5 @@ _POLICY: ContextVar[elastic | None] = ContextVar("elastic", default=None)
 
 
 def policy() -> elastic | None:
-    """What is in force here."""
+    """The innermost active context, or None."""
     return _POLICY.get()

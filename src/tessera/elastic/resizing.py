@@ -1,4 +1,4 @@
-"""How does a run come to have more devices, or fewer? What it holds moves to another mesh.
+"""`dist.resize`: moves the state of a run to a mesh with more or fewer devices.
 
 >>> import tessera as ts
 >>> from tessera import dist
@@ -30,19 +30,19 @@ from ..lang.tree import Path, flatten, tree_update
 
 
 def resize(mesh: Mesh, *trees: Any) -> Any:
-    """Moves modules, optimizer states and other trees of tensors to `mesh`, which has more devices
-    than their own, or fewer; gives the tree, or a tuple of the trees.
+    """Moves modules, optimizer states and other trees of tensors to `mesh`, with more or fewer
+    devices; returns the tree, or a tuple of the trees.
 
-    Each tensor keeps its layout: what was split over an axis is split over the axis of that name,
-    into as many blocks as it has now (the last ones are short where the dim does not divide). What
-    was split over an axis that `mesh` does not have is whole on each device; a StrategyWarning says
-    how much that is. A tensor without a mesh stays as it is. A module is changed in place, other
-    containers are returned as new ones. Weights that lie on slices of a mesh, as those of a
-    pipeline's stages, go to the same slices of `mesh`: it needs the same axes and sizes then, and
+    Each tensor keeps its layout: a dim that is split over an axis stays split over the axis of that
+    name, into as many blocks as that has now (the last ones are short if the dim does not divide).
+    A tensor that is split over an axis that `mesh` lacks is gathered over it; a StrategyWarning
+    reports how much that is. A tensor without a mesh is unchanged. A module is changed in place,
+    other containers are returned as new ones. Weights on slices of a mesh, such as those of a
+    pipeline's stages, go to the same slices of `mesh`: it then needs the same axes and sizes, and
     is folded onto other devices.
 
-    `mesh.fold(onto=4)` leaves the logical mesh as it is, and so, at the level "mesh_invariant",
-    the bits of what is computed. Raises MeshError if `mesh` is no mesh, or lacks the slices.
+    `mesh.fold(onto=4)` keeps the logical mesh, and so, at the level "mesh_invariant", the bits of
+    results. Raises MeshError if `mesh` is no mesh, or lacks the slices.
     """
     if current() is not None:
         raise UsageError(
@@ -85,7 +85,7 @@ def resize(mesh: Mesh, *trees: Any) -> Any:
 
 
 def _warn(joined: dict[str, int], mesh: Mesh) -> None:
-    """A StrategyWarning that names the axes that are lost, and how much each of them split."""
+    """Gives a StrategyWarning with the lost axes and the bytes that each of them split."""
     rows = "".join(f"\n  {axis:5} : split {n:,} bytes" for axis, n in joined.items())
     warnings.warn(
         "dist.resize: what was split over axes that the new mesh lacks is whole on each device"
@@ -98,21 +98,22 @@ def _warn(joined: dict[str, int], mesh: Mesh) -> None:
 
 
 def places(held: set[Mesh | None], mesh: Mesh) -> dict[Mesh, Mesh]:
-    """Where on `mesh` the tensors go that lie on each of the meshes `held`. Raises MeshError."""
+    """The target mesh for the tensors on each of the meshes `held`: `mesh`, or the same slice of
+    it. Raises MeshError if a mesh is no slice."""
     olds = [old for old in held if old is not None]
     return {old: _place_of(old, mesh) if len(olds) > 1 else mesh for old in olds}
 
 
 def type_on(t: TensorType, mesh: Mesh) -> TensorType:
-    """`t` on `mesh`: put together along the axes that `mesh` lacks, else in the same layout."""
+    """`t` on `mesh`: gathered along the axes that `mesh` lacks, otherwise in the same layout."""
     lost = [a for a in t.split_axes if a not in mesh]
     dims = [without(d, lost, t.sizes) for d in t.dims]
     return TensorType(t.dtype, dims, t.partial, mesh, (), t.rest)
 
 
 def _place_of(old: Mesh, mesh: Mesh) -> Mesh:
-    """Where on `mesh` the tensors go that lie on `old`: the whole, or a slice of it. Raises
-    MeshError."""
+    """The target mesh for tensors on `old`: the whole of `mesh`, or the same slice of it. Raises
+    MeshError if `old` is neither."""
     wide = with_two_axes(mesh)
     for one in (mesh, wide):
         if (old.axes, old.ids, old.shape) == (one.axes, one.ids, one.shape):

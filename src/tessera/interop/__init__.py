@@ -1,4 +1,4 @@
-"""Models of others: read onto a mesh, and written as their programs read them."""
+"""Import and export of HuggingFace models."""
 
 from .hf import load_hf, save_hf
 

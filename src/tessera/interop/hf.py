@@ -1,8 +1,7 @@
-"""How does a model come from a HuggingFace folder onto a mesh, and go back?
+"""HuggingFace folders: loading of a model onto a mesh, and saving.
 
-Each device's block of a weight is read from the files by itself, so where a strategy splits a
-weight, the whole of it is in no memory. What the files call it and how they lay it out is data:
-`hf_models.py`.
+Each device's block of a weight is read from the files separately, so a weight that is split is
+never in memory as a whole. Names and layouts in the files are data: `hf_models.py`.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ from .hf_names import LAYER, Table
 from .hf_written import architecture_of, written_as
 from .slices import Array, Piece
 
-# What older folders hold besides the weights: masks and rates, which are computed.
+# Tensors of older folders besides the weights: masks and rates, which are computed here.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 SHARD_BYTES = 5 * 2**30
 APART = "blocks.layers."
-"""How the names of our weights begin where each layer has its own; then comes its number."""
+"""The prefix of the names of our weights if each layer has its own; its number follows."""
 
 
 def load_hf(
@@ -69,19 +68,20 @@ def load_hf(
     dtype: Any = None,
     **config: Any,
 ) -> GPT:
-    """The model of a HuggingFace folder (config.json, safetensors), its weights laid out by
-    `strategy`; of a `config.json` alone, or a config of transformers, with random weights.
+    """The model of a HuggingFace folder (config.json, safetensors), with weights laid out by
+    `strategy`; from a `config.json` alone, or a config of transformers, a model with random
+    weights.
 
-    `config` are options of `nn.GPTConfig` that replace what the folder says: `stacked=False` for a
-    pipeline, `context="ring"`, `dropout=0.1`, `attention_implementation="sequences"`, ... It
-    knows GPT-2, GPT-NeoX, Llama, Mistral, Mixtral, Qwen2, Qwen3 (and its experts), Gemma 1 to 3,
-    Phi, Phi-3 and Falcon. Without `mesh` the current one is used;
-    without either the weights are on one device. `dtype` None keeps that of the files; of a config
-    alone it is what that says, or f32. If there are fewer heads of keys and values than devices
-    along an axis, each device holds all of them. Dropout is applied if `dropout=` asks for it.
-    Random weights are made at their first use.
+    `config` are options of `nn.GPTConfig` that override the folder: `stacked=False` for a pipeline,
+    `context="ring"`, `dropout=0.1`, `attention_implementation="sequences"`, ... The supported
+    models are GPT-2, GPT-NeoX, Llama, Mistral, Mixtral, Qwen2, Qwen3 (and its experts), Gemma 1 to
+    3, Phi, Phi-3 and Falcon. Without `mesh` the current one is used; without either the weights are
+    on one device. `dtype` None keeps the dtype of the files; for a config alone it is the config's
+    dtype, or f32. If there are fewer heads of keys and values than devices along an axis, each
+    device holds all of them. Dropout is applied if `dropout=` asks for it. Random weights are
+    created at their first use.
 
-    Raises UsageError if the folder, its model or an option is unknown, options do not go together
+    Raises UsageError if the folder, its model or an option is unknown, options exclude each other
     or tensors are missing; ShapeError or DTypeError if a tensor does not fit the config; MeshError
     if there is a strategy and no mesh; StrategyError if `strategy` is not a strategy.
     """
@@ -132,13 +132,13 @@ def save_hf(
     """Writes `model` as a HuggingFace folder (weights, config.json) that `transformers` loads.
 
     A model that was loaded from such a folder keeps its architecture and the rest of its config.
-    For others `architecture` says which to write ("gpt2", "llama", ...; None: the first that fits).
-    How a model is run (`stacked`, `context`, `sequence_parallel`, `remat`) is not saved. A bias
+    For others `architecture` selects the format ("gpt2", "llama", ...; None: the first that fits).
+    Execution options (`stacked`, `context`, `sequence_parallel`, `remat`) are not saved. A bias
     that the architecture has and the model lacks is written as zeros. Weights are gathered to this
-    host, file by file of at most `shard_bytes` bytes. Of several processes all call it, and the
-    first one writes; its errors are raised in all. Raises UsageError if the folder holds a model
-    already or cannot be written, if the architecture cannot express the model, or if experts lie in
-    the order of a placement.
+    host, file by file of at most `shard_bytes` bytes. All processes must call it, and the first one
+    writes; its errors are raised in all. Raises UsageError if the folder holds a model already or
+    cannot be written, if the architecture cannot express the model, or if experts are in the order
+    of a placement.
     """
     instance(
         "save_hf",
@@ -198,16 +198,17 @@ def _need_same_weights(base: GPT, model: GPT) -> None:
 
 # -- loading --------------------------------------------------------------------------------------
 def _names(piece: Piece, layers: Iterable[int]) -> list[str]:
-    """The file's names of a piece, a layer each."""
+    """The names of a piece in the files, one per layer."""
     return [piece.name.format(i) for i in (layers if "{}" in piece.name else (0,))]
 
 
 def _checked(
     entries: Mapping[str, Entry], table: Table, config: GPTConfig, prefix: str
 ) -> dict[str, Entry]:
-    """The entries that the table names. Raises UsageError, ShapeError, DTypeError.
+    """The entries that the table names. Raises UsageError, ShapeError or DTypeError if they do not
+    fit.
 
-    A folder saved without the head lacks the `prefix` of its names.
+    In a folder that was saved without the head, names lack the `prefix`.
     """
     if not any(name.startswith(prefix) for name in entries):
         entries = {n if n == "lm_head.weight" else prefix + n: e for n, e in entries.items()}
@@ -245,7 +246,7 @@ def _placed(
     strategy: Strategy | None,
     dtype: DType | None,
 ) -> Tensor:
-    """One weight of ours on the devices."""
+    """One of our weights on the devices."""
     ours, layer = _stacked_name(name)
     pieces, stacked = table[ours], ours.startswith(LAYER) and layer is None
     if dtype is None:
@@ -269,7 +270,7 @@ def _placed(
 
 
 def _stacked_name(name: str) -> tuple[str, int | None]:
-    """The name of our weight as it is in a stack, and of which layer it is, if of one alone."""
+    """(name of a weight as in a stack, its layer; None for a weight of all layers)."""
     if not name.startswith(APART):
         return name, None
     layer, _, rest = name.removeprefix(APART).partition(".")
@@ -277,8 +278,8 @@ def _stacked_name(name: str) -> tuple[str, int | None]:
 
 
 def _laid(name: str, t: TensorType, strategy: Strategy | None) -> TensorType:
-    """`t` as `strategy` lays it, with the heads of keys and values unsplit where they do not divide
-    by the devices."""
+    """`t` in the layout of `strategy`, with the heads of keys and values unsplit if the devices do
+    not divide them."""
     if t.mesh is None or strategy is None:
         return t
     t = layout_rule(strategy, "weight")(name, t)
@@ -290,7 +291,8 @@ def _laid(name: str, t: TensorType, strategy: Strategy | None) -> TensorType:
 
 # -- saving ---------------------------------------------------------------------------------------
 def _begun(path: Path) -> Path:
-    """A folder in `path` for what is written, until it is whole. Raises UsageError."""
+    """A temporary folder in `path` for the files until they are complete. Raises UsageError if
+    there is a model already."""
     safetensors_library()
     there = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
     if there:
@@ -310,13 +312,14 @@ def _begun(path: Path) -> Path:
 
 
 def _ended(pid: str) -> bool:
-    """Whether a save of the process `pid` was killed: one of this process ends before the next."""
+    """Returns whether the save of process `pid` was killed; an earlier save of this process has
+    ended."""
     return pid.isdecimal() and (int(pid) == os.getpid() or not Path("/proc", pid).exists())
 
 
 def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
-    """The files of `part` in `path`, config.json last: with it the folder is a model. What is in
-    them, and the names of the others, are on the disk before that."""
+    """Moves the files of `part` to `path`, config.json last: it makes the folder a model. All other
+    files and names are synced to disk before."""
     with file_access("save_hf", path, "written", "name another folder"):
         write_json(part / CONFIG, config)
         *weights, last = sorted(part.iterdir(), key=lambda p: p.name == CONFIG)
@@ -331,7 +334,7 @@ def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Our weights under the names of stacked ones: a stack alone, or the weights of all layers."""
+    """Our weights by the names of stacked ones: a stack alone, or the weights of all layers."""
     found: dict[str, list[Tensor]] = {}
     for name, t in weights.items():
         found.setdefault(_stacked_name(name)[0], []).append(t)
@@ -341,7 +344,7 @@ def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
 def _outgoing(
     weights: Mapping[str, list[Tensor]], table: Table, config: GPTConfig, stacked: bool
 ) -> dict[str, Outgoing]:
-    """The tensors of the files, each put together when it is asked for."""
+    """The tensors of the files, each assembled on request."""
 
     @cache
     def host(ours: str, part: int) -> Array | None:

@@ -1,4 +1,4 @@
-"""What is in a folder of safetensors files, whole or in shards? Blocks in, shards out."""
+"""Folders of safetensors files, whole or in shards: reading of blocks, writing of shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .slices import Array, Get
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 STORED = {"F32": "f32", "BF16": "bf16", "F16": "f16", "F64": "float64"}
-"""The dtypes of weights that are loaded, as a safetensors file names them."""
+"""The supported dtypes of weights, by their names in a safetensors file."""
 
 
 def safetensors_library() -> Any:
@@ -28,7 +28,7 @@ def safetensors_library() -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises UsageError."""
+    """The object in a JSON file. Raises UsageError if it has none."""
     try:
         fix = "give a folder with config.json and model.safetensors"
         with file_access("load_hf", path, "read", fix):
@@ -43,15 +43,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def path_of(name: str, folder: object, fix: str = "give a path") -> Path:
-    """The path `folder`, an argument of the function `name`. Raises UsageError if it is none."""
+    """The path `folder`, an argument of the function `name`. Raises UsageError if it is no path."""
     if isinstance(folder, (str, Path)) and str(folder) and "\0" not in str(folder):
         return Path(folder)
     raise unfit(name, "the folder", folder, fix)
 
 
 def described(given: object) -> tuple[dict[str, Any], Path | None]:
-    """The content of the config.json of a folder, and the folder; of a config without weights, None
-    in its place. That is a file, a mapping, or a config of transformers. Raises UsageError."""
+    """(content of config.json, folder; None for a config without weights). Such a config is a file,
+    a mapping, or a config of transformers. Raises UsageError if it cannot be read."""
     said = given.to_dict() if hasattr(given, "to_dict") and not isinstance(given, type) else given
     if isinstance(said, Mapping):
         return json.loads(json.dumps(dict(said), default=str)), None
@@ -62,14 +62,15 @@ def described(given: object) -> tuple[dict[str, Any], Path | None]:
 
 
 def said_dtype(raw: Mapping[str, Any]) -> DType:
-    """The dtype of weights by a config.json. Raises DTypeError."""
+    """The dtype of weights by config.json. Raises DTypeError if it is unknown."""
     found = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     return dtype_of(str(found).removeprefix("torch."))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in a file: its shape, its dtype in the file's words, `get` for a block of it."""
+    """A tensor in a file: its shape, its dtype by the name in the file, and `get`, which reads a
+    block."""
 
     shape: tuple[int, ...]
     stored: str
@@ -81,7 +82,7 @@ class Entry:
 
 
 class Weights:
-    """The tensors of a folder by name; a context manager, as their files stay open."""
+    """The tensors of a folder by name; a context manager that keeps their files open."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,8 +109,8 @@ class Weights:
         self._open.close()
 
     def _files(self) -> list[Path]:
-        """The safetensors files of the folder: those that its index names, or the single one.
-        Raises UsageError if there is neither."""
+        """The safetensors files of the folder: those in its index, or the single one. Raises
+        UsageError if there is neither."""
         if (self.folder / INDEX).is_file():
             found = read_json(self.folder / INDEX).get("weight_map")
             if isinstance(found, dict) and all(isinstance(f, str) for f in found.values()):
@@ -132,7 +133,7 @@ def _entry(part: Any) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A tensor to be written: its size, and `make`, which gives it, in the first process."""
+    """A tensor to be written: its size, and `make`, which returns it in the first process."""
 
     nbytes: int
     make: Callable[[], Array | None]
@@ -142,7 +143,7 @@ def write_weights(
     label: str, folder: Path, tensors: Mapping[str, Outgoing], shard_bytes: int
 ) -> None:
     """Writes one file, or shards of at most `shard_bytes` (or one tensor) with their index, into
-    `folder` of the first process. `label` says for whom."""
+    `folder` of the first process. `label` names the caller in errors."""
     shards = list(_shards(tensors, shard_bytes))
     files = [
         WEIGHTS if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"

@@ -1,6 +1,6 @@
-"""What do Llama and the models after it say? Their configs as ours and back, and their names.
+"""Llama and later models of its kind: conversion of their configs, and names of their weights.
 
-They share RMS norms, a gated MLP and rotary positions; what each has besides is a choice of the one
+They share RMS norms, a gated MLP and rotary positions; their differences are options of the one
 block.
 """
 
@@ -19,8 +19,8 @@ GELU = {"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}  # Gemma means the one by
 
 
 def _llama_like(o: Options, **own: Any) -> GPTConfig:
-    """The config that Llama and many after it share: RMS norms, SwiGLU, rotary positions. What
-    is another model's `own` replaces that."""
+    """The config that Llama and similar models share: RMS norms, SwiGLU, rotary positions. Fields
+    in `own` override it."""
     d, heads = o.size("hidden_size"), o.size("num_attention_heads")
     said: dict[str, Any] = {
         "vocab": o.size("vocab_size"),
@@ -46,7 +46,7 @@ def _llama_like(o: Options, **own: Any) -> GPTConfig:
     rope = said["rope"]
     if rope.scaling == "dynamic":  # it is for longer ones than it was trained with
         said["seq"] = int(said["seq"] * rope.factor)
-    # A window that reaches over the longest sequence is none.
+    # A window as long as the longest sequence has no effect.
     if all(w == 0 or w >= said["seq"] for w in said.get("windows", ())):
         said["windows"] = ()
     return GPTConfig(**said)
@@ -59,7 +59,7 @@ def llama_config(o: Options) -> GPTConfig:
 
 
 def _window(o: Options) -> int | None:
-    """The sliding window; null is none."""
+    """The sliding window; null means none."""
     return None if o.get("sliding_window") is None else o.size("sliding_window")
 
 
@@ -70,7 +70,8 @@ def mistral_config(o: Options) -> GPTConfig:
 
 
 def _qwen_windows(o: Options) -> tuple[int, ...]:
-    """Layers from max_window_layers on have a window, if use_sliding_window says so."""
+    """The windows of layers: layers from max_window_layers on have one if use_sliding_window is
+    true."""
     first, layers = o.get("max_window_layers", 28), o.size("num_hidden_layers")
     window, on = _window(o), o.flag("use_sliding_window", False)
     types = [KINDS[i >= first] for i in range(layers)]
@@ -91,7 +92,7 @@ def qwen3_config(o: Options, **own: Any) -> GPTConfig:
 
 
 def _experts(o: Options, count: str, hidden: str) -> dict[str, Any]:
-    """Experts that serve every token, and gates that sum to one."""
+    """Options for experts without capacity, with normalized gates."""
     k = o.size("num_experts_per_tok", 2)
     if k == 1:
         raise unsupported("num_experts_per_tok", 1, ["2 or more"])
@@ -159,14 +160,14 @@ def gemma2_config(o: Options) -> GPTConfig:
 
 
 def _cap(o: Options, key: str, default: float | None) -> float | None:
-    """A bound of scores or logits: null is none."""
+    """A cap of scores or logits: null means none."""
     if key not in o.raw:
         return default
     return None if o.get(key) is None else o.number(key, 0.0)
 
 
 def gemma3_config(o: Options) -> GPTConfig:
-    # transformers reads attn_logit_softcapping of these, and does nothing with it.
+    # transformers reads attn_logit_softcapping for these models but does not use it.
     o.get("attn_logit_softcapping")
     every = o.size("sliding_window_pattern", o.get("_sliding_window_pattern", 6))
     types = [KINDS[(i + 1) % every > 0] for i in range(o.size("num_hidden_layers"))]
@@ -183,7 +184,7 @@ def gemma3_config(o: Options) -> GPTConfig:
 
 
 def llama_options(c: GPTConfig) -> dict[str, Any]:
-    """Our config as the config.json of a Llama; others take what they have of it."""
+    """Our config as a Llama's config.json; similar models take parts of it."""
     seq = c.seq
     if c.rope.scaling == "dynamic":
         seq = c.rope.original
@@ -209,7 +210,8 @@ def llama_options(c: GPTConfig) -> dict[str, Any]:
 
 
 def some_options(*without: str) -> Callable[[GPTConfig], dict[str, Any]]:
-    """The options of a Llama but for some, and the windows of layers."""
+    """A function that gives the options of a Llama without `without`, with the windows of
+    layers."""
 
     def options(c: GPTConfig) -> dict[str, Any]:
         said = {k: v for k, v in llama_options(c).items() if k not in without}
@@ -219,7 +221,7 @@ def some_options(*without: str) -> Callable[[GPTConfig], dict[str, Any]]:
 
 
 def phi3_options(c: GPTConfig) -> dict[str, Any]:
-    # Their default is an id of the vocabulary that Phi-3 has.
+    # Its default is an id of Phi-3's own vocabulary.
     return {**some_options("mlp_bias", "attention_bias")(c), "pad_token_id": None}
 
 

@@ -1,6 +1,7 @@
-"""Which models of others do we know? A row each: its config as ours and back, its tensors' names.
+"""Table of known HuggingFace architectures: conversion of their configs, and names of their
+tensors.
 
-To add one: a function from its options to a GPTConfig and back, and its `Names`.
+A new one needs functions from its options to a GPTConfig and back, and its `Names`.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A kind of model: `kind` is its model_type, `prefix` begins the names of its tensors.
+    """An architecture: `kind` is its model_type, `prefix` begins the names of its tensors.
 
-    `also` are keys of its config.json that say what another key says too.
+    `also` are keys of its config.json that repeat another key.
     """
 
     kind: str
@@ -59,11 +60,11 @@ class Architecture:
     names: Callable[[GPTConfig], Names]
     also: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What `transformers` means by a key that is missing, where that is not what null means."""
+    """The meaning of a missing key in `transformers`, if it differs from that of null."""
 
     def read(self, raw: Mapping[str, Any]) -> GPTConfig:
-        """The content of a config.json as our config. Raises UsageError for what we lack or do not
-        know."""
+        """The GPTConfig for the content of a config.json. Raises UsageError for unsupported or
+        unknown keys."""
         options = Options({**self.defaults, **raw})
         config = self.config(options)
         options.finish(also=self.also)
@@ -75,8 +76,8 @@ class Architecture:
 
 # -- GPT-2 ----------------------------------------------------------------------------------------
 def _gpt2_config(o: Options) -> GPTConfig:
-    """The config.json of a GPT-2 as ours; what changes its arithmetic in a way we lack is
-    refused."""
+    """The GPTConfig for a GPT-2's config.json; options that change its arithmetic in an unsupported
+    way are refused."""
     for key, value in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),
@@ -99,12 +100,13 @@ def _gpt2_config(o: Options) -> GPTConfig:
 
 
 def _theirs(activation: str) -> str:
-    """Their name of our activation; of one they have not, any: it shows when it is read back."""
+    """Their name of our activation; for one that they lack any other, which shows when the config
+    is read back."""
     return next((name for name, ours in ACTIVATIONS.items() if ours == activation), "gelu")
 
 
 def _gpt2_options(c: GPTConfig) -> dict[str, Any]:
-    """Our config as the config.json of a GPT-2."""
+    """The config.json of a GPT-2 for our config."""
     return {
         "vocab_size": c.vocab,
         "n_positions": c.seq,
@@ -221,8 +223,8 @@ PHI = Names(
 
 # -- Falcon ---------------------------------------------------------------------------------------
 def _falcon_config(o: Options) -> GPTConfig:
-    """The config.json of a Falcon as ours. Three generations share the name: many heads,
-    multi-query, and the new decoder with groups of queries."""
+    """The GPTConfig for a Falcon's config.json. Three generations share the name: multi-head,
+    multi-query, and the new decoder with grouped queries."""
     d, heads = o.size("hidden_size"), o.size("num_attention_heads")
     new, parallel = o.flag("new_decoder_architecture", False), o.flag("parallel_attn", True)
     groups = o.size("num_kv_heads", heads)
@@ -256,8 +258,8 @@ def _falcon_config(o: Options) -> GPTConfig:
 
 
 def _falcon_options(c: GPTConfig) -> dict[str, Any]:
-    """Our config as the config.json of a Falcon, of the generation that it fits."""
-    # Which of its three forms: any number of groups side by side is the newer one.
+    """The config.json of a Falcon for our config, in the generation that fits."""
+    # The form: several groups in a parallel block need the newer one.
     new = c.block == "parallel_norms" or (c.block == "parallel" and 1 < c.groups < c.heads)
     return {
         "vocab_size": c.vocab,

@@ -1,4 +1,4 @@
-"""What do others call the weights of a model? A row of names, and how ours lie in their tensors."""
+"""Names of the weights in HuggingFace files, and the layout of our weights in their tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ..nn.gpt_config import GPTConfig
 from .slices import Array, Piece
 
 LAYER = "blocks.block."
-"""How the names of our stacked weights begin; the names of their pieces have a {} for the layer."""
+"""The prefix of the names of our stacked weights; names of their pieces have a {} for the layer."""
 Table = dict[str, list[Piece]]
 
 
 @dataclass(frozen=True)
 class Names:
-    """Their tensors, without ".weight" and ".bias"; those after `layer` are within a layer.
+    """Names of tensors in files, without ".weight" and ".bias"; those after `layer` are within a
+    layer.
 
-    `qkv` are three tensors, or one with "groups": the queries of a group, its key and its value,
-    group by group; or with "kinds": all queries, then all keys, then all values. `gate_up` is a
+    `qkv` are three tensors, or a fused one: with "groups", the queries of a group, its key and its
+    value, group by group; with "kinds", all queries, then all keys, then all values. `gate_up` is a
     tensor with the gate's columns before those of up. `experts` are the router and, for each
     expert, gate, down and up. With `joined` matrices are [in, out].
     """
@@ -49,7 +50,7 @@ class Names:
     experts: tuple[str, ...] = ()
 
     def table(self, c: GPTConfig) -> Table:
-        """Which of their tensors is which of our weights."""
+        """For each of our weights, the tensors of the files that contain it."""
         t = _Builder(self, c)
         t.add("embed.weight", "vd", f"{self.embed}.weight", ("v", "d"))
         t.norm("norm", self.norm)
@@ -86,7 +87,7 @@ class Names:
 
 
 class _Builder:
-    """A table in the making."""
+    """A builder of a table."""
 
     def __init__(self, names: Names, c: GPTConfig) -> None:
         self.names, self.c, self.table = names, c, Table()
@@ -115,7 +116,7 @@ class _Builder:
         places: Array | None = None,
         total: int = 0,
     ) -> None:
-        """A weight of each layer from dims `come` to dims `go`, and its bias."""
+        """Adds a weight of each layer from dims `come` to dims `go`, and its bias."""
         theirs = (come, go) if self.names.joined else (go, come)
         more: dict[str, Any] = {"places": places, "total": total, "ending": go[-1]}
         self.add(LAYER + ours, letters, f"{self.at(name)}.weight", theirs, **more)
@@ -128,7 +129,7 @@ class _Builder:
             self.add(f"{ours}.bias", dim, f"{name}.bias", (dim,))
 
     def qkv(self) -> None:
-        """Queries, keys and values: tensors of their own, or one in which each has its places."""
+        """Adds queries, keys and values: as separate tensors, or as parts of a fused one."""
         c = self.c
         one = c.groups == c.heads
         fused = self._fused()
@@ -144,7 +145,8 @@ class _Builder:
             where = f"{LAYER}attention.{ours}"
             self.add(where, f"d{letters}", f"{self.at(name)}.weight", theirs, **more)
             if "qkv" in c.biases:
-                # Our bias of the queries alone has a dim of one where keys and values have two.
+                # The bias of separate queries has a dim of size 1, where that of keys and values
+                # has 2.
                 to = letters if at >= 0 else f"0{letters}"
                 self.add(f"{where}_bias", to, f"{self.at(name)}.bias", (out,), **more)
 
@@ -160,7 +162,7 @@ class _Builder:
         return [places[:, :each].reshape(c.heads, size), places[:, each], places[:, each + 1]]
 
     def experts(self) -> None:
-        """The router, and matrices of each expert."""
+        """Adds the router, and the matrices of each expert."""
         router, *parts = self.names.experts
         self.add(f"{LAYER}moe.router", "de", f"{self.at(router)}.weight", ("e", "d"))
         for ours, name in zip(("gate", "down", "up"), parts, strict=True):

@@ -1,4 +1,5 @@
-"""What does a config.json say? Its keys read with their defaults; what we cannot do is named."""
+"""Options of a config.json: keys with their defaults; an unsupported value is an error with its
+key."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ..core.kinds import is_whole
 from ..nn.positions import SCALINGS, Rope
 
 KINDS = ("full_attention", "sliding_attention")
-# Keys that say how a model was made, trained, stored or is sampled, not what it computes.
+# Keys about the making, training, storage or sampling of a model, not its computation.
 HARMLESS = re.compile(
     r"^(_.*|architectures|model_type|(torch_)?dtype|transformers_version|auto_map|.*_token_ids?"
     r"|.*dropout|.*_pdrop|dropout_.*|initializer_.*|use_cache|cache_implementation|output_.*"
@@ -26,7 +27,8 @@ HARMLESS = re.compile(
 
 
 class Options:
-    """The keys of a config.json; null is as good as absent. Raises UsageError."""
+    """The keys of a config.json; null counts as absent. Raises UsageError for a value that does not
+    fit."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw, self.asked = raw, set[str]()
@@ -37,7 +39,7 @@ class Options:
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number; without a default the key must be there."""
+        """A whole number; without a default the key is required."""
         value = self.get(key, default)
         if value is None:
             raise UsageError(
@@ -68,7 +70,7 @@ class Options:
         return known[value]
 
     def only(self, key: str, value: Any, default: Any = None) -> None:
-        """The one value of `key` that is supported, by default its default too."""
+        """Requires the only supported value of `key`, which is by default also its default."""
         if self.get(key, value if default is None else default) != value:
             raise unsupported(key, self.get(key), [value])
 
@@ -85,8 +87,8 @@ class Options:
     def rope(self, partial: float | None = None, base: float = 10000.0, kind: str = "") -> Rope:
         """The rates of rotary embeddings, in either form: rope_parameters, or rope_scaling.
 
-        `partial` and `base` are those of a family; without `partial` it turns whole heads.
-        `kind` picks the layers where each kind has rates of its own.
+        `partial` and `base` are those of a family; without `partial` it rotates whole heads. `kind`
+        selects a kind of layers if each has its own rates.
         """
         old = self.get("rope_scaling")
         found = self.get("rope_parameters") or old or {}
@@ -102,7 +104,7 @@ class Options:
             raise unsupported("rope_type", kind, SCALINGS)
         part = inner.number("partial_rotary_factor", partial or 1.0)
         if partial is None and part != 1.0:
-            # The file says one thing, transformers' logits are another: neither is surely meant.
+            # The file and transformers disagree, and it is not clear which is meant.
             raise UsageError(
                 f"load_hf: config.json: 'partial_rotary_factor' is {shown(part)}, which "
                 f"transformers ignores in a {self.get('model_type')}",
@@ -145,7 +147,7 @@ class Options:
         return Rope(**said)
 
     def finish(self, where: str = "", also: Sequence[str] = ()) -> None:
-        """Raises UsageError if a key says something that nobody asked for."""
+        """Raises UsageError if a key with a value was not read, except harmless keys and `also`."""
         for key, value in self.raw.items():
             if value and key not in self.asked and key not in also and not HARMLESS.search(key):
                 raise UsageError(

@@ -1,5 +1,5 @@
-"""The architecture as which a model of ours is written: that which it came from, or one that says
-all that it computes."""
+"""Choice of the architecture that a model is saved as: its origin, or one that expresses its
+config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..nn.gpt_config import GPTConfig
 from ..nn.transformer import GPT
 from .hf_models import KNOWN, Architecture
 
-# Fields of a config that say how a model is trained and run, not what it computes.
+# Fields of a config about training and execution, not computation.
 EXECUTION = (
     "dropout", "loop", "remat", "stacked", "context", "context_axis", "sequence_parallel",
     "attention_implementation",
@@ -21,7 +21,7 @@ EXECUTION = (
 
 
 def architecture_of(name: object, what: str) -> Architecture:
-    """The architecture of that `model_type`. Raises UsageError."""
+    """The architecture with that `model_type`. Raises UsageError if there is none."""
     if isinstance(name, str) and name in KNOWN:
         return KNOWN[name]
     fix = "known: " + ", ".join(KNOWN)
@@ -31,7 +31,7 @@ def architecture_of(name: object, what: str) -> Architecture:
 
 
 def _choices(c: GPTConfig) -> dict[str, Any]:
-    """What a config says of the weights and what is computed with them."""
+    """The fields of a config that affect weights and computation, in a normal form."""
     said = asdict(c) | {"kv_heads": c.groups, "hidden": c.width, "head_size": c.size}
     said |= {"norm_eps": c.make_norm().eps, "biases": tuple(sorted(c.biases))}
     said |= {"windows": c.layer_windows, "query_scale": c.query_scale or c.size**-0.5}
@@ -43,7 +43,8 @@ def _choices(c: GPTConfig) -> dict[str, Any]:
 
 
 def _differences(want: GPTConfig, have: GPTConfig) -> list[tuple[str, str]]:
-    """Where an architecture that gave `have` cannot say `want`; a bias too many is zeros."""
+    """(field, difference) where an architecture that gives the config `have` cannot express `want`;
+    an extra bias counts as zeros."""
     a, b = _choices(want), _choices(have)
     if set(a["biases"]) <= set(b["biases"]):
         b["biases"] = a["biases"]
@@ -55,7 +56,7 @@ def _differences(want: GPTConfig, have: GPTConfig) -> list[tuple[str, str]]:
 def written_as(
     model: GPT, architecture: str | None
 ) -> tuple[Architecture, dict[str, Any], GPTConfig]:
-    """(the architecture that `model` is written as, the content of config.json, its options)."""
+    """(architecture that `model` is saved as, content of config.json, its config)."""
     origin = json.loads(model.origin) if model.origin else {}
     if origin and architecture in (None, origin["model_type"]):
         known = KNOWN[origin["model_type"]]

@@ -1,8 +1,8 @@
-"""Where is a block of our weight in somebody else's tensors? Index arithmetic, both ways.
+"""Index arithmetic between blocks of our weights and tensors of a file, in both directions.
 
-A weight of ours is made of pieces of tensors in a file. Dims are named by letters, so that two
-strings say how the layouts differ: the file's q of a Llama is ("hs", "d"), heads and their size in
-one dim, and lies in our qkv [d, 3, h, s] at "d0hs", index 0 of dim 1.
+One of our weights consists of pieces of tensors in a file. Dims are named by letters, so that two
+strings describe the difference of layouts: the q of a Llama is ("hs", "d") in the file, with heads
+and their size in one dim, and is at "d0hs" in our qkv [d, 3, h, s], index 0 of dim 1.
 
 >>> q = Piece("q", ("hs", "d"), "d0hs", {"h": 2, "s": 2, "d": 3})
 >>> file = np.arange(12).reshape(4, 3)
@@ -31,9 +31,8 @@ Get = Callable[[Block], Array]
 class Piece:
     """The tensor `name` of a file, dims `theirs`, as a part of our weight, dims `ours`.
 
-    A number in `ours` is the index at which the piece lies in that dim. Where one tensor of the
-    file holds several pieces, `places` are this one's places in the dim that ends in `ending`,
-    which is `total` long.
+    A number in `ours` is the index of the piece in that dim. If one tensor of the file has several
+    pieces, `places` are this one's indices in the dim that ends in `ending`, which is `total` long.
     """
 
     name: str
@@ -55,15 +54,14 @@ class Piece:
         )
 
     def _grid(self, letters: str) -> Array:
-        """For each place in our dims `letters`, the place in the file's dim."""
+        """For each index in our dims `letters`, the index in the file's dim."""
         if self.places is not None and self._fused(letters):
             return self.places
         shape = tuple(self.sizes[c] for c in letters)
         return np.arange(prod(shape)).reshape(shape)
 
     def read(self, get: Get, block: Block, out: Array) -> None:
-        """Copies the part of our `block` that the piece holds into `out`; `get` reads only that
-        part."""
+        """Copies the piece's part of our `block` into `out`; `get` reads only that part."""
         where: dict[str, slice] = {}
         at: list[Any] = []
         for c, cut in zip(self.ours, block, strict=True):
@@ -86,7 +84,7 @@ class Piece:
         out[tuple(at)] = shaped.transpose(self._order())
 
     def write(self, value: Array, file: Array) -> None:
-        """Puts the piece's part of our whole `value` into the file's tensor."""
+        """Copies the piece's part of our whole `value` into the file's tensor."""
         mine = value[tuple(int(c) if c.isdigit() else slice(None) for c in self.ours)]
         back = mine.transpose(np.argsort(self._order()))
         grids = [self._grid(d).ravel() for d in self.theirs]
@@ -98,7 +96,7 @@ class Piece:
 
 
 def _runs(places: Array) -> list[tuple[slice, slice]]:
-    """Places as (slice of the file, slice of the result), each as long as it can be."""
+    """`places` as (slice of the file, slice of the result), each as long as possible."""
     ends = np.flatnonzero(np.diff(places) != 1) + 1
     bounds = [0, *map(int, ends), len(places)]
     return [

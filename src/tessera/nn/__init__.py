@@ -1,4 +1,5 @@
-"""Layers and the functions behind them, as composites of ops: sharding, gradients follow."""
+"""Layers and functions of neural networks, composed of ops; sharding and gradients follow from the
+ops."""
 
 from ..core.public import public
 from ..lang.parameter import Parameter

@@ -1,4 +1,4 @@
-"""Further activations, elementwise. (`relu`, `silu` and `gelu` stand in `functional.py`.)"""
+"""Further elementwise activations. (`relu`, `silu` and `gelu` are in `functional.py`.)"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .functional import rounded_once
 def softplus(x: Like, beta: float = 1.0) -> Tensor:
     """`log(1 + exp(beta * x)) / beta`, elementwise, without overflow.
 
-    PyTorch's `threshold` is not needed: where `beta * x` is large the result is `x`. Raises
+    It needs no `threshold`, unlike PyTorch's: for a large `beta * x` the result is `x`. Raises
     UsageError if `beta` is not above 0.
     """
     t, b = as_float("softplus", x), number("softplus", "beta", beta, above=0)
@@ -55,20 +55,20 @@ def selu(x: Like) -> Tensor:
 
 
 def hardtanh(x: Like, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
-    """`x` within `min_val` to `max_val`, elementwise. The gradient at both ends is 0."""
+    """`x` clamped to `min_val` and `max_val`, elementwise. The gradient at both ends is 0."""
     t = as_tensor(x)
     low, high = number("hardtanh", "min_val", min_val), number("hardtanh", "max_val", max_val)
     return F.where(t <= low, low, F.where(t >= high, high, t))
 
 
 def relu6(x: Like) -> Tensor:
-    """`x` within 0 to 6, elementwise (Howard et al. 2017)."""
+    """`x` clamped to 0 and 6, elementwise (Howard et al. 2017)."""
     return hardtanh(x, 0.0, 6.0)
 
 
 @rounded_once
 def hardsigmoid(x: Like) -> Tensor:
-    """`x / 6 + 1/2` within 0 to 1, elementwise."""
+    """`x / 6 + 1/2` clamped to 0 and 1, elementwise."""
     return relu6(as_tensor(x) + 3.0) * (1.0 / 6.0)
 
 
@@ -87,7 +87,7 @@ def logsigmoid(x: Like) -> Tensor:
 
 @rounded_once
 def glu(x: Like, dim: int = -1) -> Tensor:
-    """The first half of `x` along `dim` times the sigmoid of the second (Dauphin et al. 2017).
+    """The first half of `x` along `dim` times the sigmoid of the second half (Dauphin et al. 2017).
 
     Raises ShapeError if `dim` does not divide by 2.
     """

@@ -1,4 +1,4 @@
-"""Layers as functions that bring their own weights: `op.transformer_block(x, depth=12)`."""
+"""Layers as functions with weights of their own: `op.transformer_block(x, depth=12)`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .module import Module
 from .stack import Stack
 from .transformer import TransformerBlock
 
-HEAD = 64  # the size of a head where the caller names no number of heads
+HEAD = 64  # the head size if no number of heads is given
 
 
 def default_heads(d: int) -> int:
-    """Heads of 64, or where 64 does not divide `d` the most of 8, 4, 2, 1 that divide it.
+    """Heads of size 64; if 64 does not divide `d`, the largest of 8, 4, 2, 1 heads that divides it.
 
     >>> default_heads(768), default_heads(48), default_heads(30)
     (12, 8, 2)
@@ -38,16 +38,15 @@ def transformer_block(
     """`depth` causal transformer blocks on x [B, S, d], with weights of their own (guide 3, 4.4).
 
     `heads` defaults to heads of size 64 (or 8, 4, 2 or 1 heads if 64 does not divide d), `hidden`
-    to 4 d. `options` are those of `nn.GPTConfig` for a block: kv_heads, norm, activation,
-    positions, dropout, loop, remat, … The weights belong to the enclosing stage, training step or
-    recorded function: its first call here is `block0`, the next `block1`. Calls with the same
-    `name` share weights. Outside of all of these, each call without a name makes new weights. With
-    `depth` above 1 the weights of the layers are stacked along dim 0.
+    to 4 d. `options` are the fields of `nn.GPTConfig` that concern a block: kv_heads, norm,
+    activation, positions, dropout, loop, remat, … The weights belong to the enclosing stage,
+    training step or recorded function: its first call here is `block0`, the next `block1`. Calls
+    with the same `name` share weights. Outside of all of these, each call without a name makes new
+    weights. With `depth` above 1 the weights of the layers are stacked along dim 0.
 
-    With `context="ring"` x is taken to lie in zig-zag order, which nothing can tell: over n devices
-    give `nn.zigzag(x, n)`, and `nn.unzigzag(y, n)` is the result in the order of x. Raises
-    ShapeError if x is not [B, S, d], DTypeError if it is not of floats, UsageError if an option is
-    unknown.
+    With `context="ring"` x must be in zig-zag order, which is not checked: over n devices pass
+    `nn.zigzag(x, n)`; `nn.unzigzag(y, n)` is the result in the order of x. Raises ShapeError if x
+    is not [B, S, d], DTypeError if it is not of floats, UsageError if an option is unknown.
     """
     t = as_tensor(x)
     ranked("transformer_block", "x", t.type, 3, "give [batch, sequence, d]; embed token ids first")
@@ -70,7 +69,7 @@ def transformer_block(
     return out
 
 
-# What of GPTConfig is the model's, not a block's.
+# The fields of GPTConfig that belong to the model, not to a block.
 _MODEL = (
     "vocab", "seq", "d", "layers", "heads", "hidden", "tied", "windows", "local_rope",
     "embed_scale", "logit_cap",

@@ -1,11 +1,10 @@
-"""Attention in blocks of queries, as tiles and rings put it together: each block's result comes
-with the logsumexp of its scores, by which results over different keys are merged.
+"""Attention in blocks of queries, for tiles and rings: results with the logsumexp of their scores.
 
-Queries are [B, G, R, S, D], in G groups of R heads; `keys` are k [B, G, 1, T, D], v [B, G, 1, T, E]
-and what belongs to them, [B, G, R, T] or 1 in place of B, G or R: a float is added to the scores, a
-bool hides its key where it is False. `masks` are bool [B, G, R, S, T], or 1 in place of B, G or R,
-and hide a key from a query. What is summed is f32. The logsumexp of a query that sees no key is
-below NONE.
+Results over different sets of keys are merged by their logsumexps. Queries are [B, G, R, S, D], in
+G groups of R heads; `keys` are k [B, G, 1, T, D], v [B, G, 1, T, E] and tensors by key, [B, G, R,
+T] or 1 in place of B, G or R: a float is added to the scores, a bool hides its key where it is
+False. `masks` are bool [B, G, R, S, T], or 1 in place of B, G or R, and hide a key from a query.
+Sums are in f32. The logsumexp of a query that sees no key is below NONE.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from .at_once import scores_at_once
 from .dot_product_attention import HIDDEN, LEAST, causal_chunks, fits_bias, mask_by_group
 from .functional import soft_cap
 
-# Scores that a device computes at once, and the least queries in one block: large enough for the
-# matrix units, small enough to stay near the cores.
+# Scores that a device computes at once, and the minimum number of queries in a block: large enough
+# for matrix units, small enough to stay in the cache.
 SCORES, ROWS = 1 << 21, 128
 NONE = HIDDEN / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What scores are besides products: `scale` times that, within `cap`; with `causal` the last
-    query sees all keys, each query before it one key less. A device computes at most so many at
-    once (None: SCORES)."""
+    """The settings of attention scores: the factor `scale`, the soft cap `cap`, and `causal`, with
+    which the last query sees all keys and each query before it one key less. A device computes at
+    most `most` scores at once (None: SCORES)."""
 
     causal: bool = False
     scale: float = 1.0
@@ -48,9 +47,9 @@ def extras(
     name: str, q: Tensor, bias: Like | None, mask: Like | None, keys: int,
     operands: dict[str, TensorType], here: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """(What belongs to the keys of q [B, G, R, S, D], the masks [B, G, R, S, `keys`]). In a local
-    body there are only `here` keys with one place of a ring. Raises ShapeError, DTypeError or
-    UsageError, which show `operands`."""
+    """(tensors by key for q [B, G, R, S, D], masks [B, G, R, S, `keys`]). In a local body one
+    device of a ring holds only `here` of the keys. Raises ShapeError, DTypeError or UsageError,
+    which show `operands`."""
     (batch, groups, shared, seq, _), here = q.shape, keys if here is None else here
     heads, by_key = groups * shared, []
     if bias is not None:
@@ -112,7 +111,7 @@ def attend(
 
 
 def merged(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
-    """The results of `attend` over two sets of keys as that over both."""
+    """The result of `attend` over two sets of keys, from its results over each."""
     top = F.maximum(a[1], b[1])
     lse = top + F.log(F.exp(a[1] - top) + F.exp(b[1] - top))
     shares = [F.exp(x[1] - lse).reshape(*lse.shape, 1) for x in (a, b)]
@@ -122,8 +121,7 @@ def merged(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
 def pulled(
     rows: Sequence[Tensor], keys: Sequence[Tensor], how: Scores, masks: Sequence[Tensor] = ()
 ) -> list[Tensor]:
-    """The gradients of q and of the floats of `keys`, f32, from one block's scores, which are
-    computed again.
+    """The gradients of q and of the floats in `keys`, f32, from one block's recomputed scores.
 
     `rows` are q, the gradient of the whole result, the logsumexp over all keys, and the sum over E
     of gradient times result (Dao et al. 2022, appendix B).
@@ -161,12 +159,12 @@ def pulled(
 
 # -- parts ----------------------------------------------------------------------------------------
 def largest_chunk(q: Tensor, keys: Tensor, how: Scores) -> int:
-    """The scores of one head's largest chunk of queries: no others exist with them."""
+    """The number of scores in one head's largest chunk of queries, the most that exist at once."""
     return max((stop - start) * seen for start, stop, seen in _chunks(q, [keys], how))
 
 
 def _chunks(q: Tensor, keys: Sequence[Tensor], how: Scores) -> list[tuple[int, int, int]]:
-    """(start, stop, the keys that are seen) of each chunk of queries."""
+    """(start, stop, number of visible keys) of each chunk of queries."""
     seq, count = q.shape[3], keys[0].shape[3]
     if not how.causal or count < seq:
         return [(0, seq, count)]
@@ -182,8 +180,8 @@ def _hiding(
     masks: Sequence[Tensor],
     how: Scores,
 ) -> list[Tensor]:
-    """What hides keys from the queries from `start` to `stop`: their masks, and if it is causal
-    the last key that each sees."""
+    """The masks for the queries from `start` to `stop`; with causality also the last key that each
+    query sees."""
     rows = [m[:, :, :, start:stop, :seen] for m in masks]
     if how.causal:
         last = F.arange(stop - start) + (start + keys[0].shape[3] - q.shape[3])
@@ -194,7 +192,7 @@ def _hiding(
 def _scores(
     q: Tensor, keys: Sequence[Tensor], hiding: Sequence[Tensor], how: Scores
 ) -> tuple[Tensor, Tensor | None]:
-    """(The scores, how fast they change with the scaled products; None where as fast)."""
+    """(scores, their derivative by the scaled products; None if that is 1)."""
     s = _product("bgrsd,bgtd->bgrst", q, _flat(keys[0]))
     s = s if how.scale == 1.0 else s * how.scale
     slope = None
@@ -214,17 +212,17 @@ def _scores(
 
 
 def _whole(x: Tensor) -> tuple[int, ...]:
-    """The dims of scores [B, G, R, S, T] over which `x` [B, G, R, T] is the same."""
+    """The dims of scores [B, G, R, S, T] along which `x` [B, G, R, T] is broadcast."""
     return (*(i for i in range(3) if x.shape[i] == 1), 3)
 
 
 def _product(index: str, a: Tensor, b: Tensor) -> Tensor:
-    """An einsum in f32 of factors that may be narrower."""
+    """An einsum with f32 results, also for narrower factors."""
     return emit("contract", a, b, index=index, dtype=f32)
 
 
 def _flat(x: Tensor) -> Tensor:
-    """[B, G, 1, T, D] as [B, G, T, D]."""
+    """`x` [B, G, 1, T, D] as [B, G, T, D]."""
     return x.reshape(*x.shape[:2], *x.shape[3:])
 
 
@@ -233,7 +231,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _longer(x: Tensor, size: int, fill: float = 0) -> Tensor:
-    """`x` with `fill` at the end of dim 3."""
+    """`x` padded to `size` along dim 3 with `fill`."""
     rest = (*x.shape[:3], size - x.shape[3], *x.shape[4:])
     return F.concat([x, F.full(rest, fill, x.dtype)], 3) if rest[3] else x
 
@@ -246,8 +244,8 @@ def _by_rows(
     how: Scores,
     fills: Sequence[float] = (),
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`block(carry, rows)` for some of the rows (dim 3) at a time, what it gives joined again.
-    `fills` are what may follow the rows of each, zeros if none are said."""
+    """`block(carry, rows)` on some of the rows (dim 3) at a time, with its results concatenated.
+    `fills` are the padding values of each of `rows` (default zeros)."""
     seq = rows[0].shape[3]
     scores = how.most or scores_at_once(SCORES)
     most = max(ROWS, scores // max(1, math.prod(rows[0].type.local_shape[:3]) * keys))

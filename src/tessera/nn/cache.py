@@ -1,9 +1,9 @@
-"""Which keys and values does a token see that comes alone? A cache of what was computed before it.
+"""Key-value cache of decoding.
 
-A cache has k and v, each [B, G, slots, size], with a token at the slot place % slots: as many slots
-as tokens hold all, fewer hold the last ones, which is all that a layer with a window sees. So a
-token's slot and a slot's token follow from the place of the last token, `at` [B], and programs have
-one shape. Each sequence has a length of its own.
+A cache has k and v, each [B, G, slots, size]; the token at position p is in slot p % slots. With as
+many slots as tokens it holds all of them, with fewer the last ones, which suffice for a layer with
+a window. The slot of a token, and the token in a slot, follow from the position `at` [B] of the
+last token, so programs have fixed shapes while sequences differ in length.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Cache = dict[str, Tensor]
 
 
 def places(slots: int, at: Tensor) -> Tensor:
-    """The place of the token in each slot once that at `at` [B] is in: i32[B, slots]; below 0 where
-    there is none.
+    """The position of the token in each slot after the one at `at` [B] is added: i32[B, slots];
+    negative for an empty slot.
 
     >>> from tessera.lang.create import tensor
     >>> places(4, tensor([1, 5])).numpy().tolist()
@@ -35,7 +35,7 @@ def places(slots: int, at: Tensor) -> Tensor:
 
 
 def filled(whole: Cache, at: Tensor, slots: int) -> Cache:
-    """The cache after sequences [B, G, S, size] whose last tokens are at `at`; what follows is
+    """The cache after sequences [B, G, S, size] whose last tokens are at `at`; later tokens are
     padding."""
     ids = places(slots, at)
     ids = ids.reshape(ids.shape[0], 1, slots, 1)
@@ -43,14 +43,14 @@ def filled(whole: Cache, at: Tensor, slots: int) -> Cache:
 
 
 def added(cache: Cache, one: Cache, at: Tensor) -> Cache:
-    """The cache with the token `one` [B, G, 1, size], which is at `at`."""
+    """The cache with the added token `one` [B, G, 1, size] at position `at`."""
     slots = cache["k"].shape[2]
     here = (at % slots).reshape(-1, 1, 1, 1) == F.arange(slots).reshape(1, 1, slots, 1)
     return {name: F.where(here, one[name].to(t.dtype), t) for name, t in cache.items()}
 
 
 def seen(slots: int, at: Tensor, window: Tensor | None) -> Tensor:
-    """Whether the token at `at` sees the key in each slot: bool [B, 1, 1, slots]."""
+    """A mask, bool [B, 1, 1, slots], of the slots whose key the token at `at` sees."""
     place = places(slots, at)
     sees = place >= 0
     if window is not None:
@@ -60,7 +60,8 @@ def seen(slots: int, at: Tensor, window: Tensor | None) -> Tensor:
 
 # -- asked at the door ----------------------------------------------------------------------------
 def checked_ids(ids: Any, c: GPTConfig) -> Tensor:
-    """Token ids [B, S] with S at most `c.seq`. Raises ShapeError or DTypeError."""
+    """`ids` as token ids [B, S] with S at most `c.seq`. Raises ShapeError or DTypeError if they are
+    not."""
     t: Tensor = as_tensor(ids)
     if not t.dtype.is_int:
         raise DTypeError(
@@ -77,15 +78,16 @@ def checked_ids(ids: Any, c: GPTConfig) -> Tensor:
 
 
 def _wraps(c: GPTConfig) -> bool:
-    """Whether slots may be used again: each layer has a window, and no rate depends on how long
-    the sequence will be."""
+    """Returns whether slots may be reused: each layer has a window, and no rotary rates depend on
+    the length of the sequence."""
     return all(c.layer_windows or [0]) and not any(
         r and r.by_length for r in (c.rope, c.local_rope)
     )
 
 
 def prompt_of(ids: Any, at: Any, slots: Any, c: GPTConfig) -> tuple[Tensor, Tensor, int]:
-    """The arguments of `GPT.prefill`. Raises ShapeError, DTypeError, UsageError."""
+    """The checked arguments of `GPT.prefill`. Raises ShapeError, DTypeError or UsageError if they
+    do not fit."""
     name = "GPT.prefill"
     _no_context(name, c)
     ids, at = checked_ids(ids, c), as_tensor(at)
@@ -95,8 +97,8 @@ def prompt_of(ids: Any, at: Any, slots: Any, c: GPTConfig) -> tuple[Tensor, Tens
 
 
 def token_of(ids: Any, cache: Any, at: Any, c: GPTConfig) -> tuple[Tensor, Cache, Tensor, Tensor]:
-    """The arguments of `GPT.decode`, and 1 for each sequence, NaN for one that has no place left.
-    Raises ShapeError, DTypeError, UsageError."""
+    """The checked arguments of `GPT.decode`, and a factor per sequence: 1, or NaN if it has no slot
+    left. Raises ShapeError, DTypeError or UsageError if they do not fit."""
     name = "GPT.decode"
     _no_context(name, c)
     if not isinstance(cache, Mapping) or set(cache) != {"k", "v"}:

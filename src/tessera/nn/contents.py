@@ -1,6 +1,7 @@
-"""Which tensors and modules are in a module, and under which names? What puts others there?
+"""Module tree: the tensors and modules inside a module, with their dotted names.
 
-A tensor may have several names, as a table that all blocks share; a name is that of one tensor.
+A tensor may have several names, such as a table that all blocks share; a name belongs to one
+tensor.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from ..lang.tree import flatten, tree_fill
 
 
 class Holder:
-    """What holds tensors as its attributes: the base of modules."""
+    """The base class of modules: an object with tensors as attributes."""
 
 
 def direct(value: Any) -> Iterator[Tensor]:
-    """The tensors of an attribute that no other module holds."""
+    """Yields the tensors of an attribute, except those inside other modules."""
     if isinstance(value, Tensor):
         yield value
     elif not isinstance(value, Holder):
@@ -27,7 +28,8 @@ def direct(value: Any) -> Iterator[Tensor]:
 
 
 def tensors_of(module: Holder, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """(dotted name, tensor) of all tensors in `module`; UsageError where two have one name."""
+    """Yields (dotted name, tensor) of all tensors in `module`. Raises UsageError if two have the
+    same name."""
     known: dict[str, Tensor] = {}
     for name, t in walk(module, prefix.removesuffix(".")):
         if known.setdefault(name, t) is not t:
@@ -39,7 +41,7 @@ def tensors_of(module: Holder, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """(dotted name, tensor) of `value`, if it is one, and of all inside of it."""
+    """Yields (dotted name, tensor) of `value`, if it is a tensor, and of all tensors inside it."""
     if isinstance(value, Tensor):
         yield name, value
     for key, v in inside(value):
@@ -47,7 +49,7 @@ def walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def inside(value: Any) -> list[tuple[str, Any]]:
-    """(key, value) of what a module, a dict, a list or a tuple holds now."""
+    """(key, value) of the current contents of a module, dict, list or tuple."""
     value = value.__dict__ if isinstance(value, Holder) else value
     if isinstance(value, dict):
         return [(str(k), v) for k, v in value.items()]
@@ -55,7 +57,7 @@ def inside(value: Any) -> list[tuple[str, Any]]:
 
 
 def modules_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """(dotted name, module) of `value`, if it is one, and of all inside of it."""
+    """Yields (dotted name, module) of `value`, if it is a module, and of all modules inside it."""
     if isinstance(value, Holder):
         yield name, value
     for key, v in inside(value):
@@ -63,7 +65,8 @@ def modules_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def outer_modules(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The modules of an attribute, without those inside of them."""
+    """Yields (dotted name, module) for the modules of an attribute, without those inside of
+    them."""
     if isinstance(value, Holder):
         yield name, value
     else:
@@ -72,14 +75,14 @@ def outer_modules(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def put_buffer(old: Tensor, new: Tensor) -> None:
-    """Puts `new` in place of `old` where that is a buffer of a module."""
+    """Replaces `old` by `new` if `old` is a buffer of a module."""
     module = old.home() if old.home is not None else None
     if module is not None:
         swap(module, {id(old): new})
 
 
 def swap(module: Holder, new: Mapping[int, Tensor]) -> None:
-    """Puts tensors in place of buffers, which `new` has by id, under each of their names."""
+    """Replaces buffers by the tensors that `new` maps their ids to, under each of their names."""
     leaves = flatten(module)[0] if new else []
     if any(id(t) in new for t in leaves):
         for t in leaves:

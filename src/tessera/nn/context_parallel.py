@@ -1,7 +1,7 @@
-"""Long sequences: attention over a sequence that is split over devices, and layouts between layers.
+"""Context parallelism: attention over a sequence that is split over devices, and sequence layouts.
 
-All-to-all attention (Ulysses, Jacobs et al. 2023) is a change of layout: the sequence split becomes
-heads split; attention by a ring is in `ring.py`. `split_sequence` and `whole_sequence` are sequence
+All-to-all attention (Ulysses, Jacobs et al. 2023) is a change of layout: from a split sequence to
+split heads. Ring attention is in `ring.py`. `split_sequence` and `whole_sequence` are sequence
 parallelism (Korthikanti et al. 2022).
 
 >>> zigzag(F.arange(8), 2, 0).numpy().tolist()
@@ -27,10 +27,10 @@ from .flash import flash_attention
 
 # -- the order of a causal sequence ---------------------------------------------------------------
 def zigzag_positions(seq: int, parts: int) -> Tensor:
-    """i32[seq]: which token stands where when a causal sequence lies in zig-zag order.
+    """The token at each position, i32[seq], of a causal sequence in zig-zag order.
 
     Of 2·parts chunks, device i holds chunks i and 2·parts-1-i: one early and one late, so that all
-    devices see as many keys. Raises ShapeError if seq does not divide.
+    devices see the same number of keys. Raises ShapeError if seq does not divide.
 
     >>> zigzag_positions(8, 2).numpy().tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]
@@ -46,7 +46,7 @@ def zigzag_positions(seq: int, parts: int) -> Tensor:
 
 
 def zigzag(x: Like, parts: int, dim: int = 1) -> Tensor:
-    """`x` with `dim` reordered as causal `ring_attention` over `parts` devices needs it.
+    """`x` with `dim` in zig-zag order, as causal `ring_attention` over `parts` devices needs it.
 
     The sequence is cut into 2 * `parts` chunks, and device i gets chunks i and 2 * `parts` - 1 - i,
     so all devices have equal work. Apply it once to token ids and labels. Ops that act on each row
@@ -76,10 +76,10 @@ def _taken(x: Tensor, order: Tensor, dim: int) -> Tensor:
 
 # -- between layers -------------------------------------------------------------------------------
 def split_sequence(x: Tensor, axis: str | None, dim: int = 1) -> Tensor:
-    """[B, S, ...] with S split over `axis` too; a sum pending there is completed on the way.
+    """`x` [B, S, ...] with S split over `axis` too, and a partial sum over it completed.
 
-    A reduce_scatter where the sum is pending, whose gradient is an all_gather; else nothing moves.
-    With `axis` None or no mesh, `x` itself. A token that comes alone is completed only.
+    For a partial sum this is a reduce_scatter, whose gradient is an all_gather; otherwise no data
+    moves. With `axis` None or no mesh, `x` itself. A sequence of one token is completed only.
     """
     n = axis_size("split_sequence", x, axis)
     if axis is None or n == 1 or axis in x.type.split_axes:
@@ -90,9 +90,9 @@ def split_sequence(x: Tensor, axis: str | None, dim: int = 1) -> Tensor:
 
 
 def whole_sequence(x: Tensor, axis: str | None) -> Tensor:
-    """[B, S, ...] no longer split over `axis`: an all_gather, its gradient a reduce_scatter.
+    """`x` [B, S, ...] gathered over `axis`: an all_gather, whose gradient is a reduce_scatter.
 
-    Products read it, so inside `ts.autocast` it is rounded before it is sent.
+    Matrix products read it, so inside `ts.autocast` it is rounded before it is sent.
     """
     if axis is None or axis_size("whole_sequence", x, axis) == 1:
         return x
@@ -102,7 +102,8 @@ def whole_sequence(x: Tensor, axis: str | None) -> Tensor:
 
 
 def axis_size(name: str, x: Tensor, axis: str | None) -> int:
-    """The devices along `axis` of the mesh of `x`, 1 without a mesh. Raises MeshError."""
+    """The number of devices along `axis` of the mesh of `x`, 1 without a mesh. Raises MeshError if
+    the mesh lacks it."""
     if axis is None or x.mesh is None:
         return 1
     if axis not in x.mesh:
@@ -153,7 +154,7 @@ def all_to_all_attention(
     shared = heads // groups
     mesh = next(t.mesh for t in (q, k, v) if t.mesh is not None)
     q, k, v = (F.relayout(t, t.type.on(mesh)) for t in (q, k, v))
-    # Side by side per group of heads, so that one exchange carries all three.
+    # Concatenated per group of heads, so that one all_to_all sends all three.
     parts = [q.reshape(batch, groups, shared, seq, d)]
     parts += [t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v)]
     if v.shape[-1] == d:
@@ -170,7 +171,7 @@ def all_to_all_attention(
 
 
 def _moved_to(dim: int, axis: str, x: Tensor) -> Tensor:
-    """`x` split over `axis` along `dim` and no other."""
+    """`x` split over `axis` along `dim` only."""
     if axis in dim_axes(x.type.dims[dim]):
         return x
     bare = gathered(x.type.complete(), (axis,))
@@ -178,7 +179,8 @@ def _moved_to(dim: int, axis: str, x: Tensor) -> Tensor:
 
 
 def checked(name: str, q: Tensor, k: Tensor, v: Tensor, axis: str, causal: bool) -> tuple[str, int]:
-    """(the axis, the devices along it). Raises ShapeError, MeshError, UsageError."""
+    """(axis, number of devices along it). Raises ShapeError, MeshError or UsageError if the
+    arguments do not fit."""
     flag(name, "causal", causal)
     check_heads(name, q, k, v)
     axes = axes_of(name, axis)

@@ -1,8 +1,7 @@
-"""Convolution, norms over channels, resizing: images are [N, C, H, W], signals [N, C, L].
+"""Convolutions, norms over channels, resizing: images are [N, C, H, W], signals [N, C, L].
 
-The batch may be split (each device has its images), and so may channels; the spatial dims are
-whole where an op looks along them. Statistics of a batch norm are those of the whole batch, however
-it is split: a mean over a split dim is a sum that is completed.
+The batch may be split over devices, and so may channels; spatial dims are whole for ops along them.
+The statistics of a batch norm are those of the whole batch, however it is split.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ Padding = int | Sequence[int] | str
 
 
 def spatial(name: str, what: str, value: object, rank: int, least: int) -> tuple[int, ...]:
-    """One whole number for each spatial dim; a bare one stands for all. Raises UsageError."""
+    """One whole number for each spatial dim; a single number stands for all. Raises UsageError if
+    `value` does not fit."""
     given = (value,) * rank if is_whole(value) else value
     if isinstance(given, (tuple, list)) and len(given) == rank:
         found = tuple(whole(name, what, n, least) for n in given)
@@ -38,7 +38,7 @@ def spatial(name: str, what: str, value: object, rank: int, least: int) -> tuple
 
 
 def into_groups(name: str, groups: int, **counts: int) -> None:
-    """Raises ShapeError if one of the named counts does not divide into `groups`."""
+    """Raises ShapeError if `groups` does not divide one of the named counts."""
     for what, count in counts.items():
         text = f"{{count}} {what} do not divide into {{parts}} groups"
         divides(name, count, groups, text, "give a number of groups that divides it")
@@ -47,7 +47,7 @@ def into_groups(name: str, groups: int, **counts: int) -> None:
 def _pads(
     name: str, padding: object, kernel: Sequence[int], stride: Sequence[int], step: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Zeros before and after each spatial dim. Raises UsageError."""
+    """Zeros before and after each spatial dim. Raises UsageError if `padding` does not fit."""
     if isinstance(padding, str):
         if padding == "valid":
             return ((0, 0),) * len(kernel)
@@ -71,7 +71,7 @@ def image(name: str, x: Like, rank: int) -> Tensor:
 
 
 def spatial_dims(name: str) -> int:
-    """How many spatial dims the function `name` has: 2 in "conv2d"."""
+    """The number of spatial dims of the function `name`: 2 for "conv2d"."""
     return int(name[-2])
 
 
@@ -79,7 +79,7 @@ def _conv(
     name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Padding,
     dilation: Size, groups: int,
 ) -> Tensor:  # fmt: skip
-    """The convolution `name`: arguments checked, channels cut into groups, one op, the bias
+    """The convolution `name` as one op, with checked arguments, channels in groups, and the bias
     added."""
     rank = spatial_dims(name)
     t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
@@ -112,7 +112,7 @@ def _biased(name: str, y: Tensor, bias: Like | None) -> Tensor:
 
 
 def _channels(name: str, what: str, v: Like, x: Tensor) -> Tensor:
-    """A value per channel, as it broadcasts over `x` [N, C, ...]."""
+    """One value per channel, reshaped to broadcast over `x` [N, C, ...]."""
     t = as_tensor(v)
     shaped(name, what, t.type, x.shape[1:2], x=x.type)
     return t.reshape(-1, *(1,) * (x.ndim - 2))
@@ -155,8 +155,8 @@ def _conv_transpose(
     name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Size,
     output_padding: Size, groups: int, dilation: Size,
 ) -> Tensor:  # fmt: skip
-    """The transposed convolution `name`: that of x with zeros between its elements, with the kernel
-    turned round."""
+    """The transposed convolution `name`: a convolution of x with zeros between its elements and a
+    flipped kernel."""
     rank = spatial_dims(name)
     t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
     groups = whole(name, "groups", groups, 1)
@@ -205,8 +205,8 @@ def conv_transpose2d(
     """The transpose of `conv2d` as a linear map, with weight [C, O / groups, KH, KW].
 
     Each pixel of x [N, C, H, W] adds its kernel to the output at steps of `stride` pixels.
-    `output_padding` adds rows and columns at the end, to choose between the sizes that have the
-    same `conv2d`. Raises ShapeError if the shapes or `groups` do not fit; UsageError if a setting
+    `output_padding` adds rows and columns at the end, since several output sizes have a `conv2d` of
+    the same size. Raises ShapeError if the shapes or `groups` do not fit; UsageError if a setting
     is not a number that fits.
     """
     name = "conv_transpose2d"
@@ -224,7 +224,7 @@ def _normed(
 
 
 def _at_least(name: str, x: Like, rank: int) -> tuple[Tensor, Tensor]:
-    """`x` and `x` in f32."""
+    """(`x` as floats, `x` in f32)."""
     t = as_tensor(x)
     ranked(name, "x", t.type, rank, "give [batch, channels, ...]", more=True)
     t = t if t.dtype.is_float else t.to(f32)
@@ -243,11 +243,11 @@ def batch_norm(
     """Returns (x [N, C, ...] with zero mean and unit variance per channel, the new `running`).
 
     `running` is (mean, variance), [C] each. In training the statistics are those of the whole batch
-    over all devices and microbatches (in an `op.kernel` a device's), and `running` moves towards
-    them by `momentum` (its variance towards the unbiased one). Otherwise they are `running`, which
-    does not change (Ioffe & Szegedy 2015). Raises UsageError if `running` is not such a pair, or a
-    training batch has one value per channel; ShapeError if a shape does not fit, or a training
-    batch is empty.
+    over all devices and microbatches (in an `op.kernel` those of one device's block), and `running`
+    moves towards them by `momentum` (its variance towards the unbiased one). Otherwise they are
+    `running`, which does not change (Ioffe & Szegedy 2015). Raises UsageError if `running` is not
+    such a pair, or a training batch has one value per channel; ShapeError if a shape does not fit,
+    or a training batch is empty.
     """
     name = "batch_norm"
     t, w = _at_least(name, x, 2)
@@ -272,7 +272,7 @@ def batch_norm(
             x=t.type,
             fix="give more examples, leave the batch out, or pass training=False (model.eval())",
         )
-    # Completed here, once: both the result and the running statistics need them.
+    # Completed once here, because both the result and the running statistics need them.
     here = F.complete(F.mean(w, over, True))
     c = w - here
     spread = F.complete(F.mean(c * c, over, True))
@@ -333,7 +333,7 @@ def interpolate(x: Like, size: Size, mode: str = "nearest") -> Tensor:
         if mode == "nearest":
             t = F.take_or_zero(t, np.arange(new) * old // new, d)
             continue
-        # Each new pixel is a mean of two: a product with a matrix of two entries a row.
+        # Each new pixel is a mean of two: a product with a matrix with two entries per row.
         at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
         share = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old))).astype(np.float32)
         letters = ascii_lowercase[: t.ndim]

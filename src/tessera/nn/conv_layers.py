@@ -1,4 +1,4 @@
-"""The layers of a convolutional network: convolutions and the norms over channels."""
+"""Layers of a convolutional network: convolutions and norms over channels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .module import Module, state
 
 
 class _Conv(Module):
-    """What convolutions share: the first values of their weights."""
+    """The base class of convolution layers, with the initialization of their weights."""
 
     turned = False
     weight: Parameter
@@ -35,7 +35,7 @@ class _Conv(Module):
         if self.turned:  # a step of the stride leaves out all but one in so many terms
             fan_in = max(1, fan_in // math.prod(fn.spatial(name, "stride", stride, rank, 1)))
             lead = (ins, outs // count)
-        # He et al. 2015: what a ReLU halves is put back.
+        # He et al. 2015: the factor 2 makes up for the half that a ReLU removes.
         self.weight = Parameter(*lead, *sizes, init=normal(math.sqrt(2.0 / fan_in)))
         self.bias = Parameter(outs, init="zeros") if flag(name, "bias", bias) else None
 

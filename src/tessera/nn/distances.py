@@ -1,4 +1,4 @@
-"""How far apart are two tensors? Losses by absolute differences, and angles between vectors."""
+"""Losses by absolute differences, and cosine similarity."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def l1_loss(x: Like, target: Like, reduction: str = "mean") -> Tensor:
 
 
 def huber_loss(x: Like, target: Like, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Half the squared difference where that is below `delta`, beyond it `delta` times the absolute
-    difference less `delta / 2` (Huber 1964), in f32.
+    """The Huber loss of `x` and `target` (Huber 1964), in f32.
 
-    `reduction` is "mean", "sum" or "none". Raises ShapeError if the shapes differ, UsageError for
-    another reduction or if `delta` is not above 0.
+    It is half the squared difference below `delta`, and `delta` times the absolute difference less
+    `delta / 2` above. `reduction` is "mean", "sum" or "none". Raises ShapeError if the shapes
+    differ, UsageError for another reduction or if `delta` is not above 0.
     """
     a, b = pair("huber_loss", x, target)
     d = number("huber_loss", "delta", delta, above=0)
@@ -52,7 +52,7 @@ def _huber(gap: Tensor, delta: float) -> Tensor:
 
 
 def normalize(x: Like, p: float = 2.0, dim: Dims = -1, eps: float = 1e-12) -> Tensor:
-    """`x` divided by its `p`-norm along `dim`, or by `eps` where the norm is less.
+    """`x` divided by its `p`-norm along `dim`, or by `eps` if the norm is less.
 
     PyTorch's `dim` is 1 by default. Raises ShapeError if `x` has no such dim.
     """

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention, and which keys a query does not see.
+"""Scaled dot-product attention, with causality and masks.
 
-A key is hidden by a bool mask that is False, by minus infinity or less than -1e29 in a float mask,
-or by causality. A query that sees no key gives zeros, as in PyTorch.
+A key is hidden by False in a bool mask, by a number of at most -1e29 in a float mask (such as minus
+infinity), or by causality. A query that sees no key gives zeros, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .functional import soft_cap, softmax
 
-# The scores of hidden keys, and what a float mask adds to hide one: so much that nothing is left of
-# the score.
+# The score of a hidden key, and the largest float-mask value that hides a key: a score added to so
+# large a number is lost in rounding.
 HIDDEN, LEAST = -1e30, -1e29
 
 
@@ -103,7 +103,7 @@ def attention(
 def fits_bias(
     name: str, bias: TensorType, sizes: tuple[int, ...], queries: int, **operands: TensorType
 ) -> None:
-    """Raises ShapeError unless `bias` is [H, T], or of `sizes`, [..., H, T]."""
+    """Raises ShapeError unless `bias` is [H, T] or has the shape `sizes`, [..., H, T]."""
     if bias.rank > 2 and bias.shape != sizes and bias.shape[-2:] == (queries, sizes[-1]):
         raise ShapeError(
             f"{name}: the bias is of keys {sizes}, and has no dim of queries",
@@ -116,8 +116,9 @@ def fits_bias(
 def mask_by_group(
     name: str, mask: Like, scores: tuple[int, ...], shared: int, **operands: TensorType
 ) -> Tensor:
-    """`mask` in dims that broadcast to `scores` [..., H, S, T], where `shared` is above 1 with H in
-    groups of so many: [..., G, R, S, T]. Raises DTypeError or ShapeError."""
+    """`mask` reshaped to broadcast to `scores` [..., H, S, T]; with `shared` above 1 to [..., G, R,
+    S, T], with the heads in groups of R = `shared`. Raises DTypeError or ShapeError if it does not
+    fit."""
     m = as_tensor(mask)
     if m.dtype.is_int:
         raise DTypeError(
@@ -158,14 +159,14 @@ def check_heads(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-# Queries in one chunk of causal attention, and the most chunks: more would only lengthen programs,
-# but for chunks that are large.
+# Queries in a chunk of causal attention, and the maximum number of chunks: more would only lengthen
+# the program, except for large chunks.
 CHUNK, CHUNKS, LARGE = 64, 4, 512
 
 
 def causal_chunks(seq: int, even: bool = True) -> list[tuple[int, int]]:
-    """[start, stop) of each chunk of `seq` queries that attend causally. Those that need not be
-    `even` are as many as it takes for long sequences.
+    """[start, stop) of each chunk of `seq` queries that attend causally. Chunks that need not be
+    `even` are more for long sequences.
 
     >>> causal_chunks(130), causal_chunks(131), causal_chunks(131, even=False)
     ([(0, 65), (65, 130)], [(0, 131)], [(0, 66), (66, 131)])

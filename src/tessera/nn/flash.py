@@ -1,4 +1,4 @@
-"""Attention that never holds all scores: those of some sequences at once, or of tiles.
+"""Attention that never stores all scores: in tiles, over some sequences at a time, or by cuDNN.
 
 >>> import tessera as ts
 >>> import numpy as np
@@ -34,7 +34,7 @@ from .blockwise import NONE, Scores, attend, extras, largest_chunk, pulled
 from .dot_product_attention import attention, check_heads
 from .functional import row_order, rows_of
 
-# Scores of one tile on a device: with what is made of them they stay in a core's cache.
+# Scores of one tile on a device: with their temporaries they fit a core's cache.
 TILE = 1 << 18
 IMPLEMENTATIONS = ("sequences", "tiles", "cudnn")
 
@@ -51,17 +51,17 @@ def flash_attention(
     cap: float | None = None,
     implementation: str | None = None,
 ) -> Tensor:
-    """`attention` of [B, H, S, D] that does not hold all scores, to save memory.
+    """`attention` of [B, H, S, D] that does not store all scores, to save memory.
 
-    The backward pass computes scores again, as FlashAttention does (Dao et al. 2022).
-    `implementation` says what a device holds at once: "tiles" the scores of some heads and queries,
-    however long sequences are, and then the scores of keys that no query of a tile sees by
-    causality are not computed; "sequences" those of `rows` sequences (2). "cudnn" is a kernel of a
-    library, which holds none: on a GPU, for f16 and bf16, without `bias`, `mask` and `cap`. None is
-    "cudnn" where that works, or else "tiles", but with `rows`, or a float mask of all scores, whose
-    gradient would be as large as they are: "tiles" refuses both. Raises the errors of `attention`;
-    UsageError if `implementation` is unknown or is "tiles" with one of these; BackendError if it is
-    "cudnn" where that does not work.
+    The backward pass recomputes scores, as FlashAttention does (Dao et al. 2022). `implementation`
+    gives the scores that exist at once: "tiles" those of some heads and queries, for sequences of
+    any length, where keys hidden from a tile by causality are skipped; "sequences" those of `rows`
+    sequences (2). "cudnn" is a kernel of a library, which stores none: on a GPU, for f16 and bf16,
+    without `bias`, `mask` and `cap`. None is "cudnn" if that works, or else "tiles"; with `rows`,
+    or with a float mask of all scores, whose gradient would be as large as the scores, it is
+    "sequences", as "tiles" refuses both. Raises the errors of `attention`; UsageError if
+    `implementation` is unknown or is "tiles" with one of these; BackendError if it is "cudnn" and
+    that does not work.
     """
     q, k, v = (as_float("flash_attention", t) for t in (q, k, v))
     how = one_of("flash_attention", "implementation", implementation, (None, *IMPLEMENTATIONS))
@@ -92,7 +92,7 @@ def flash_attention(
 
 
 def _of_all_scores(mask: Like | None) -> bool:
-    """Whether `mask` adds to each score a number of its own."""
+    """Returns whether `mask` has floats with a query dim, so that each score has its own."""
     if mask is None:
         return False
     m = as_tensor(mask)
@@ -119,14 +119,15 @@ def _by_library(
     mask: Like | None,
     cap: float | None,
 ) -> Tensor | str:
-    """`attention` by a kernel of a library; or why it has none."""
+    """`attention` by a kernel of a library, or the reason why there is none."""
     q, k, v = F.narrowed(q, k, v)
     check_heads("attention", q, k, v)
     (batch, heads, seq, d), groups = q.shape, k.shape[1]
     if any(x is not None for x in (bias, mask, cap)):
         return "it takes no bias, mask or cap"
     if (level := settings().program.determinism) != "fast":
-        # The engine fails over two such gradients alike that must keep an order: openxla/xla#46500.
+        # The engine fails if two equal gradients of this kind must keep an order:
+        # openxla/xla#46500.
         return f'at level="{level}" it has no gradient'
     if causal and seq != k.shape[2]:
         return "its causal mask is for as many queries as keys"
@@ -155,7 +156,7 @@ def _by_sequences(
 ) -> Tensor:
     said = (("bias", bias), ("mask", mask))
     given = {name: as_tensor(t) for name, t in said if t is not None}
-    rank = {"bias": 3, "mask": 4}  # with a batch of its own
+    rank = {"bias": 3, "mask": 4}  # its rank if it has a batch dim
     own = [n for n, t in given.items() if t.ndim == rank[n] and t.shape[0] == q.shape[0] > 1]
 
     def some(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:
@@ -175,7 +176,7 @@ def _in_tiles(
     mask: Like | None,
     cap: float | None,
 ) -> Tensor:
-    """What is kept for the gradients is the result and a number for each query."""
+    """`attention` in tiles. The gradient keeps only the result and one number per query."""
     q, k, v = F.narrowed(q, k, v)
     check_heads("attention", q, k, v)
     (batch, heads, seq, d), (groups, keys) = q.shape, k.shape[1:3]
@@ -186,14 +187,14 @@ def _in_tiles(
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, keys, t.shape[-1]) for t in (k, v))
     extra, masks = extras("attention", q, bias, mask, keys, operands)
-    # Heads are rows as sequences are. Only those that share a mask of all scores, which differs
-    # from sequence to sequence, stay together.
+    # Heads are rows, like sequences. Only heads that share a mask of all scores that differs
+    # between sequences stay together.
     together = any(m.shape[0] > 1 and m.shape[1] == 1 < groups for m in masks)
     lead = (batch,) if together else (batch, groups)
     sizes, order = row_order(q, q.ndim - len(lead))
 
     def rows(t: Tensor) -> Tensor:
-        """As many rows as q has; but what hides keys from all of them alike has one."""
+        """`t` with as many rows as q; a mask that is the same for all rows has one."""
         if t.dtype is not bool_ or any(n > 1 for n in t.shape[: len(lead)]):
             every, own = F.broadcast_to(t, (*lead, *t.shape[len(lead) :])), t.type.dims[len(lead) :]
             if t.mesh is None and q.mesh is not None:  # each device makes its own rows
@@ -215,10 +216,11 @@ def _in_tiles(
 
 @lru_cache(maxsize=64)
 def _tiles(how: Scores) -> Any:
-    """Attention of q [N, G, R, S, D], the keys and the masks of `attend`, some of N at once."""
+    """Attention of q [N, G, R, S, D], with the keys and masks of `attend`, over some of N at a
+    time."""
 
     def by_rows(fn: Callable[..., list[Tensor]], q: Tensor, *others: list[Tensor]) -> list[Tensor]:
-        """`fn(q, *others)`, the lists in place."""
+        """`fn(q, *others)` over some rows at a time, without changing the structure of `others`."""
         every, keys = [q, *itertools.chain(*others)], others[-2][0]
         cut = [x.shape[0] == q.shape[0] for x in every]
 
@@ -227,7 +229,7 @@ def _tiles(how: Scores) -> Any:
             now = iter([next(mine) if c else x for c, x in zip(cut, every, strict=True)])
             return fn(next(now), *([next(now) for _ in xs] for xs in others))
 
-        # A core's cache has room besides those of a chunk; elsewhere it is memory that counts.
+        # On a CPU a core's cache has room for a whole row of scores; elsewhere memory is the limit.
         sizes = q.type.local_shape
         one = sizes[3] * keys.shape[3] if platform() == "cpu" else largest_chunk(q, keys, how)
         of_row = math.prod(sizes[1:3]) * one
@@ -242,7 +244,7 @@ def _tiles(how: Scores) -> Any:
     def backward(
         q: Tensor, rest: list[Tensor], keys: list[Tensor], masks: list[Tensor]
     ) -> list[Tensor]:
-        """The gradients of q and of the floats of the keys."""
+        """The gradients of q and of the floats in `keys`."""
         floats = [q, *(x for x in keys if x.dtype.is_float)]
         found = pulled([q, *rest], keys, how, masks)
         return [g.to(x.dtype) for g, x in zip(found, floats, strict=True)]

@@ -1,4 +1,4 @@
-"""The functions of a transformer, as composites: softmax, norms, activations, rotary positions.
+"""Functions of a transformer, composed of ops: softmax, norms, activations, rotary embedding.
 
 None has a sharding or gradient rule of its own. Statistics are computed in f32.
 """
@@ -37,8 +37,8 @@ def wide(x: Like) -> Tensor:
 
 
 def rounded_once(fn: C) -> C:
-    """`fn` of a tensor, for which a narrow float is f32 inside: what several ops make of it is
-    rounded at its end alone, as in PyTorch, and a CPU has no instructions for the others."""
+    """`fn` computed in f32 for a narrower float `x`, so that only its result is rounded, as in
+    PyTorch. A CPU has no instructions for most narrow floats either."""
 
     @functools.wraps(fn)
     def rounded(x: Like, *args: Any, **kwargs: Any) -> Tensor:
@@ -57,8 +57,8 @@ def softmax(x: Like, dim: int = -1) -> Tensor:
     dims = dims_of("softmax", t, dim)
     w = wide(t)
     e = F.exp(w - F.stop_gradient(F.reduce("max", w, dims, True)))
-    # Times the reciprocal, not divided by a broadcast: compilers rewrite only one of the two,
-    # and differently for one device and for many.
+    # A product with the reciprocal: compilers rewrite a division by a broadcast, and do so
+    # differently for one device and for many.
     return (e * (1.0 / F.sum(e, dims, True))).to(t.dtype)
 
 
@@ -107,8 +107,8 @@ def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
-    """`x` within -cap to cap, smoothly: `cap * tanh(x / cap)`. None leaves it. Raises UsageError if
-    `cap` is not above 0."""
+    """`x` bounded to -cap and cap, smoothly: `cap * tanh(x / cap)`; unchanged if `cap` is None.
+    Raises UsageError if `cap` is not above 0."""
     if cap is None:
         return x
     if not number("soft_cap", "cap", cap) > 0:
@@ -121,9 +121,9 @@ def layer_norm(
 ) -> Tensor:
     """`x` with zero mean and unit variance over the last dim, times `weight`, plus `bias`.
 
-    With a `weight` of several dims it is over as many of the last dims, whose sizes it has; so
-    there is no argument for them. `eps` is added to the variance (Ba et al. 2016). Computed in
-    f32; the result has the dtype of `x`. Raises ShapeError if `weight` or `bias` does not have
+    A `weight` of several dims normalizes over as many of the last dims, whose sizes it must have;
+    so there is no argument for the sizes. `eps` is added to the variance (Ba et al. 2016). Computed
+    in f32; the result has the dtype of `x`. Raises ShapeError if `weight` or `bias` does not have
     the sizes of the last dims.
     """
     t = as_float("layer_norm", x)
@@ -137,7 +137,7 @@ def layer_norm(
 def rms_norm(x: Like, weight: Like | None = None, eps: float = 1e-6) -> Tensor:
     """`x` over its root mean square along the last dim, times `weight` (Zhang & Sennrich 2019).
 
-    With a `weight` of several dims it is along as many of the last dims. `eps` is added to the mean
+    A `weight` of several dims normalizes over as many of the last dims. `eps` is added to the mean
     square. Computed in f32; the result has the dtype of `x`. Raises ShapeError if `weight` does not
     have the sizes of the last dims.
     """
@@ -148,8 +148,8 @@ def rms_norm(x: Like, weight: Like | None = None, eps: float = 1e-6) -> Tensor:
 
 
 def _normed(name: str, x: Tensor, *scales: Like | None) -> tuple[int, ...]:
-    """The last dims of `x` that a norm is over: as many as its weight and bias, `scales`, have.
-    Raises ShapeError if their sizes are others."""
+    """The dims of `x` that a norm is over: as many of the last ones as `scales`, its weight and
+    bias, have. Raises ShapeError if their sizes differ."""
     sizes = next((w for w in scales if isinstance(w, tuple | list | int)), None)
     if sizes is not None:
         raise unfit(
@@ -193,7 +193,7 @@ def embedding(ids: Like, table: Tensor) -> Tensor:
 
 @typed
 def dropout(x: Like, p: float, training: bool = True) -> Tensor:
-    """Sets elements to zero with probability `p` and multiplies the rest by 1/(1-p).
+    """`x` with elements set to zero with probability `p` and the rest multiplied by 1/(1-p).
 
     Returns `x` if `training` is False. Raises UsageError if `p` is not in 0 <= p < 1.
     """
@@ -214,12 +214,12 @@ def rotary(
 ) -> Tensor:
     """Rotary position embedding of x [..., S, D], by halves of D (Su et al. 2021).
 
-    `positions` [..., S] are by default 0 to S - 1, and broadcast to [..., S] of `x`; with two
-    dims only where `x` has three, or the first is 1: [B, S] of [B, H, S, D] is [B, 1, S].
-    `rates` [R/2], in radians per position, replace those of `base` (`nn.Rope` makes scaled
-    ones); the first R elements of D are turned, and multiplied by `scale`. Raises ShapeError if
-    D is odd, `x` has fewer than 2 dims, `positions` do not fit, or there are more rates than
-    pairs; UsageError if `base` is not above 0. Of whole numbers the result is f32.
+    `positions` [..., S] are by default 0 to S - 1, and broadcast to [..., S] of `x`. Positions of
+    two dims fit only if `x` has three, or the first is 1: for x [B, H, S, D] give [B, 1, S], not
+    [B, S]. `rates` [R/2], in radians per position, replace those of `base` (`nn.Rope` makes scaled
+    ones); the first R elements of D are rotated, and multiplied by `scale`. Raises ShapeError if D
+    is odd, `x` has fewer than 2 dims, `positions` do not fit, or there are more rates than pairs;
+    UsageError if `base` is not above 0. For whole numbers the result is f32.
     """
     t = as_float("rotary", x)
     if t.ndim < 2 or t.shape[-1] % 2:
@@ -246,7 +246,7 @@ def rotary(
 
 def _positions(at: Tensor, x: Tensor) -> Tensor:
     """`at` in f32. Raises ShapeError unless it broadcasts to x [..., S, D] without its last dim,
-    and leaves no doubt about which dim has positions of its own."""
+    and it is clear which dim has positions of its own."""
     to = x.shape[:-1]
     fits = at.ndim <= len(to) and all(
         n in (1, m) for n, m in zip(at.shape[::-1], to[::-1], strict=False)
@@ -266,7 +266,8 @@ def _positions(at: Tensor, x: Tensor) -> Tensor:
 
 
 def shaped_rates(name: str, rates: Tensor, x: Tensor) -> int:
-    """The number of `rates`. Raises ShapeError if they are not [n], n at most the pairs of `x`."""
+    """The number of `rates`. Raises ShapeError unless they are [n], with n at most the pairs of
+    `x`."""
     if rates.ndim == 1 and rates.shape[0] <= x.shape[-1] // 2:
         return rates.shape[0]
     raise ShapeError(
@@ -286,7 +287,7 @@ def swiglu(x: Like, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
-    """`fn` over the last dim of [..., d], in blocks of rows whose insides are not kept."""
+    """`fn` over the last dim of [..., d], in blocks of rows whose intermediates are not kept."""
     sizes, order = row_order(x)
     y = map_chunks(fn, rows_of(x, sizes, order), rows=rows)
     if order:
@@ -296,9 +297,9 @@ def by_rows(fn: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
 
 
 def row_order(x: Tensor, last: int = 1) -> tuple[list[int], list[int]]:
-    """The sizes of the digits of the dims before the `last`, and the order of those digits in which
-    each device has its rows in one piece: what devices split comes first. No order where the rows
-    lie so already."""
+    """(sizes of the digits of the dims before the `last`, order of these digits). In that order
+    split digits come first, so that each device's rows are contiguous. Both are empty if they are
+    so already."""
     run = [d for i in range(x.ndim - last) for d in x.type.digits(i)]
     split = [i for i, d in enumerate(run) if d.axes]
     if split == list(range(len(split))) or any(d.uneven for d in run):
@@ -307,7 +308,8 @@ def row_order(x: Tensor, last: int = 1) -> tuple[list[int], list[int]]:
 
 
 def rows_of(x: Tensor, sizes: list[int], order: list[int], last: int = 1) -> Tensor:
-    """`x` with all dims but the `last` as one, their digits in `order`. Nothing moves."""
+    """`x` with all dims but the `last` merged into one, with their digits in `order`. No data moves
+    between devices."""
     rest = x.shape[x.ndim - last :]
     if order:
         x = x.reshape(*sizes, *rest)
@@ -327,9 +329,9 @@ def mlp(
     """`activation(x @ up + b) @ down + b`, computed in blocks of rows of x [..., d].
 
     The hidden layer exists for one block at a time. The backward pass keeps each block's hidden
-    layer before the activation. `rows` are those of a block on one device; None takes 512 on a CPU,
-    and elsewhere as many as have 1 GiB of hidden elements. Raises UsageError unless `rows` is a
-    whole number from 1 on.
+    layer before the activation. `rows` is the number of rows of a block on one device; None: 512 on
+    a CPU, and elsewhere as many as have 1 GiB of hidden elements. Raises UsageError unless `rows`
+    is a whole number from 1 on.
     """
     t, up = as_tensor(x), as_tensor(up)
     most = rows_at_once("mlp", rows, t, up.shape[-1] if up.ndim else 1)
@@ -340,8 +342,8 @@ def mlp(
 
 
 def __getattr__(name: str) -> Any:
-    """Other functions of `nn`, which users of PyTorch look for here: `F.cross_entropy`."""
-    nn = sys.modules[__package__]
+    """Other functions of `nn`, for users of PyTorch's `F`: `F.cross_entropy`."""
+    nn = sys.modules[__package__]  # an import would be circular
     if name in getattr(nn, "__all__", ()) and not name[0].isupper():
         return getattr(nn, name)
     raise no_name(f"module {__name__!r}", "nn.functional", name, getattr(nn, "__all__", ()))

@@ -1,4 +1,4 @@
-"""What choices does a GPT have? One dataclass: sizes, what a block is, how it runs."""
+"""`GPTConfig`: the sizes and architecture choices of a GPT."""
 
 from __future__ import annotations
 
@@ -46,37 +46,37 @@ REMAT = ("save", "recompute", "products")
 class GPTConfig:
     """Sizes and choices of a `GPT`.
 
-    - `kv_heads`: heads of keys and values; None: `heads`. `head_size`: None is d/heads.
+    - `kv_heads`: number of heads of keys and values; None: `heads`. `head_size`: None is d/heads.
     - `tied`: the output layer uses the embedding's weights.
     - `norm`: "layer", "rms", or "rms_offset", which multiplies by 1 + its weight (Gemma).
-    - `activation`: "gelu" (by tanh), "gelu_exact", "relu", "silu", or one with a gate: "swiglu",
-      or "geglu" (by tanh).
+    - `activation`: "gelu" (by tanh), "gelu_exact", "relu", "silu", or one with a gate: "swiglu", or
+      "geglu" (by tanh).
     - `positions`: "learned", "rotary" (rates from `rope`) or "alibi".
     - `block`: "sequential": the MLP follows attention. "parallel": both take the same norm of the
-      block's input (Wang & Komatsuzaki 2021). "parallel_norms": a norm for each. "post_norms":
-      sequential, with a norm of each sublayer's result besides (Gemma 2).
-    - `qk_norm`: queries and keys are normed, each head by itself.
-    - `query_scale`: what multiplies attention's scores; None: 1/sqrt(the size of a head).
-    - `attention_cap`, `logit_cap`: scores and logits are `cap * tanh(x / cap)`; None: as they are.
-    - `windows`: the layers' windows in turn, as often as there are layers: a token sees itself and
-      the window - 1 tokens before it; 0: all. `local_rope` are the rates of layers with a window,
-      None: those of `rope`.
+      block's input (Wang & Komatsuzaki 2021). "parallel_norms": each has its own norm.
+      "post_norms": sequential, with a further norm of each sublayer's result (Gemma 2).
+    - `qk_norm`: queries and keys are normalized, each head by itself.
+    - `query_scale`: the factor of attention's scores; None: 1/sqrt(the size of a head).
+    - `attention_cap`, `logit_cap`: scores and logits become `cap * tanh(x / cap)`; None: no cap.
+    - `windows`: the windows of the layers, repeated over all layers: a token sees itself and the
+      window - 1 tokens before it; 0: all. `local_rope` are the rates of layers with a window, None:
+      those of `rope`.
     - `embed_scale`: embeddings are multiplied by sqrt(d).
     - `attention_implementation`: "tiles" or "sequences", as in `flash_attention`; None: "tiles".
-    - `biases`: which products have a bias: "qkv", "out", "mlp", "head".
+    - `biases`: the products with a bias: "qkv", "out", "mlp", "head".
     - `context`: "ring" or "all_to_all" splits the sequence over mesh axis `context_axis` from the
       embedding to the loss. Attention is then `ring_attention`, with the sequence in zig-zag order,
       or `all_to_all_attention`.
-    - `sequence_parallel`: the mesh axis over which tensor parallelism splits the sequence where ops
-      act on each row separately.
+    - `sequence_parallel`: the mesh axis over which tensor parallelism splits the sequence for ops
+      that act on each row separately.
     - `experts`: the MLP of each block is an `nn.MoE` of this many experts, `experts_per_token` of
       them per token, with room for `capacity` times an even share (None: for all tokens). `loss`
       adds `aux_weight` times the mean of their auxiliary losses. `router`, `shared_experts`,
       `normalize_gates`, `gate_scale`, `expert_groups`, `topk_groups`, `balance` and `balance_rate`
       are `router`, `shared`, `normalize`, `scale`, `expert_groups`, `topk_groups`, `balance` and
       `rate` of `nn.MoE`. With `balance="bias"` each call in training moves the layers' biases.
-    - `remat`, `loop`, `stacked`: as in `Stack`. `stacked=False` gives each layer weights of its
-      own, which a pipeline needs.
+    - `remat`, `loop`, `stacked`: as in `Stack`. `stacked=False` gives each layer separate weights,
+      which a pipeline needs.
 
     Raises UsageError if a choice is unknown, `d`, `heads` and `kv_heads` do not divide, or a choice
     has no effect beside the others.
@@ -176,7 +176,7 @@ class GPTConfig:
                 )
 
     def _check_together(self) -> None:
-        """Raises UsageError for choices that exclude each other, or that nothing reads."""
+        """Raises UsageError for choices that exclude each other, or that have no effect."""
         for read, of, why, fix in (
             (self.positions == "rotary", ("rope", "local_rope"),
              f'positions are "{self.positions}"', 'give positions="rotary"'),
@@ -229,12 +229,12 @@ class GPTConfig:
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP has a gate."""
+        """Returns whether the MLP has a gate."""
         return self.activation in GATED
 
     @property
     def layer_windows(self) -> list[int]:
-        """The window of each layer, 0 where it sees all; empty if all do."""
+        """The window of each layer, 0 for no window; empty if no layer has one."""
         if not any(self.windows):
             return []
         return [self.windows[i % len(self.windows)] for i in range(self.layers)]
@@ -248,6 +248,6 @@ class GPTConfig:
 
 
 def checked(config: object) -> GPTConfig:
-    """A GPTConfig. Raises UsageError for anything else."""
+    """`config` as a GPTConfig. Raises UsageError if it is anything else."""
     fix = "give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)"
     return instance("GPT", "the config", config, GPTConfig, fix)

@@ -1,4 +1,4 @@
-"""The small layers: linear, embedding, norms, dropout."""
+"""Basic layers: linear, embedding, norms, dropout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .turned_weights import TURNED
 
 
 def normal(std: float) -> Init:
-    """An initialiser: normal with standard deviation `std`."""
+    """An initializer: normal with standard deviation `std`."""
     number("normal", "std", std)
     return Normal(std)
 
@@ -55,7 +55,7 @@ class Embedding(Module):
 
 
 def _normed(name: str, d: int | Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the dims that a norm is over. Raises UsageError if there is none."""
+    """The sizes of the dims that a norm is over. Raises UsageError if there are none."""
     found = sizes(name, d)
     if not found:
         raise unfit(name, "d", d, "give the size of the last dim, or of several, e.g. (4, 5)")
@@ -81,7 +81,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """`nn.rms_norm` over the last dim [d], with `weight` [d]; with a tuple along as many dims.
+    """`nn.rms_norm` over the last dim [d], with `weight` [d]; with a tuple over as many dims.
 
     With `offset` the norm multiplies by 1 + `weight`, which begins at zeros (Gemma).
     """

@@ -1,4 +1,4 @@
-"""How far is a result from what it should be? Losses, in f32; the cross-entropy in blocks too."""
+"""Losses in f32; cross-entropy also in blocks of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _check_labels(
     name: str, what: str, x: Tensor, labels: Tensor, classes: int, ignore: int
 ) -> None:
     """Raises DTypeError or ShapeError unless `labels` are integers, one for each row of `x`, and
-    inside where the host knows them."""
+    within range as far as the host knows them."""
     if labels.dtype.is_float and labels.shape == x.shape:  # as PyTorch takes them too
         fix = "give ids of classes; for probabilities write -(p * nn.log_softmax(x)).sum(-1).mean()"
         integers(name, "labels", labels.type, fix)
@@ -42,7 +42,7 @@ def _check_labels(
 
 
 def _classes_last(x: Tensor, labels: Tensor) -> str:
-    """What to do where the classes are in dim 1, as in PyTorch, or labels are one-hot."""
+    """A fix for errors, if the classes are in dim 1, as in PyTorch, or the labels are one-hot."""
     if x.ndim > 2 and labels.shape == (x.shape[0], *x.shape[2:]):
         back = ", ".join(map(str, (0, *range(2, x.ndim), 1)))
         return f"classes come last: x.permute({back})"
@@ -55,14 +55,14 @@ def _ignored(name: str, value: object) -> int:
 
 @dataclass(frozen=True)
 class _Classes:
-    """How the classes of a loss count: weighted by `weight` [V], with `smoothing` of each label
-    spread over all of them."""
+    """The settings of a loss over classes: `weight` [V] per class, and `smoothing`, the part of
+    each label that is spread over all classes."""
 
     weight: Tensor | None
     smoothing: float
 
     def counted(self, labels: Tensor, keep: Tensor) -> Tensor:
-        """What each row counts."""
+        """The weight of each row."""
         if self.weight is None:
             return keep
         return keep * wide(F.take_or_zero(self.weight, labels))  # an ignored label may be outside
@@ -78,7 +78,7 @@ def _classes(name: str, count: int, weight: Like | None, smoothing: float) -> _C
 
 
 def _of_label(x: Tensor, labels: Tensor) -> Tensor:
-    """Of each row of `x` [..., V] the element of its label [...]; 0 where the label is outside."""
+    """The element of each row of `x` [..., V] at its label [...]; 0 for a label out of range."""
     return F.gather_or_zero(x, labels.reshape(*labels.shape, 1)).reshape(labels.shape)
 
 
@@ -108,12 +108,12 @@ def cross_entropy(
 ) -> Tensor:
     """The mean negative log-likelihood of integer `labels` [...] under `logits` [..., V]: f32[].
 
-    It is in nats. Rows with the label `ignore_index` count neither in the sum nor in the mean.
-    Where the host knows the labels, any other label outside of 0 to V - 1 raises ShapeError; on the
-    device it makes the loss NaN. `weight` [V] is the weight of a row by its label, in the sum and
-    in the mean. `label_smoothing` spreads this part of each label over all classes. Both are as in
-    PyTorch. Raises ShapeError if the shapes do not fit, DTypeError if `labels` are not integers,
-    UsageError if `label_smoothing` is out of range.
+    It is in nats. Rows with the label `ignore_index` count neither in the sum nor in the mean. Any
+    other label outside of 0 to V - 1 raises ShapeError if the host knows the labels; on the device
+    it makes the loss NaN. `weight` [V] weights each row by its label, in the sum and in the mean.
+    `label_smoothing` spreads this part of each label over all classes. Both are as in PyTorch.
+    Raises ShapeError if the shapes do not fit, DTypeError if `labels` are not integers, UsageError
+    if `label_smoothing` is out of range.
     """
     x, y = as_tensor(logits), as_tensor(labels)
     classes = x.shape[-1] if x.ndim else 0
@@ -125,7 +125,7 @@ def cross_entropy(
 
 
 def _count(keep: Tensor) -> Tensor:
-    """What the loss is divided by: the number of rows that count, at least one."""
+    """The divisor of the mean loss: the number of rows that count, at least 1."""
     return F.maximum(F.sum(keep), 1.0)
 
 
@@ -153,9 +153,9 @@ def linear_cross_entropy(
 
     x is [..., d], weight [d, V], labels [...]. `bias` [V] is added to the logits, which `cap` then
     bounds, as `cap * tanh(logits / cap)`. Loss and gradient are computed in one loop, so each
-    block's logits are computed once. `rows` are those of a block on one device; None takes 512 on a
-    CPU, and elsewhere as many as have 1 GiB of logits. Raises the errors of `cross_entropy`, and
-    UsageError unless `rows` is a whole number from 1 on.
+    block's logits are computed once. `rows` is the number of rows of a block on one device; None:
+    512 on a CPU, and elsewhere as many as have 1 GiB of logits. Raises the errors of
+    `cross_entropy`, and UsageError unless `rows` is a whole number from 1 on.
     """
     t, y = as_tensor(x), as_tensor(labels)
     ignore_index = _ignored("linear_cross_entropy", ignore_index)
@@ -163,7 +163,7 @@ def linear_cross_entropy(
     classes = weight.shape[-1] if weight.ndim else 0
     most = rows_at_once("linear_cross_entropy", rows, t, classes)
     _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
-    if t.mesh is not None:  # a label lies with its row
+    if t.mesh is not None:  # a label is on the device of its row
         y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))
     sizes, order = row_order(t)
     flat, y = rows_of(t, sizes, order), rows_of(y, sizes, order, 0)
@@ -190,7 +190,7 @@ def reduced(name: str, loss: Tensor, reduction: str) -> Tensor:
 
 
 def pair(name: str, x: Like, target: Like) -> tuple[Tensor, Tensor]:
-    """Both in f32. Raises ShapeError unless they have one shape."""
+    """`x` and `target` in f32. Raises ShapeError unless they have the same shape."""
     a, b = as_tensor(x), as_tensor(target)
     if a.shape != b.shape:
         raise ShapeError(
@@ -239,7 +239,8 @@ def binary_cross_entropy_with_logits(
 
 
 def _spread(name: str, what: str, value: Like, like: Tensor) -> Tensor:
-    """`value` in f32, in the shape of `like`."""
+    """`value` in f32, broadcast to the shape of `like`. Raises ShapeError if it does not
+    broadcast."""
     t = wide(value)
     if t.ndim > like.ndim or any(n not in (1, s) for n, s in zip(t.shape[::-1], like.shape[::-1])):
         raise ShapeError(
@@ -260,9 +261,9 @@ def nll_loss(
     """Minus the log-probability of each label, in f32: by default the mean over labels that count.
 
     `log_probs` are [..., V], `labels` integers [...] (PyTorch has the classes in dim 1). Labels of
-    `ignore_index` do not count, others as much as `weight` [V] says. `reduction` is "mean", "sum"
-    or "none". Raises DTypeError or ShapeError if labels or weights do not fit, UsageError for
-    another reduction.
+    `ignore_index` do not count; others have the weight of their class in `weight` [V]. `reduction`
+    is "mean", "sum" or "none". Raises DTypeError or ShapeError if labels or weights do not fit,
+    UsageError for another reduction.
     """
     t, at = wide(log_probs), as_tensor(labels)
     ignore, size = _ignored("nll_loss", ignore_index), t.shape[-1] if t.ndim else 0
@@ -280,8 +281,8 @@ def binary_cross_entropy(
 ) -> Tensor:
     """The cross-entropy in nats of the probabilities `probs` and `target` from 0 to 1, in f32.
 
-    Logarithms are at least -100, and gradients by `probs` at most 1e12, as in PyTorch. Of logits,
-    `binary_cross_entropy_with_logits` is more exact. `weight` multiplies each element's loss.
+    Logarithms are at least -100, and gradients by `probs` at most 1e12, as in PyTorch. For logits,
+    `binary_cross_entropy_with_logits` is more accurate. `weight` multiplies each element's loss.
     Raises ShapeError if the shapes do not fit, UsageError for another reduction.
     """
     name = "binary_cross_entropy"
@@ -294,6 +295,7 @@ def binary_cross_entropy(
 
 @custom_gradient
 def _binary(p: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    # PyTorch's bounds, here and below: results stay finite for probabilities 0 and 1.
     yes, no = F.maximum(F.log(p), -100.0), F.maximum(F.log1p(-p), -100.0)
 
     def backward(g: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,10 +308,10 @@ def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = Fa
     """`target * (log(target) - x)`, with `x` the logarithms of probabilities, in f32.
 
     This is the Kullback-Leibler divergence of the distribution `target` from `exp(x)`. With
-    `log_target` the target is given as logarithms too. A target of 0 gives 0. `reduction` is
-    "mean" (over all elements, as in PyTorch), "batchmean" (the sum over the size of dim 0, which
-    the definition means), "sum" or "none". Raises ShapeError if the shapes differ, UsageError for
-    another reduction.
+    `log_target` the target is given as logarithms too. A target of 0 gives 0. `reduction` is "mean"
+    (over all elements, as in PyTorch), "batchmean" (the sum divided by the size of dim 0, as in the
+    mathematical definition), "sum" or "none". Raises ShapeError if the shapes differ, UsageError
+    for another reduction.
     """
     p, q = pair("kl_div", x, target)
     if flag("kl_div", "log_target", log_target):

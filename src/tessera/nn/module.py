@@ -1,8 +1,8 @@
-"""A module is a container of tensors with names; a call of it is a plain function of them.
+"""`Module`, a container of named tensors; a call of it is a plain function of them.
 
-Its parameters are trained. Other tensors that it holds are buffers: state that is moved and saved.
-Modules are trees to `ts.jit`: their tensors are dynamic arguments, and what a recorded function
-puts into them is put into the caller's module too.
+Its parameters are trained. Other tensors are buffers: state that is moved and saved. Modules are
+pytrees for `ts.jit`: their tensors are dynamic arguments, and tensors that a recorded function sets
+are set in the caller's module too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .weight_names import WeightName
 
 
 def state(*shape: int, init: Init = "zeros") -> Tensor:
-    """A buffer, made when it is first used."""
+    """A buffer, created at its first use."""
     t = dist_tensor(shape, init=init)
     t.remake = lambda sizes, name="": state(*sizes, init=init)
     return t
@@ -53,7 +53,8 @@ SHOWN = 60  # letters of an attribute, in the text of a module
 
 
 class Unmatched(NamedTuple):
-    """What `load_state_dict(strict=False)` left as it was, and what it did not use."""
+    """The names that `load_state_dict(strict=False)` did not find, and those that it did not
+    use."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -66,9 +67,9 @@ class Module(Holder):
     """The base class of layers and models.
 
     Assign parameters and modules as attributes and define `__call__`. An `nn.Parameter` is trained;
-    any other tensor is a buffer. A tensor that is assigned to an attribute that holds a parameter
-    is written into that parameter, so every holder of the parameter sees it. `training` is True
-    until `eval()` is called.
+    any other tensor is a buffer. A tensor that is assigned to an attribute with a parameter is
+    written into that parameter, so every module that holds the parameter sees it. `training` is
+    True until `eval()` is called.
     """
 
     training: bool = True
@@ -132,11 +133,12 @@ class Module(Holder):
         for t in direct(value):
             t.home = weakref.ref(self)
 
-    # -- what is in it ----------------------------------------------------------------------------
+    # -- contents ---------------------------------------------------------------------------------
     def named_parameters(
         self, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """(dotted name, parameter) of each parameter of this module and of those below, in order.
+        """Yields (dotted name, parameter) of each parameter of this module and of those below, in
+        order.
 
         A parameter with several names comes once, by its first; with `remove_duplicate=False` by
         each.
@@ -150,7 +152,7 @@ class Module(Holder):
     def named_buffers(
         self, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """(dotted name, tensor) of each buffer of this module and of those below.
+        """Yields (dotted name, tensor) of each buffer of this module and of those below.
 
         A buffer with several names comes as in `named_parameters`.
         """
@@ -161,12 +163,13 @@ class Module(Holder):
                 yield name, t
 
     def modules(self) -> Iterator[Module]:
-        """This module and each module below, each once, as in PyTorch."""
+        """Yields this module and each module below, each once, as in PyTorch."""
         for _, module in self.named_modules():
             yield module
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """(dotted name, module) of this module, whose name is `prefix`, and of each module below.
+        """Yields (dotted name, module) of this module, whose name is `prefix`, and of each module
+        below.
 
         A module with several names comes once, by its first.
         """
@@ -179,7 +182,7 @@ class Module(Holder):
     def parameters(self) -> dict[str, Parameter]:
         """A dict of all parameters by dotted name, frozen ones included; it sets their `name`.
 
-        `model.parameters().values()` are the weights alone, as PyTorch's `parameters()` has them.
+        `model.parameters().values()` are the weights alone, like PyTorch's `parameters()`.
         """
         found: dict[str, Parameter] = {}
         for name, t in self.named_parameters():
@@ -192,7 +195,7 @@ class Module(Holder):
         return {name: t for name, t in self.parameters().items() if t.requires_grad}
 
     def train(self, mode: bool = True) -> Self:
-        """Sets `training` on all modules: dropout is applied, batch norms use the batch.
+        """Sets `training` on all modules: dropout is active, batch norms use batch statistics.
 
         `train(False)`, or `eval()`, is for inference. Raises UsageError if `mode` is not a bool.
         """
@@ -208,10 +211,10 @@ class Module(Holder):
         return self
 
     def eval(self) -> Self:
-        """The same as `train(False)`: for inference."""
+        """Sets `training` to False on all modules, like `train(False)`: for inference."""
         return self.train(False)
 
-    # -- what is trained of it --------------------------------------------------------------------
+    # -- frozen parameters ------------------------------------------------------------------------
     def freeze(self, *patterns: str) -> Self:
         """Freezes the parameters whose names match a pattern, or all: they are not trained.
 
@@ -222,7 +225,7 @@ class Module(Holder):
         return self._require("freeze", patterns, False)
 
     def unfreeze(self, *patterns: str) -> Self:
-        """Trains the parameters whose names match a pattern (see `freeze`), or all, again.
+        """Unfreezes the parameters whose names match a pattern (see `freeze`), or all.
 
         Raises UsageError if a pattern matches nothing.
         """
@@ -233,8 +236,8 @@ class Module(Holder):
         return self._require("requires_grad_", (), flag("requires_grad_", "value", requires_grad))
 
     def _require(self, who: str, patterns: tuple[str, ...], value: bool) -> Self:
-        """Sets `requires_grad` of the parameters that fit one of `patterns` (none: of all). Raises
-        UsageError for a pattern that fits no name."""
+        """Sets `requires_grad` of the parameters that match one of `patterns`, or of all without
+        patterns. Raises UsageError if a pattern matches no name."""
         have = dict(self.named_parameters(remove_duplicate=False))
         for pattern in patterns or ("*",):
             instance(who, "a pattern", pattern, str, f'give names with *, e.g. {who}("encoder.*")')
@@ -252,15 +255,14 @@ class Module(Holder):
                 t.requires_grad = value
         return self
 
-    # -- in which dtype it is stored --------------------------------------------------------------
+    # -- dtype ------------------------------------------------------------------------------------
     @whole
     def to(self, dtype: object) -> Self:
-        """Stores all float parameters and buffers in `dtype`, rounded to it, as PyTorch's `to`.
+        """Stores all float parameters and buffers in `dtype`, rounded to it, like PyTorch's `to`.
 
-        Of weights that are narrower than f32 an optimizer keeps f32 copies, so call it before
-        `Optimizer.init`. Where they lie is for `dist.place`. What is not made yet will be made in
-        `dtype`. Raises DTypeError if `dtype` is not a
-        float.
+        An optimizer keeps f32 copies of weights narrower than f32, so call this before
+        `Optimizer.init`. For another layout use `dist.place`. Tensors that are not yet created will
+        be created in `dtype`. Raises DTypeError if `dtype` is not a float.
 
         >>> import tessera as ts
         >>> ts.nn.Linear(2, 3).to(ts.bf16).weight.dtype
@@ -283,10 +285,10 @@ class Module(Holder):
     def load_parameters(self, values: Mapping[str, Any], strict: bool = True) -> None:
         """Writes tensors into the parameters that `parameters()` names, and into buffers if given.
 
-        Floats are rounded to the dtype of the model's, as in PyTorch; to change that, write
-        `model.to(dtype)`. Frozen parameters may be missing. With `strict=False` any may be missing,
-        and unknown names are ignored. Raises UsageError if a name is missing or unknown, ShapeError
-        or DTypeError if a value does not fit; then nothing is written.
+        Floats are rounded to the dtype of the model's parameter, as in PyTorch; `model.to(dtype)`
+        changes that. Frozen parameters may be missing. With `strict=False` any may be missing, and
+        unknown names are ignored. Raises UsageError if a name is missing or unknown, ShapeError or
+        DTypeError if a value does not fit; then nothing is written.
         """
         need = set(self.trainable_parameters())
         self._load("load_parameters", values, need, strict)
@@ -294,9 +296,9 @@ class Module(Holder):
     def load_state_dict(self, values: Mapping[str, Any], strict: bool = True) -> Unmatched:
         """Writes all values of a `state_dict()`: every parameter and buffer.
 
-        Floats are rounded to the dtype of the model's. With `strict=False` it returns the names
-        that are missing and those that were not used. Raises the errors of `load_parameters`; then
-        nothing is written.
+        Floats are rounded to the dtype of the model's tensors. With `strict=False` it returns the
+        names that are missing and those that were not used. Raises the errors of `load_parameters`;
+        then nothing is written.
         """
         return self._load("load_state_dict", values, set(self.state_dict()), strict)
 
@@ -309,9 +311,9 @@ class Module(Holder):
         strict: bool,
         round_to_mine: bool = True,
     ) -> Unmatched:
-        """Puts `values` into the parameters and buffers of these names; `need` are those that must
-        be given. A tensor of two names may come under both, with equal values. All is checked
-        before anything changes."""
+        """Writes `values` into the parameters and buffers of these names; the names `need` must be
+        given. A tensor with two names may be given under both, with equal values. All checks come
+        before any write."""
         fix = "give a dict from names to tensors, such as state_dict() gives"
         mapping(who, "the parameters", values, fix)
         flag(who, "strict", strict)
@@ -391,13 +393,14 @@ class Module(Holder):
 
 
 def load_with_dtypes(model: Module, values: Mapping[str, Any]) -> None:
-    """`model.load_parameters(values)`, after which the weights have the dtypes of the values."""
+    """Calls `model.load_parameters(values)`, but gives the weights the dtypes of the values."""
     need = set(model.trainable_parameters())
     model._load("load_parameters", values, need, True, round_to_mine=False)
 
 
 def _settled(init: Callable[..., None]) -> Callable[..., None]:
-    """The `__init__` of a module, after which its lists and dicts are those of a module."""
+    """The `__init__` of a module, followed by the conversion of its lists and dicts to a module's
+    own."""
 
     @boundary
     @functools.wraps(init)

@@ -1,6 +1,5 @@
-"""What is around a call of a module, or of a method of it? Its name is a scope of what is recorded,
-and the recording knows that the module was used. And what is said where there is nothing to call.
-"""
+"""Wrappers of a module's methods: a named scope in the graph, and a record that the module was
+used. Error for a module without `__call__`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from ..lang.record import CALLED, current, named_scope
 
 
 def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
-    """The `__call__` of a module, which is a `base`, in a scope of its name."""
+    """The `__call__` of a module, a subclass of `base`, in a scope of its name."""
 
     @boundary
     @functools.wraps(call)
@@ -35,7 +34,7 @@ def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
 
 
 def seen(method: Callable[..., Any], base: type) -> Callable[..., Any]:
-    """Another method of a module."""
+    """Another method of a module, which records that the module was used."""
 
     @boundary
     @functools.wraps(method)

@@ -1,7 +1,7 @@
-"""Pooling: the largest element, or the mean, of windows of [N, C, L] and [N, C, H, W].
+"""Pooling: the maximum or the mean of windows of [N, C, L] and [N, C, H, W].
 
-The batch and the channels may be split, the spatial dims are whole. A window of a given size is one
-op; where the number of windows is given (adaptive), their elements are first laid side by side.
+Batch and channels may be split, spatial dims are whole. A window of a fixed size is one op; for a
+fixed number of windows (adaptive), their elements are first gathered side by side.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..lang.operands import as_tensor, emit
 from ..lang.tensor import Like, Tensor
 from .conv import Size, image, spatial, spatial_dims
 
-FEW = 16  # places of a window, up to which it is one op
+FEW = 16  # the largest window that is one op
 OutputSize = int | Sequence[int | None] | None
 
 
 def _pool(
     name: str, kind: str, x: Like, size: Size, stride: Size | None, padding: Size
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """(the maximum or the sum of each window, the window's sizes)."""
+    """(maximum or sum of each window, sizes of the window)."""
     rank = spatial_dims(name)
     t = image(name, x, rank)
     t = t.to(f32) if kind == "sum" else t
@@ -44,8 +44,9 @@ def _pool(
 def _windows(
     t: Tensor, kind: str, size: Sequence[int], stride: Sequence[int], pads: Sequence[int]
 ) -> Tensor:
-    """The maximum or the sum of each window. Large ones are reduced dim by dim, the last dim first,
-    so that the first of equal elements stays the first; those that are all of an image, at once."""
+    """The maximum or the sum of each window. Large windows are reduced dim by dim, the last dim
+    first, so that the gradient still goes to the first of equal elements. A sum over a whole image
+    is one reduction."""
     rank = len(size)
     if kind == "sum" and t.shape[2:] == tuple(size) and not any(pads):
         return F.sum(t, tuple(range(2, 2 + rank)), keepdims=True)
@@ -68,13 +69,12 @@ def _mean_pool(name: str, x: Like, size: Size, stride: Size | None, padding: Siz
 
 
 def max_pool1d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The largest element of each window of x [N, C, L]; otherwise as `max_pool2d`."""
+    """The maximum of each window of x [N, C, L]; otherwise as `max_pool2d`."""
     return _pool("max_pool1d", "max", x, kernel_size, stride, padding)[0]
 
 
 def max_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The largest element of each window of x [N, C, H, W], at steps of `stride` (default:
-    `kernel_size`).
+    """The maximum of each window of x [N, C, H, W], at steps of `stride` (default: `kernel_size`).
 
     Padding is never chosen. The gradient goes to the first of equal elements. Raises ShapeError if
     x has another rank, UsageError if `padding` is more than half of the window.
@@ -98,9 +98,9 @@ def avg_pool2d(x: Like, kernel_size: Size, stride: Size | None = None, padding: 
 
 # -- a given number of windows --------------------------------------------------------------------
 def _adaptive(name: str, kind: str, x: Like, output_size: OutputSize) -> Tensor:
-    """The maximum or the mean of as many windows as `output_size` says.
+    """The maximum or the mean of `output_size` windows.
 
-    Window i of n over m elements has those from floor(i m / n) to ceil((i + 1) m / n).
+    Window i of n over m elements is that from floor(i m / n) to ceil((i + 1) m / n).
     """
     rank = spatial_dims(name)
     t = image(name, x, rank)
@@ -119,7 +119,7 @@ def _adaptive(name: str, kind: str, x: Like, output_size: OutputSize) -> Tensor:
         most = int((stop - first).max())
         window.append(most)
         if n * most != m:  # else they lie side by side already
-            # A shorter window has its last element again; zeros, where it is summed.
+            # A shorter window repeats its last element for a maximum, and has zeros for a sum.
             at = first + np.arange(most, dtype=np.int32)
             at = np.where(at < stop, at, -1 if mean else stop - 1)
             y = F.take_or_zero(y, at.reshape(-1), d)
@@ -137,22 +137,21 @@ def adaptive_avg_pool1d(x: Like, output_size: OutputSize) -> Tensor:
 
 
 def adaptive_avg_pool2d(x: Like, output_size: OutputSize) -> Tensor:
-    """The means of `output_size` windows over x [N, C, H, W], equal ones as far as possible.
+    """The means of `output_size` windows over x [N, C, H, W], of equal size as far as possible.
 
-    Window i of n over m elements has those from floor(i m / n) to ceil((i + 1) m / n), as in
-    PyTorch. `output_size` is a number or one for each dim; None is the dim's own size. Raises
-    ShapeError if x has another rank or no elements, UsageError if `output_size` is no such number.
+    Window i of n over m elements is that from floor(i m / n) to ceil((i + 1) m / n), as in PyTorch.
+    `output_size` is a number or one for each dim; None is the dim's own size. Raises ShapeError if
+    x has another rank or no elements, UsageError if `output_size` is no such number.
     """
     return _adaptive("adaptive_avg_pool2d", "sum", x, output_size)
 
 
 def adaptive_max_pool1d(x: Like, output_size: OutputSize) -> Tensor:
-    """The largest elements of `output_size` windows over x [N, C, L]; otherwise as
-    `adaptive_avg_pool2d`."""
+    """The maxima of `output_size` windows over x [N, C, L]; otherwise as `adaptive_avg_pool2d`."""
     return _adaptive("adaptive_max_pool1d", "max", x, output_size)
 
 
 def adaptive_max_pool2d(x: Like, output_size: OutputSize) -> Tensor:
-    """The largest elements of `output_size` windows over x [N, C, H, W]; otherwise as
-    `adaptive_avg_pool2d`. The gradient goes to the first of equal elements."""
+    """The maxima of `output_size` windows over x [N, C, H, W]; otherwise as `adaptive_avg_pool2d`.
+    The gradient goes to the first of equal elements."""
     return _adaptive("adaptive_max_pool2d", "max", x, output_size)

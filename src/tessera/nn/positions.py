@@ -1,4 +1,4 @@
-"""How does attention know where a token stands? Rotary rates with their scalings, and ALiBi.
+"""Positions in attention: rotary rates with their scalings, and ALiBi.
 
 >>> alibi_bias(4, 3, 1.0)[0].tolist()
 [0.0, 0.25, 0.5]
@@ -22,7 +22,7 @@ from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 
 HIGH = {"llama3": 4.0, "yarn": 32.0}
-# The scalings that read a field; the other fields all of them read.
+# The scalings that use a field; a field that is not listed is used by all.
 READ = {
     "factor": ("linear", "llama3", "dynamic", "yarn", "longrope"),
     "low": ("llama3", "yarn"), "high": ("llama3", "yarn"), "truncate": ("yarn",),
@@ -34,20 +34,19 @@ SCALINGS = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class Rope:
-    """The rates of rotary embeddings (Su et al. 2021): `base`, and how they are scaled.
+    """The rates of rotary embeddings (Su et al. 2021): `base`, and their scaling.
 
     `scaling` "linear" divides all rates by `factor` (Chen et al. 2023). "llama3" (Llama 3.1)
     divides by `factor` the rates with a wavelength above `original`/`low` tokens, keeps those with
     a wavelength below `original`/`high`, and interpolates between them. "yarn" (Peng et al. 2023)
-    interpolates by the index of the rate instead, between those that turn `high` and `low` times
+    interpolates by the index of the rate instead, between those that rotate `high` and `low` times
     within `original` tokens, rounded outwards if `truncate`. "dynamic" raises the base for a
-    sequence longer than `original`, by which `factor` keeps its meaning. "longrope" (Ding et al.
-    2024) divides each rate by its number of `short`, in sequences longer than `original` of `long`.
-
-    `partial` is the part of a head that is turned. `attention` multiplies the turned queries and
-    keys; None: 1, for "yarn" 0.1 ln(`factor`) + 1, for "longrope" sqrt(1 + ln(`factor`) /
-    ln(`original`)). `high` None is 4, for "yarn" 32. Raises UsageError if `scaling` is unknown or
-    does not read what is given, a number is not above 0, or `low` is not below `high`.
+    sequence longer than `original`, with the same meaning of `factor`. "longrope" (Ding et al.
+    2024) divides each rate by its number in `short`, or in `long` for sequences longer than
+    `original`. `partial` is the part of a head that is rotated. `attention` multiplies the rotated
+    queries and keys; None: 1, for "yarn" 0.1 ln(`factor`) + 1, for "longrope" sqrt(1 + ln(`factor`)
+    / ln(`original`)). `high` None is 4, for "yarn" 32. Raises UsageError if `scaling` is unknown or
+    does not use a field that is given, a number is not above 0, or `low` is not below `high`.
     """
 
     base: float = 10000.0
@@ -89,12 +88,12 @@ class Rope:
 
     @property
     def by_length(self) -> bool:
-        """Whether the rates of a sequence longer than `original` are others."""
+        """Returns whether the rates depend on the length of the sequence."""
         return self.scaling in ("dynamic", "longrope")
 
     @property
     def amplitude(self) -> float:
-        """What multiplies the turned part of queries and keys."""
+        """The factor of the rotated part of queries and keys."""
         if self.attention is not None or self.factor <= 1.0:
             return self.attention or 1.0
         if self.scaling == "yarn":
@@ -104,7 +103,7 @@ class Rope:
         return 1.0
 
     def rates(self, size: int, length: int = 0) -> Tensor:
-        """The rate of each turned pair of a head of size `size`, in radians per position: f32[n],
+        """The rate of each rotated pair of a head of size `size`, in radians per position: f32[n],
         in a sequence of `length` tokens."""
         turned = int(size * self.partial)
         base, longer = self.base, length > self.original
@@ -135,13 +134,13 @@ class Rope:
         return rate
 
     def _index(self, turns: float, turned: int) -> float:
-        """The index of the rate that turns so often within `original` tokens."""
+        """The index of the rate that rotates `turns` times within `original` tokens."""
         tokens = self.original / (turns * 2.0 * math.pi)
         return turned * math.log(tokens) / (2.0 * math.log(self.base))
 
 
 def shaped_factors(by: np.ndarray[Any, Any], turned: int) -> None:
-    """Raises UsageError unless longrope has a factor for each pair."""
+    """Raises UsageError unless longrope has one factor per pair."""
     if by.shape != (turned // 2,):
         raise UsageError(
             f"Rope: longrope has {by.size} factors for {turned // 2} pairs",
@@ -150,8 +149,8 @@ def shaped_factors(by: np.ndarray[Any, Any], turned: int) -> None:
 
 
 def alibi_slopes(heads: int) -> np.ndarray[Any, Any]:
-    """A slope a head: powers of one number, for other counts than 2, 4, 8, … every second one of
-    the next larger set besides (Press et al. 2022)."""
+    """One slope per head: powers of one number. If `heads` is not a power of two, the slopes of the
+    next smaller power of two and every second one of the next larger (Press et al. 2022)."""
     near = 2 ** int(math.log2(heads))
 
     def powers(n: int) -> np.ndarray[Any, Any]:
@@ -161,10 +160,11 @@ def alibi_slopes(heads: int) -> np.ndarray[Any, Any]:
 
 
 def alibi_bias(heads: int, keys: int, scale: float) -> np.ndarray[Any, Any]:
-    """[heads, keys]: what attention's scores get for the place of the key.
+    """[heads, keys]: the bias of attention's scores by the position of the key.
 
-    Softmax ignores what all keys of a query share, so the key's own place serves as well as its
-    distance. The products are rounded to bf16 and then scaled, as Falcon's weights were trained.
+    Softmax ignores a constant over the keys of a query, so the position of the key serves as well
+    as its distance. The products are rounded to bf16 and then scaled, as Falcon's weights were
+    trained.
     """
     slopes = alibi_slopes(heads).astype(ml_dtypes.bfloat16)[:, None]
     places = np.arange(keys).astype(ml_dtypes.bfloat16)

@@ -1,6 +1,6 @@
-"""Attention over a split sequence by a ring (Liu et al. 2023): keys and values go round, each
-device attends with its own queries to what is passing, and merges what it found by the logsumexp of
-the scores."""
+"""Ring attention over a split sequence (Liu et al. 2023). Keys and values pass from device to
+device; each device attends with its own queries to the passing block, and merges the results by the
+logsumexp of their scores."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def ring_attention(
     of them, nor all scores of a block. With `causal` the sequence must be in zig-zag order
     (`zigzag`); then each device computes two of four quarters of the scores in each step. `bias`
     [H, S] or [B, H, S] is added by key, in the order of the sequence, as is `mask`. A mask by key,
-    [B, 1, 1, S] or [B, H, 1, S], passes round with the keys; of one of all scores, a bool mask
-    [B, H, S, S] with 1 in place of B or H, each device holds the rows of its queries. In a local
-    body over `axis`, q, k and v are one device's blocks, and so are `bias` and `mask`.
+    [B, 1, 1, S] or [B, H, 1, S], passes around with the keys; a mask of all scores, bool [B, H, S,
+    S] with 1 in place of B or H, is split by the rows of each device's queries. In a local body
+    over `axis`, q, k and v are one device's blocks, and so are `bias` and `mask`.
 
     Raises MeshError if the mesh has no such axis, ShapeError if S does not divide, or `bias` or
     `mask` does not fit, and UsageError for a float mask of all scores: it would have no gradient.
@@ -67,7 +67,7 @@ def ring_attention(
     into = f"does not divide into {chunks} chunks for each of {n} devices"
     parts = chunks if local else chunks * n
     divides("ring_attention", seq, parts, "a sequence of {count} " + into, q=q.type)
-    if not seq:  # nothing goes around
+    if not seq:  # an empty sequence
         return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
     operands = {"q": q.type, "k": k.type}
     q = q * (1.0 / math.sqrt(d) if scale is None else scale)
@@ -86,7 +86,7 @@ def ring_attention(
 
 
 def _only(t: TensorType, dim: int, axis: str) -> TensorType:
-    """`t` with `dim` split over `axis` and nothing else, and no other dim over `axis`."""
+    """`t` with `dim` split over `axis` only, and no other dim over `axis`."""
     t = gathered(t.complete(), (axis,))
     bare = without(t.dims[dim], dim_axes(t.dims[dim]), t.sizes)
     return split_over(t.with_dims((*t.dims[:dim], bare, *t.dims[dim + 1 :])), dim, (axis,))
@@ -94,20 +94,21 @@ def _only(t: TensorType, dim: int, axis: str) -> TensorType:
 
 @lru_cache(maxsize=64)
 def _ring(axis: str, n: int, causal: bool) -> Any:
-    """Ring attention of q [B, G, R, S, D] (scaled), the keys and the masks of `attend`."""
+    """Ring attention of q [B, G, R, S, D] (scaled), with the keys and masks of `attend`."""
     own, whole = Scores(causal), Scores()
 
     def turned(xs: list[Tensor], by: int = 1) -> list[Tensor]:
         return [shift(x, axis, by) for x in xs]
 
     def passed(grads: list[Tensor], keys: list[Tensor]) -> list[Tensor]:
-        """The f32 sums of the gradients of `keys` one device on, sent in the dtypes of these."""
+        """The f32 sums of the gradients of `keys`, passed to the next device in the dtypes of
+        `keys`."""
         dtypes = [x.dtype for x in keys if x.dtype.is_float]
         sent = turned([g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)], -1)
         return [x.to(g.dtype) for x, g in zip(sent, grads, strict=True)]
 
     def columns(masks: list[Tensor], step: int) -> list[Tensor]:
-        """The part of each mask for the keys of the device `step` before this one."""
+        """The part of each mask for the keys of the device `step` places before this one."""
         if not masks:
             return []
         at = ((rank_along((axis,)) + (n - step)) % n).reshape(1)
@@ -118,17 +119,17 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
         return found
 
     def hide(keys: list[Tensor], masks: list[Tensor]) -> bool:
-        """Whether some queries may see no key."""
+        """Returns whether some queries may see no key."""
         return bool(masks) or any(x.dtype is bool_ for x in keys)
 
     def quarters(masks: list[Tensor], before: Tensor) -> list[list[Tensor]]:
-        """The masks of the late queries and first keys, and of the other pair of chunks."""
+        """[masks of the late queries and early keys, masks of the other pair of chunks]."""
         halves = [[F.split(rows, 2, 4) for rows in F.split(m, 2, 3)] for m in masks]
         others = _pick(before, [m[0][0] for m in halves], [m[1][1] for m in halves])
         return [[m[1][0] for m in halves], others]
 
     def forward(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
-        """[the result, the logsumexp of each query's scores]."""
+        """[result, logsumexp of each query's scores]."""
         now = list(keys)
         found = attend(q, now, own, columns(masks, 0))
         for step in range(1, n):
@@ -136,9 +137,9 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
             if not causal:
                 found = merged(found, attend(q, now, whole, hiding))
                 continue
-            # What passes comes from a device before this one, whose early chunk all queries see, or
-            # from one after it, both of whose chunks the late queries see. In both cases the late
-            # queries see its early chunk, and one more pair of chunks is left.
+            # The passing block comes from a device before this one, whose early chunk all queries
+            # see, or from one after it, both of whose chunks the late queries see. In both cases
+            # the late queries see its early chunk, and one more pair of chunks remains.
             before = rank_along((axis,)) >= step
             (early, late), (first, last) = _halves([q, *found]), _halves(now)
             below, beside = quarters(hiding, before)
@@ -156,9 +157,11 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
     def backward(
         q: Tensor, keys: list[Tensor], masks: list[Tensor], out: Tensor, lse: Tensor, g: Tensor
     ) -> list[Tensor]:
-        """The gradients of q and of the floats of the keys, which travel with the keys. They go
-        round the other way than forward: on the same way, each part would be kept since then
-        instead."""
+        """The gradients of q and of the floats in `keys`, which are passed on with the keys.
+
+        They pass in the opposite direction to the forward pass: in the same direction, each block
+        would be kept from the forward pass instead.
+        """
         g = g.to(out.dtype)
         if hide(keys, masks):
             g = F.where((lse < NONE).reshape(*lse.shape, 1), 0.0, g)
@@ -203,7 +206,7 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
 
 
 def _halves(xs: list[Tensor]) -> list[list[Tensor]]:
-    """[the early chunk of each, the late chunk of each]."""
+    """[early chunk of each, late chunk of each]."""
     return [list(part) for part in zip(*(F.split(x, 2, 3) for x in xs), strict=True)]
 
 
@@ -212,5 +215,5 @@ def _pick(yes: Tensor, xs: list[Tensor], ys: list[Tensor]) -> list[Tensor]:
 
 
 def _put(yes: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` as the first of two, or as the second, with zeros as the other."""
+    """(`x`, zeros) where `yes`, else (zeros, `x`)."""
     return F.where(yes, x, 0.0), F.where(yes, 0.0, x)

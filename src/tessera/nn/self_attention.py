@@ -1,4 +1,4 @@
-"""What does the attention of a layer compute? Causal, with the choices of a GPTConfig."""
+"""Causal self-attention of a layer, with the choices of a GPTConfig."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .ring import ring_attention
 from .visible_keys import mask_of
 
 Own = dict[str, Tensor]
-"""What one layer or call has of its own: "window" i32[], "rates" f32[n]; "at" i32[B], the place of
-each sequence's last token; "k" and "v", the cache before it; what is `Told` of the batch."""
+"""Values of one layer or call: "window" i32[], "rates" f32[n]; "at" i32[B], the position of each
+sequence's last token; "k" and "v", the cache before it; the entries of `Told`."""
 
 
 class Attention(Module):
-    """Causal self-attention; the heads are a dim of the weights, so they split by head."""
+    """Causal self-attention; heads are a dim of the weights, so a split of that dim is by head."""
 
     def __init__(self, c: GPTConfig):
         self.config = c
@@ -54,10 +54,10 @@ class Attention(Module):
         self.scope_name = "attention"
 
     def __call__(self, x: Tensor, own: Own | None = None, slots: int = 0) -> Any:
-        """[B, S, d] to [B, S, d], over whole sequences, but for the last bias.
+        """[B, S, d] to [B, S, d], over whole sequences, without the bias of the output.
 
-        With `slots`, or where `own` has a cache, the result is (that, {"k", "v"}), the cache after
-        these tokens.
+        With `slots`, or with a cache in `own`, the result is (that, {"k", "v"}), with the cache
+        after these tokens.
         """
         own = own or {}
         x, c = whole_sequence(x, self.config.sequence_parallel), self.config
@@ -65,7 +65,7 @@ class Attention(Module):
         rows = x.reshape(batch * seq, d)
 
         def projected(w: Tensor, bias: Tensor | None) -> list[Tensor]:
-            """Each [B, heads, S, size], from one plain matrix product."""
+            """Parts [B, heads, S, size] of one matrix product."""
             y = F.matmul(rows, w.reshape(d, -1)).reshape(batch, seq, *w.shape[1:])
             if bias is not None:
                 y = y + bias.to(y.dtype)
@@ -123,10 +123,10 @@ class Attention(Module):
 
 
 def _by_head(t: Tensor, q: Tensor) -> Tensor:
-    """Keys or values [B, G, S, size] repeated for the heads of `q`, where devices need it.
+    """Keys or values [B, G, S, size], repeated for the heads of `q` if that saves communication.
 
-    Fewer of them than devices lie whole on each, while the heads of `q` are split: each device
-    then takes those of its own heads, and nothing is sent.
+    Fewer key heads than devices are whole on each device, while the heads of `q` are split: each
+    device then takes those of its own heads, and nothing is sent.
     """
     (batch, groups, seq, size), heads = t.shape, q.shape[1]
     if groups == heads or dim_axes(t.type.dims[1]) or not dim_axes(q.type.dims[1]):

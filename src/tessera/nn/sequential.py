@@ -1,4 +1,4 @@
-"""Layers one after another, and a module called with other weights than its own."""
+"""Sequential layers, and calls of a module with other weights than its own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .module import Module
 
 
 class Sequential(Module):
-    """Layers one after another: each is called with what the one before returns.
+    """A chain of layers: each is called with the result of the one before.
 
     A layer is a module or any function of one value, such as `nn.relu`. Its weights are named by
-    its number, "0.weight", or by its key where one dict of layers is given. `model[0]` is a layer,
-    which may be replaced, `model[1:3]` a Sequential of some, which keep their names. Raises
-    UsageError if a layer cannot be called.
+    its number, "0.weight", or by its key in a dict of layers. `model[0]` is a layer, which may be
+    replaced; `model[1:3]` is a Sequential of some layers, which keep their names. Raises UsageError
+    if a layer cannot be called.
 
     >>> import tessera as ts
     >>> model = ts.nn.Sequential(ts.nn.Linear(4, 8), ts.nn.relu, ts.nn.Linear(8, 2))
@@ -83,12 +83,12 @@ def functional_call(
 ) -> Any:
     """`module(*args, **kwargs)` with the tensors of `params` in place of its own weights.
 
-    `params` is a dict by the names of `state_dict()`, or a tuple of such dicts; parameters and
-    buffers that it does not name are the module's own. `args` is a tuple, or the one argument. The
-    module is as before afterwards; only buffers of its own that it sets, such as running means, are
-    set. So gradients by `params` are those of a function of them (`torch.func.functional_call`).
-    Raises UsageError if a name is unknown, or if the module sets a buffer that was given;
-    ShapeError or DTypeError if a value does not fit.
+    `params` is a dict by the names of `state_dict()`, or a tuple of such dicts; other parameters
+    and buffers are the module's own. `args` is a tuple, or the one argument. The module is
+    unchanged afterwards, except for buffers of its own that it sets, such as running means. So
+    gradients by `params` are those of a function of them (`torch.func.functional_call`). Raises
+    UsageError if a name is unknown, or if the module sets a buffer that was given; ShapeError or
+    DTypeError if a value does not fit.
 
     >>> import tessera as ts
     >>> layer = ts.nn.Linear(2, 1, bias=False)
@@ -143,7 +143,7 @@ def functional_call(
 
 
 def _with(value: Any, new: Mapping[int, tuple[str, Tensor]]) -> Any:
-    """`value`, and the containers in it, with other tensors."""
+    """`value`, with each tensor in it replaced by the one that `new` has for its id."""
     if isinstance(value, Tensor):
         return new[id(value)][1] if id(value) in new else value
     if isinstance(value, dict):

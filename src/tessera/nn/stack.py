@@ -1,8 +1,8 @@
-"""Repeated layers: one block's code, and weights of its own for each.
+"""Repeated layers: one block's code, with separate weights for each layer.
 
-The layers are written out one by one or run as a loop, by cost: written out they run faster (each
-layer is scheduled and fused on its own), as a loop they compile in the time of one. A pipeline
-wants them apart: each stage then holds the weights of its own layers.
+The layers are unrolled or run as a loop, by cost: unrolled they run faster (each layer is scheduled
+and fused separately), as a loop they compile in the time of one layer. A pipeline needs them
+unrolled: each stage then holds the weights of its own layers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .module import Module
 class Stack(Module):
     """`depth` blocks like `block`, applied one after the other.
 
-    `loop` None chooses by cost, True loops, False writes out. `remat` computes each layer again in
-    the backward pass instead of keeping its insides: True (or "recompute") all of them, "products"
-    all but the results of products and loops. It makes `loop` None a loop.
+    `loop` None chooses by cost, True loops, False unrolls. `remat` recomputes each layer in the
+    backward pass instead of keeping its intermediates: True (or "recompute") all of them,
+    "products" all except results of products and loops. With `remat`, `loop` None is a loop.
 
-    The weights of all layers are stacked along a leading dim, or with `stacked=False` each layer
-    has tensors of its own, written out. A call may give `each`: a dict of tensors [depth, ...], of
-    which each layer gets its own, and `shared`, a dict that all get whole. A block that returns
-    (x, more) makes the stack return (x, the tensors of `more` stacked, [depth, ...]). What a layer
-    sets of its own tensors is kept.
+    The weights of all layers are stacked along a leading dim; with `stacked=False` each layer has
+    separate tensors, and the layers are unrolled. A call may give `each`: a dict of tensors [depth,
+    ...], one row for each layer, and `shared`, a dict of tensors for all layers. If a block returns
+    (x, more), the stack returns (x, the tensors of `more` stacked, [depth, ...]). Tensors that a
+    layer sets are kept.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Stack(Module):
 
     @staticmethod
     def _made(x: Any, lead: tuple[int, ...]) -> Any:
-        """A parameter of the block for all layers: made anew with `lead` dims in front. A buffer is
-        repeated."""
+        """A parameter of the block for all layers, created anew with `lead` dims in front. A buffer
+        is repeated."""
         if not isinstance(x, Tensor):
             return x
         if x.remake is not None:
@@ -84,7 +84,7 @@ class Stack(Module):
         blocks = self.__dict__.get("layers") or [self.block]
         opened = [flatten(block) for block in blocks]
         inside = [[i for i, v in enumerate(x) if isinstance(v, Tensor)] for x, _ in opened]
-        changed: dict[Path, Tensor] = {}  # what the last layer set of its own tensors
+        changed: dict[Path, Tensor] = {}  # tensors that the last layer set
 
         def layer(h: Tensor, given: Any, of: int = 0) -> tuple[Tensor, Any]:
             parts, own = given if own_tensors else (given, ())
@@ -100,8 +100,8 @@ class Stack(Module):
             changed.update(_changed(block, now))
             return x, (more, tuple(changed.values()))
 
-        # A layer that is written out twice is merged into one by the compiler: only in a loop is
-        # it computed again.
+        # The compiler merges a recomputed layer with the original if they are unrolled, so
+        # recomputation needs a loop.
         again = self._policy != "save"
         own_tensors, own_spec = flatten(each)
         weights = [tuple(x[i] for i in at) for (x, _), at in zip(opened, inside, strict=True)]
@@ -139,7 +139,8 @@ class Stack(Module):
         return "recompute" if self.remat else "save"
 
     def _once(self, layer: Any, x: Tensor, parts: Any) -> tuple[Tensor, Any]:
-        """One layer as a loop of one iteration, whose insides are computed again backwards."""
+        """One layer as a loop of one iteration, whose intermediates are recomputed in the backward
+        pass."""
         leaves, spec = flatten(parts)
         one = unflatten(spec, [w.reshape(1, *w.shape) for w in leaves])
         x, more = scan(layer, x, one, policy=self._policy)
@@ -152,8 +153,8 @@ def _nothing(more: Any) -> bool:
 
 
 def _changed(block: Module, given: list[Any]) -> dict[Path, Tensor]:
-    """The tensors that a layer set in `block`, whose own were `given`. Raises UsageError if it set
-    anything else than those that it has."""
+    """The tensors that a layer set in `block`, which had the tensors `given`. Raises UsageError if
+    it set a new tensor, or one of another shape or dtype."""
     leaves = flatten(block)[0]
     same = len(leaves) == len(given) and all(
         isinstance(new, Tensor) == isinstance(old, Tensor)

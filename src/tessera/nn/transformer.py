@@ -1,6 +1,6 @@
-"""A GPT: decoder-only transformer with the choices that today's models make.
+"""`GPT`, a decoder-only transformer with the architecture choices of current models.
 
-One class is GPT-2, Llama, Gemma, Falcon and others: they differ in `GPTConfig` only.
+GPT-2, Llama, Gemma, Falcon and others are this class with different `GPTConfig`s.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from .self_attention import Attention, Own
 from .stack import Stack
 from .visible_keys import Told, said_of_tokens
 
+# For layers without a window in a stack with some: all need a number, and this one hides no key.
 NO_WINDOW = 2**30
 
 
 class MLP(Module):
-    """The feed-forward half of a layer, in blocks of rows."""
+    """The feed-forward part of a layer, in blocks of rows."""
 
     def __init__(self, c: GPTConfig):
         hidden = c.width
@@ -51,7 +52,7 @@ class MLP(Module):
         self.scope_name = "mlp"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., d] to [..., d], row by row, but for the last bias."""
+        """[..., d] to [..., d], row by row, without the bias of the output."""
         h = F.save_for_backward(fn.linear(x, self.up, self.up_bias))
         activation = ACTIVATIONS[self.activation]
         if self.gated:
@@ -61,11 +62,11 @@ class MLP(Module):
         return F.matmul(h, self.down)
 
     def whole(self, x: Tensor, norm: LayerNorm | RMSNorm | None, *_: Any) -> tuple[Tensor, ...]:
-        """([B, S, d],) of [B, S, d], in blocks of rows, each normed first where there is a `norm`;
-        of padding, too.
+        """([B, S, d],) from [B, S, d], in blocks of rows; each row is normalized first if there is
+        a `norm`. Padding is computed as well.
 
-        But for the last bias: it comes after the blocks, or the sum over devices would be completed
-        in each.
+        The bias of the output is not added: with it in each block, each block would complete the
+        sum over devices.
         """
         if self.sequence_parallel is not None:
             x, norm = whole_sequence(x if norm is None else norm(x), self.sequence_parallel), None
@@ -74,7 +75,7 @@ class MLP(Module):
 
 
 class Experts(MoE):
-    """The feed-forward half of a layer with experts."""
+    """The feed-forward part of a layer with experts."""
 
     down_bias = None
 
@@ -91,8 +92,8 @@ class Experts(MoE):
     def whole(
         self, x: Tensor, norm: LayerNorm | RMSNorm | None, there: Tensor | None, learns: bool
     ) -> tuple[Tensor, ...]:
-        """[B, S, d] to [B, S, d] and the auxiliary loss, of the tokens that are `there` [B, S];
-        `learns`: the bias that balances the load moves."""
+        """(result [B, S, d], auxiliary loss) from [B, S, d], for the tokens that are `there` [B,
+        S]. With `learns`, the bias that balances the load is updated."""
         zigzag = axis_size("GPT", x, self.ring_axis)
         y, routing = self._routed(x if norm is None else norm(x), zigzag, there, learns)
         return y, routing.aux_loss
@@ -101,10 +102,9 @@ class Experts(MoE):
 class TransformerBlock(Module):
     """A transformer block on [B, S, d]: norm, attention, residual, then norm, MLP, residual.
 
-    It is causal. In an encoder, where each token sees all, it is called with a mask of scores:
-    `block(x, attention_mask=there[:, None, None])`, `there` bool [B, S], False for padding.
-
-    With `config.context` "ring" it takes its sequence to lie in zig-zag order, and cannot tell:
+    It is causal. For an encoder, where each token sees all others, call it with a mask of scores:
+    `block(x, attention_mask=there[:, None, None])`, with `there` bool [B, S], False for padding.
+    With `config.context` "ring" its sequence must be in zig-zag order, which is not checked:
     `nn.unzigzag(block(nn.zigzag(x, n)), n)` over n devices. `GPT` reorders by itself.
 
     With `config.block` "parallel", attention and MLP take the same input side by side. Attention
@@ -137,9 +137,9 @@ class TransformerBlock(Module):
         attention_mask: Like | None = None,
         position_ids: Like | None = None,
     ) -> Any:
-        """[B, S, d] to [B, S, d]; with experts, to that and their auxiliary loss. With a cache
-        (`Attention` says when), to the first of that and the cache. `attention_mask` and
-        `position_ids` are those of `GPT`."""
+        """[B, S, d] to [B, S, d]; with experts, to (that, their auxiliary loss). With a cache (see
+        `Attention`), to (the first of that, the cache). `attention_mask` and `position_ids` are
+        those of `GPT`."""
         name, fix = "TransformerBlock", "give a batch: x[None] for one sequence"
         x = as_tensor(x)
         ranked(name, "x", x.type, 3, fix)
@@ -152,7 +152,7 @@ class TransformerBlock(Module):
             told = said_of_tokens(name, shape, attention_mask, position_ids, size)
             own = {**(own or {}), **told}
         there = (own or {}).get("there")
-        if slots and "moe" in self.__dict__:  # what follows a prompt's last token is padding
+        if slots and "moe" in self.__dict__:  # tokens after a prompt's last one are padding
             there = F.arange(x.shape[1]) <= (own or {})["at"].reshape(-1, 1)
         h = self.norm_1(x)
         y, *kept = made if isinstance(made := a(h, own, slots), tuple) else (made,)
@@ -167,7 +167,7 @@ class TransformerBlock(Module):
         return (x, *more) if more else x
 
     def _done(self, y: Tensor, norm: LayerNorm | RMSNorm | None, *biases: Tensor | None) -> Tensor:
-        """A sublayer's sums, laid out as the residual, with its biases, norm and dropout."""
+        """A sublayer's result in the layout of the residual, with its biases, norm and dropout."""
         y = split_sequence(y, self.sequence_parallel)
         for bias in biases:
             y = y if bias is None else y + bias.to(y.dtype)
@@ -179,16 +179,16 @@ class GPT(Module):
 
     `loss(ids, labels)` gives the training loss without the whole logits. `config` is a `GPTConfig`.
 
-    Both take an `attention_mask` [B, S], 0 where a token is padding, on either side: no token sees
-    it. Positions then count the tokens that are there, as in transformers' `generate`. A mask
-    [B, 1, S, S] or [B, H, S, S] says which keys each query sees, in place of causality and windows:
-    a bool one is True where it sees, a float one is added to the scores. `position_ids` [B, S] are
-    the positions themselves; without a mask a new document begins where they do not go on by one,
-    and no token sees another document.
+    Both take an `attention_mask` [B, S], 0 for padding, on either side: no token sees it. Positions
+    then count the other tokens, as in transformers' `generate`. A mask [B, 1, S, S] or [B, H, S, S]
+    gives the keys that each query sees, in place of causality and windows: a bool mask is True for
+    a visible key, a float mask is added to the scores. `position_ids` [B, S] are the positions
+    themselves; without a mask, a position that does not follow its predecessor begins a new
+    document, and no token sees another document.
 
-    Raises UsageError if `config` is not one, ShapeError at a call if ids are not integers [B, S]
-    with S at most `config.seq`, or mask or positions do not fit them, or a position that the host
-    knows is outside of the table of "learned" or "alibi" positions.
+    Raises UsageError if `config` is not a GPTConfig, ShapeError at a call if ids are not integers
+    [B, S] with S at most `config.seq`, or mask or positions do not fit them, or a position that the
+    host knows is outside of the table of "learned" or "alibi" positions.
     """
 
     origin: str = ""
@@ -212,8 +212,8 @@ class GPT(Module):
     ) -> Any:
         """The last hidden layer [B, S, d]; with experts, (that, the auxiliary losses [layers]).
 
-        Its tokens are in the order of `ids`, whatever `context` is. Raises ShapeError if `ids` are
-        not integers [B, S] with S at most `config.seq`.
+        Its tokens are in the order of `ids`, for any `context`. Raises ShapeError if `ids` are not
+        integers [B, S] with S at most `config.seq`.
         """
         made = self._features(ids, attention_mask, position_ids)
         x, *aux = made if isinstance(made, tuple) else (made,)
@@ -222,11 +222,12 @@ class GPT(Module):
         return (x, *aux) if aux else x
 
     def _features(self, ids: Tensor, attention_mask: Like | None, position_ids: Like | None) -> Any:
-        """`features` in the order that `context` wants."""
+        """`features` in the token order of `context`."""
         ids = checked_ids(ids, self.config)
         size = None if self.config.positions == "rotary" else self.config.seq
         told = said_of_tokens("GPT", ids.shape, attention_mask, position_ids, size)
-        # One of them says for all whether they are reordered: weights and masks may have no mesh.
+        # One of them decides for all whether they are reordered: weights and masks may have no
+        # mesh.
         where = next((t for t in (ids, *told.values()) if t.mesh is not None), self.embed.weight)
         told = self._told(told, where)
         x = self._embedded(self._placed(ids, where))
@@ -238,7 +239,7 @@ class GPT(Module):
         return (x, *aux) if aux else x
 
     def _told(self, told: Told, where: Tensor) -> Told:
-        """`told` with its sequences in the order and layout that `context` wants."""
+        """`told` with its sequences in the order and layout of `context`."""
         placed = {name: self._placed(t, where) for name, t in told.items() if name != "scores"}
         if "scores" in told:
             m = told["scores"]
@@ -250,14 +251,14 @@ class GPT(Module):
 
     def _embedded(self, ids: Tensor) -> Tensor:
         c = self.config
-        # Whole from the start: a residual stream that is partial is completed in every layer anew.
+        # Completed at the start: a partial residual stream would be completed in every layer.
         x = F.complete(split_sequence(self.embed(ids), c.sequence_parallel))
         return x * math.sqrt(c.d) if c.embed_scale else x
 
     def _layers(
         self, x: Tensor, length: int, given: Own | None = None, **how: Any
     ) -> tuple[Any, ...]:
-        """(the last hidden layer, perhaps what the blocks return besides)."""
+        """(last hidden layer, further results of the blocks, if any)."""
         c, each = self.config, dict(given or {})
         if windows := c.layer_windows:
             each["window"] = as_tensor(np.array([w or NO_WINDOW for w in windows], np.int32))
@@ -271,13 +272,13 @@ class GPT(Module):
     def prefill(self, ids: Tensor, at: Tensor, slots: int) -> tuple[Tensor, Cache]:
         """(logits [B, vocab] of the tokens at `at`, the cache after them) of whole sequences.
 
-        `ids` are integers [B, S]; `at` i32[B] is the place of each sequence's last token, what
-        follows is padding. The cache holds the last `slots` tokens: as many as there will be, or
-        as the largest window, if every layer has one; rates that depend on the length ("dynamic",
-        "longrope") are those of `slots` tokens. Experts with a capacity serve what they have room
-        for here, and every token in `decode`. Raises ShapeError or DTypeError if shapes or dtypes
-        do not fit or a place is outside of S, UsageError if there are fewer slots, or if the config
-        has a `context`.
+        `ids` are integers [B, S]; `at` i32[B] is the position of each sequence's last token, later
+        ones are padding. The cache holds the last `slots` tokens: as many as there will be, or as
+        the largest window, if every layer has one; rates that depend on the length ("dynamic",
+        "longrope") are those of `slots` tokens. Experts with a capacity may drop tokens here, and
+        serve every token in `decode`. Raises ShapeError or DTypeError if shapes or dtypes do not
+        fit or a position is outside of S, UsageError if there are fewer slots, or if the config has
+        a `context`.
         """
         ids, at, slots = prompt_of(ids, at, slots, self.config)
         x = self._embedded(ids)
@@ -287,11 +288,12 @@ class GPT(Module):
         return self._logits(F.gather(x, at.reshape(-1, 1, 1), 1))[:, 0], cache
 
     def decode(self, ids: Tensor, cache: Cache, at: Tensor) -> tuple[Tensor, Cache]:
-        """(logits [B, vocab], the cache with them in) of one token more, `ids` [B], at `at` [B].
+        """(logits [B, vocab], the cache with the new tokens) of one more token `ids` [B] at `at`
+        [B].
 
         Raises ShapeError or DTypeError if shapes or dtypes do not fit those of the cache, or if the
-        host knows that a place is not below the number of slots (`config.seq`, where every layer
-        has a window); where only the devices know, the logits of that sequence are NaN. Raises
+        host knows that a position is not below the number of slots (`config.seq`, if every layer
+        has a window); if only the devices know it, the logits of that sequence are NaN. Raises
         UsageError if `cache` is not one, or if the config has a `context`.
         """
         ids, cache, at, inside = token_of(ids, cache, at, self.config)
@@ -304,7 +306,7 @@ class GPT(Module):
         return y * inside.reshape(-1, 1).to(y.dtype), cache
 
     def _every(self, at: Tensor) -> Own:
-        """`at` for every layer."""
+        """`at`, repeated for every layer."""
         return {"at": F.broadcast_to(at.reshape(1, -1), (self.config.layers, at.shape[0]))}
 
     def _head(self) -> Tensor:
@@ -314,12 +316,13 @@ class GPT(Module):
         return fn.soft_cap(fn.linear(x, self._head(), self.head_bias), self.config.logit_cap)
 
     def _devices(self, where: Tensor) -> int:
-        """Over how many devices of the mesh of `where` `context` splits the sequence."""
+        """The number of devices over which `context` splits the sequence, on the mesh of
+        `where`."""
         c = self.config
         return 1 if c.context is None else axis_size("GPT", where, c.context_axis)
 
     def _placed(self, x: Tensor, where: Tensor, dim: int = 1) -> Tensor:
-        """`x` with its sequence, `dim`, in the order and layout that `context` wants on the mesh of
+        """`x` with its sequence dim `dim` in the order and layout of `context`, on the mesh of
         `where`."""
         c, n = self.config, self._devices(where)
         if n == 1:
@@ -347,20 +350,20 @@ class GPT(Module):
     ) -> Tensor:
         """The mean cross-entropy in nats per token, f32[], without the whole logits.
 
-        `ids` and `labels` are integers [B, S]. Labels of -100 do not count: those of padding are
-        to be -100, also with an `attention_mask`. With experts, `aux_weight` times the mean
-        auxiliary loss is added.
+        `ids` and `labels` are integers [B, S]. Labels of -100 do not count: padding must have them,
+        also with an `attention_mask`. With experts, `aux_weight` times the mean auxiliary loss is
+        added.
         """
         own = (type(self).features, type(self).loss_of)
         if self.config.context != "ring" or own != (GPT.features, GPT.loss_of):
             return self.loss_of(self.features(ids, **_given(attention_mask, position_ids)), labels)
-        # A mean is the same in every order: labels are cheaper to reorder than features.
+        # The mean does not depend on the order: labels are cheaper to reorder than features.
         made = self._features(ids, attention_mask, position_ids)
         x = made[0] if isinstance(made, tuple) else made
         return self.loss_of(made, self._placed(as_tensor(labels), x))
 
     def loss_of(self, features: Any, labels: Tensor) -> Tensor:
-        """The same loss from the result of `features`."""
+        """The loss from the result of `features`."""
         x, *aux = features if isinstance(features, tuple) else (features,)
         loss = linear_cross_entropy(
             x, self._head(), labels, bias=self.head_bias, cap=self.config.logit_cap
@@ -373,6 +376,6 @@ class GPT(Module):
 
 
 def _given(attention_mask: Like | None, position_ids: Like | None) -> dict[str, Like]:
-    """Those that are given: the `features` of a class of the user's may take none."""
+    """The arguments that are not None: a user's subclass may have a `features` without them."""
     both = (("attention_mask", attention_mask), ("position_ids", position_ids))
     return {name: x for name, x in both if x is not None}

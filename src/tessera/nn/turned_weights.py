@@ -1,4 +1,4 @@
-"""Does a weight fit that is loaded? PyTorch keeps the matrix of a linear layer as [out, in]."""
+"""Checks of loaded weights: shapes, dtypes, and PyTorch's [out, in] matrices of linear layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TURNED: set[type] = set()  # classes whose `weight` [in, out] is the transpose o
 
 
 def turned_names(modules: Iterable[tuple[str, object]]) -> set[str]:
-    """The names of the weights of `modules` that are the transpose of PyTorch's."""
+    """The names of the weights of `modules` that are transposes of PyTorch's."""
     kinds = tuple(TURNED)
     return {f"{name}.weight".lstrip(".") for name, m in modules if isinstance(m, kinds)}
 
@@ -22,8 +22,9 @@ def turned_names(modules: Iterable[tuple[str, object]]) -> set[str]:
 def need_fit(
     what: str, have: TensorType, given: TensorType, value: Any, turned: bool = False
 ) -> None:
-    """Raises ShapeError or DTypeError if `value`, of the type `given`, cannot be the weight `what`.
-    Warns of a `turned` one whose shape does not tell, and that lies as PyTorch keeps it."""
+    """Raises ShapeError or DTypeError if `value`, of the type `given`, does not fit the weight
+    `what`. Warns if a `turned` weight is square, so that its shape does not show its order, and
+    `value` is a contiguous PyTorch tensor."""
     fix = "load a checkpoint of a model with the same sizes"
     if turned and have.shape == given.shape[::-1]:
         fix = "PyTorch keeps it as [out, in]: give w.T, also of linear layers that are square"

@@ -1,5 +1,4 @@
-"""Which keys does each query of a causal layer see, and where does each token stand, in a batch
-whose sequences are padded, or packed several to a row?
+"""Attention masks and positions of a batch whose sequences are padded, or packed several to a row.
 
 >>> from tessera.lang.create import tensor
 >>> told = said_of_tokens("GPT", (1, 4), tensor([[0, 1, 1, 1]]), None)
@@ -21,9 +20,9 @@ from ..lang.operands import as_tensor
 from ..lang.tensor import Like, Tensor
 
 Told = dict[str, Tensor]
-"""What layers know of the tokens of a batch [B, S]: "there" bool [B, S], False for padding;
-"documents" i32[B, S], whose number is the same within one document; "positions" i32[B, S]; "scores"
-[B, H, S, S], any of them 1 but the last, the mask of all scores, in place of all else."""
+"""Facts about the tokens of a batch [B, S]: "there" bool [B, S], False for padding; "documents"
+i32[B, S], with one number per document; "positions" i32[B, S]; "scores" [B, H, S, S], any of them 1
+but the last, a mask of all scores that replaces all others."""
 
 
 def said_of_tokens(
@@ -33,12 +32,13 @@ def said_of_tokens(
     position_ids: Like | None,
     size: int | None = None,
 ) -> Told:
-    """What `attention_mask` and `position_ids` say of tokens [B, S], as transformers reads them.
+    """The masks and positions of tokens [B, S] from `attention_mask` and `position_ids`, as in
+    transformers.
 
-    A mask [B, S] is 0 or False where a token is padding, 1 or True where one is there; positions
-    then count the tokens that are there. A mask [B, H, S, S] is that of `nn.attention`, and hides
-    alone. Positions without a mask begin a new document where they do not go on by one. Raises
-    ShapeError or DTypeError; ShapeError also where the host knows that a position is not below
+    A mask [B, S] is 0 or False for padding, 1 or True for a token; positions then count the tokens.
+    A mask [B, H, S, S] is that of `nn.attention`, and replaces all other masks. Without a mask, a
+    position that does not follow its predecessor begins a new document. Raises ShapeError or
+    DTypeError if they do not fit; ShapeError also if the host knows that a position is not below
     `size`, or a mask's number not 0 or 1.
     """
     told: Told = {}
@@ -67,7 +67,7 @@ def said_of_tokens(
 
 
 def says_what_is_there(name: str, m: Tensor) -> None:
-    """Raises DTypeError or ShapeError where `m`, a token each, may mean something else."""
+    """Raises DTypeError or ShapeError if `m`, a mask per token, may have another meaning."""
     if m.dtype.is_float:  # of one that is added to scores, 0 would be padding
         raise DTypeError(
             f"{name}: a float attention mask of tokens may be one that is added to scores",
@@ -93,8 +93,8 @@ def _positions(name: str, at: Tensor, shape: tuple[int, ...], size: int | None) 
 
 
 def mask_of(told: Told, places: Tensor) -> Tensor | None:
-    """The mask of scores besides causality, None where all is seen. `places` i32[S] are those of
-    the tokens in their rows; a layer with a "window" sees as far."""
+    """The mask of scores besides causality; None if there is none. `places` i32[S] are the
+    positions of the tokens in their rows; a layer with a "window" sees that far."""
     if "scores" in told:
         return told["scores"]
     seen = []
@@ -111,7 +111,8 @@ def mask_of(told: Told, places: Tensor) -> Tensor | None:
 
 
 def _each(x: Tensor, side: int) -> Tensor:
-    """x [B, S] or [S], by query (side 0) or by key (1), in dims that broadcast to the scores."""
+    """`x` [B, S] or [S], by query (side 0) or by key (side 1), reshaped to broadcast over the
+    scores."""
     by = (1, 1) if x.ndim == 2 else ()
     seq = (x.shape[-1], 1) if side == 0 else (1, x.shape[-1])
     return x.reshape(*x.shape[:-1], *by[1:], *seq)

@@ -1,7 +1,7 @@
-"""What does `for p in model.parameters()` say to a user of PyTorch, who means the weights?
+"""Names of weights with a hint for users of PyTorch, who expect weights from `model.parameters()`.
 
-`parameters()` is a dict, as JAX has it, so its names come. Each is a string like any other that,
-asked for what a tensor has, says how to come to the tensor.
+`parameters()` is a dict, as in JAX, so a loop over it gives names. Each is a string that, asked for
+an attribute of a tensor, raises an error with the way to the tensor.
 """
 
 from __future__ import annotations

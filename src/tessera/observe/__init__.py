@@ -1,1 +1,2 @@
-"""Looking inside: stages of a graph, who holds what, statistics, origins of NaN, comparisons."""
+"""Inspection tools: stages of a graph, layouts, statistics, origins of NaN, comparisons,
+profiles."""

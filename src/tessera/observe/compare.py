@@ -1,8 +1,9 @@
-"""Where do two runs part? The first node, with both lines, or the first step of two training runs.
+"""Comparison of two runs, node by node: the first difference, with both source lines.
 
-Two functions (or one on two meshes) are recorded; their nodes are matched in program order by what
-they compute, so that collectives which only one of them needs are skipped. Both run piece by piece
-and each pair of values is compared, and at last their results, whatever these are made by.
+Two functions (or one on two meshes) are recorded; their nodes are matched in program order by their
+ops and shapes, so that collectives of only one of them are skipped. Both run piece by piece and
+each pair of values is compared, and finally their results, whatever nodes compute them. Two
+training runs are compared step by step.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from .instrument import Array, Run, Spot, measured, outside, recorded, results, 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two nodes that compute the same, and how far apart their values are.
+    """Two matched nodes, and the difference of their values.
 
-    `relative` is the largest difference by the largest value of the tensor; `at` is where the
-    difference is largest (iterations of loops first), with the two values there.
+    `relative` is the largest difference divided by the largest value of the tensor; `at` is the
+    place of the largest difference (iterations of loops first), with the two values there.
     """
 
     a: Node
@@ -71,7 +72,7 @@ class Comparison:
     only_a: int
     only_b: int
     how: str
-    unlike: tuple[str, ...]  # how the results differ in number, in names or in what is no tensor
+    unlike: tuple[str, ...]  # differences of results' numbers, names and non-tensors
     first: Pair | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,11 +80,12 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether no pair differs, and the results are as many, of the same names."""
+        """Returns whether no pair differs, and the results have equal numbers and names."""
         return self.first is None and not self.unlike
 
     def scopes(self) -> dict[str, tuple[int, int, float, float]]:
-        """Per scope: nodes, how many differ, largest absolute and relative difference."""
+        """Per scope: (number of nodes, number that differ, largest absolute and relative
+        difference)."""
         found: dict[str, tuple[int, int, float, float]] = {}
         for p in self.pairs:
             n, bad, far, part = found.get(p.a.scope, (0, 0, 0.0, 0.0))
@@ -123,7 +125,7 @@ def compare(
     bitwise: bool = False,
     ignore: Sequence[str] = compare_runs.SPEEDS,
 ) -> Comparison | compare_runs.RunComparison:
-    """Compares `a` and `b` node by node: the first difference, and how large differences are.
+    """Compares `a` and `b` node by node: the first difference, and the sizes of all differences.
 
     Each is a function (both are then called with `args`), a pair `(function, args)`, a pair
     `(graph, values)`, or a training run: its folder, its metrics file, or rows. Two values are
@@ -176,9 +178,9 @@ def _side(name: str, x: Any, args: tuple[Any, ...]) -> Run:
     )
 
 
-# ---- which nodes belong together ---------------------------------------------------------------
+# ---- matching of nodes -------------------------------------------------------------------------
 def _user_nodes(graph: Graph) -> list[Node]:
-    """What may be matched: values and loops that a result needs, in program order."""
+    """The nodes to match: values and loops that a result depends on, in program order."""
     live = reachable(graph.outputs)
     values = set(results(graph))
     return [
@@ -188,12 +190,14 @@ def _user_nodes(graph: Graph) -> list[Node]:
 
 
 def _incidental(n: Node) -> bool:
-    """Whether a layout or a dtype may have added `n`, and not changed what is computed."""
+    """Returns whether `n` may have been added for a layout or a dtype, without changing the
+    computation."""
     return n.op in NAMES or n.kind.incidental
 
 
 def _results(graph: Graph) -> list[Node]:
-    """What the results of `graph` are made by, apart from what a layout or a dtype has added."""
+    """The nodes that compute the results of `graph`, before nodes that a layout or a dtype
+    added."""
     found = []
     for n in graph.outputs:
         while _incidental(n) and len(n.args) == 1 and _like(n.type, n.args[0].type):
@@ -203,8 +207,8 @@ def _results(graph: Graph) -> list[Node]:
 
 
 def _ends(left: Run, right: Run) -> tuple[list[tuple[Node, Node]], tuple[str, ...]]:
-    """The nodes that make results of one name, or of one place where a side is a graph, and what
-    is unlike about the results."""
+    """(pairs of nodes that compute results of the same name, or of the same place if a side is a
+    graph; texts on unlike results)."""
     ends = _results(left.graph), _results(right.graph)
     if left.names is None or right.names is None:
         n, m = map(len, ends)
@@ -228,7 +232,7 @@ def _ends(left: Run, right: Run) -> tuple[list[tuple[Node, Node]], tuple[str, ..
 
 
 def _equal(x: Any, y: Any) -> bool:
-    """Whether two results that are no tensors, and no floats, are the same."""
+    """Returns whether two results that are neither tensors nor floats are equal."""
     if is_array(x) and is_array(y):
         return np.array_equal(np.asarray(x), np.asarray(y))
     return type(x) is type(y) and (x is y or bool(x == y))
@@ -247,7 +251,7 @@ def _key(n: Node) -> object:
 def _matched(
     a: Graph, b: Graph, around: tuple[tuple[Node, ...], tuple[Node, ...]] = ((), ())
 ) -> list[tuple[Spot, Spot]]:
-    """The spots of two graphs that compute the same, in program order, bodies of loops too."""
+    """The pairs of matched spots of two graphs, in program order, including bodies of loops."""
     left, right = _user_nodes(a), _user_nodes(b)
     blocks = SequenceMatcher(
         None, [_key(n) for n in left], [_key(n) for n in right], autojunk=False
@@ -274,13 +278,13 @@ def _count(graph: Graph) -> int:
 def _values(
     left: Run, right: Run, matched: list[tuple[Spot, Spot]]
 ) -> Iterator[tuple[tuple[Spot, Array], tuple[Spot, Array]]]:
-    """((spot, value), (spot, value)) of each pair."""
+    """Yields ((spot, value), (spot, value)) of each pair."""
     mine, yours = [s for s, _ in matched], [t for _, t in matched]
     return zip(_stream(left, mine), _stream(right, yours), strict=True)
 
 
 def _stream(run: Run, spots: list[Spot]) -> Iterator[tuple[Spot, Array]]:
-    # A body that several loops run is measured in each of them; only the matched ones count.
+    # A body that several loops run is measured in each of them; only matched spots count.
     wanted = set(spots)
     for spot, values in measured(run, _chooser(spots), lambda x: [x]):
         if spot in wanted:
@@ -298,8 +302,8 @@ def _pair(
     ga: Graph, gb: Graph, s: Spot, t: Spot, x: Array, y: Array, rtol: float, atol: float,
     bitwise: bool,
 ) -> Pair:  # fmt: skip
-    """The two values of one node, compared. Values of different shapes differ: they belong to
-    different meshes."""
+    """The comparison of the two values of one pair. Values of different shapes differ: they belong
+    to different meshes."""
     text_a, text_b = _text(ga, s), _text(gb, t)
     if x.shape != y.shape:  # each device has its own value, on another mesh
         return Pair(s.node, t.node, text_a, text_b, np.inf, np.inf, True, (), (x.size, y.size))
@@ -317,8 +321,8 @@ def _text(graph: Graph, s: Spot) -> str:
 
 
 def difference(x: Array, y: Array) -> tuple[float, float, tuple[int, ...]]:
-    """(largest absolute difference, the same by the largest value, where it is); of no elements
-    (0, 0, ()).
+    """(largest absolute difference, largest relative difference, its index); (0, 0, ()) for empty
+    arrays.
 
     >>> difference(np.array([1.0, np.nan]), np.array([1.5, np.nan]))
     (0.5, 0.3333333333333333, (0,))

@@ -1,4 +1,4 @@
-"""Where do two training runs part? The first step at which a metric differs.
+"""Comparison of two training runs: the first step at which a metric differs.
 
 >>> a = [{"step": 0, "loss": 3.0}, {"step": 1, "loss": 2.0}]
 >>> b = [{"step": 0, "loss": 3.0}, {"step": 1, "loss": 2.5}]
@@ -24,7 +24,7 @@ from .instrument import tidy
 from .metrics_file import Row, Value, read_metrics
 
 SPEEDS = ("step_s", "tokens_per_s", "mfu")
-"""What differs between any two runs and says nothing about their numbers."""
+"""Metrics of speed, which differ between any two runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RunComparison:
 
     @property
     def same(self) -> bool:
-        """Whether no metric differs at any step, and there are steps that both have."""
+        """Returns whether no metric differs at any step, and there are common steps."""
         return self.first is None and self.steps > 0
 
     def __str__(self) -> str:
@@ -81,15 +81,15 @@ class RunComparison:
 
 
 def is_run(x: object) -> bool:
-    """Whether `x` is a folder, a file, rows, or something that has rows."""
+    """Returns whether `x` is a folder, a file, a list of rows, or an object with rows."""
     if isinstance(x, (str, Path)) or hasattr(x, "rows"):
         return True
     return isinstance(x, list) and bool(x) and all(isinstance(r, Mapping) for r in x)
 
 
 def _rows(x: Any) -> dict[int, Row]:
-    """The rows of a run by step: from its folder, its metrics file, an object with `rows()`, or
-    rows."""
+    """The rows of a run by step: from its folder, its metrics file, an object with `rows()`, or a
+    list of rows."""
     if isinstance(x, (str, Path)):
         path = Path(x)
         x = read_metrics(path / "metrics.jsonl" if path.is_dir() else path)
@@ -108,7 +108,7 @@ def _rows(x: Any) -> dict[int, Row]:
 def compare_runs(
     a: Any, b: Any, rtol: float, atol: float, bitwise: bool, ignore: Sequence[str]
 ) -> RunComparison:
-    """The metrics of two runs, step by step, where both have the step."""
+    """The comparison of the metrics of two runs over their common steps."""
     left, right = _rows(a), _rows(b)
     both = sorted(left.keys() & right.keys())
     names = dict.fromkeys(k for s in both for k in (*left[s], *right[s]))
@@ -135,7 +135,7 @@ def compare_runs(
 
 
 def _gap(x: Value, y: Value) -> tuple[float, float]:
-    """(absolute difference, the larger value); infinite if one of the two is not a number."""
+    """(absolute difference, larger absolute value); infinite if one of the two is not a number."""
     if not isinstance(x, (int, float)) or not isinstance(y, (int, float)):
         return (0.0 if x == y else math.inf), 0.0
     if x == y or (math.isnan(x) and math.isnan(y)):

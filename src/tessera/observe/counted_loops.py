@@ -1,4 +1,4 @@
-"""How often did a while loop turn? Then it is a loop over so many turns, which can be measured."""
+"""While loops as loops with a measured number of turns, so that their values can be measured."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST = 100_000
 
 
 def counted(run: Run) -> Run:
-    """`run` with its while loops as loops over the turns that they take; it runs once to count
-    them. Those stay that are in other loops, or whose devices go on by themselves; those that never
-    turn, or more than `MOST` times."""
+    """`run` with its while loops replaced by loops of a fixed length; it runs once to count their
+    turns. While loops inside other loops, with a condition that varies over devices, without a turn
+    or with more than `MOST` turns are not replaced."""
     loops = [n for n in run.graph.nodes if _decides(n) and not n.types[0].varying]
     if not loops:
         return run
@@ -48,7 +48,7 @@ def _decides(n: Node) -> bool:
 
 
 def _counting(loop: Node, graph: Graph, emit: Emit) -> tuple[Node, Node]:
-    """(`loop` with one carry more, which counts its turns; what it counted)."""
+    """(`loop` with a further carry that counts its turns, the node of the count)."""
     body, consts, carries = loop.attrs["body"], loop.attrs["consts"], loop.attrs["carries"]
     inside = Builder(body.name, options=body.options)
     inside.nodes, inside.inputs = list(body.nodes), list(body.inputs)

@@ -1,4 +1,4 @@
-"""What does a dump of the flight recorder say? Read, compared, and shown rank by rank."""
+"""Dumps of the flight recorder: reading, comparison of ranks, and display."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dump:
-    """A dump: the rank that wrote it, what it was stuck in, who had not arrived, and per rank what
-    it told."""
+    """A dump: the rank that wrote it, the record it was stuck in, the missing ranks, and the
+    reports of all ranks."""
 
     rank: int
     limit_s: float
@@ -30,8 +30,8 @@ class Dump:
 
     @property
     def differs(self) -> list[str]:
-        """What differs between the ranks, a line each: a record at one place of a group that is
-        not the same, and how far each has come."""
+        """The differences between ranks, one per line: the first record of the group that is not
+        equal on all ranks, and how far each rank has come."""
         group = tuple(self.stuck["group"])
         found: dict[int, dict[int, str]] = {}
         for rank, told in self.ranks.items():
@@ -82,7 +82,7 @@ def load_dump(path: Path | str) -> Dump:
 
 
 def render_dump(dump: Dump, last: int = 8) -> Iterator[RenderableType]:
-    """The dump for a rich console: a line that says what happened, a table, what differs."""
+    """Yields the parts of a dump for a rich console: a summary line, a table, the differences."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

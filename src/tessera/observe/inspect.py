@@ -1,4 +1,4 @@
-"""What is this tensor, and who holds what? `dist.inspect(t)`."""
+"""`dist.inspect`: a report of a tensor, a layer of experts, or a compiled function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Fn = Jit[Any, Any] | TrainingStep[Any, Any] | Pipe
 
 @dataclass(frozen=True)
 class Inspection:
-    """A tensor's type in numbers; `str()` is the report, `.holds` the blocks per device id.
+    """A report of a tensor's type; `str()` is its text, `.holds` the blocks per device id.
 
     `holds[device]` gives, per dim, the runs [start, stop) of global indices on that device.
     """
@@ -36,7 +36,7 @@ class Inspection:
     type: TensorType
     name: str
     holds: dict[int, tuple[tuple[tuple[int, int], ...], ...]]
-    experts: tuple[MoEInspection, ...] = ()  # of a result of `op.moe`: what it did
+    experts: tuple[MoEInspection, ...] = ()  # reports of `op.moe`, for its results
 
     def __str__(self) -> str:
         t = self.type
@@ -65,7 +65,7 @@ class Inspection:
     __repr__ = __str__
 
     def _who(self) -> list[str]:
-        """The picture of the mesh, or a list where it is too large to draw."""
+        """The picture of the blocks by device, or a list if it is too large to draw."""
         from ..show.layout_picture import slice_text, whole_picture  # its library is slow
 
         assert self.type.mesh is not None
@@ -93,18 +93,18 @@ def inspect(t: Fn, *, topology: Topology | str | None = None) -> ScheduleInspect
 def inspect(
     t: Tensor | MoE | Fn, *, topology: Topology | str | None = None
 ) -> Inspection | MoEInspection | ScheduleInspection:
-    """A report of how `t` lies on its mesh: its layout in words, numbers, and a picture by device.
+    """A report on `t`. For a tensor: its layout in words and numbers, and a picture by device.
 
-    The data is not read. For an `nn.MoE`: where its experts are, and which transport serves the one
-    that was asked for; for a result of `op.moe` that too. For a compiled function: its collectives
-    with algorithms, rounds and bytes, times on `topology`, its transports, and what a pipeline
-    sends.
+    The data is not read. For an `nn.MoE`: the devices of its experts, and the transport in use for
+    the requested one; for a result of `op.moe` that too. For a compiled function: its collectives
+    with algorithms, rounds and bytes, times on `topology`, its transports, and the sends of a
+    pipeline.
     """
     if isinstance(t, MoE):
         return moe_inspection(t)
     compiled: Any = t
     if not isinstance(t, Pipe):
-        compiled = getattr(t, "compiled", t)  # of a training step, or of what was captured
+        compiled = getattr(t, "compiled", t)  # of a training step or a captured function
     if isinstance(compiled, Jit | Pipe):
         return inspect_schedule(compiled, topology)
     if callable(t) or isinstance(t, Schedule | Graph):

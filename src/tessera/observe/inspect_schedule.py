@@ -1,4 +1,4 @@
-"""What moves in a compiled function, by which algorithm, in how many rounds? `dist.inspect(fn)`."""
+"""`dist.inspect` of a compiled function: its collectives, with algorithms, rounds and bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ScheduleInspection:
 
     @property
     def sent(self) -> tuple[int, int]:
-        """How many values go from one mesh to another, and the bytes that a device gets of all: the
-        one that gets most."""
+        """(number of values sent between meshes, bytes that the device with most of them
+        receives)."""
         sends = (s for s in self.schedule.steps if isinstance(s, Send))
         moved = [(z, ids) for s in sends for z, ids in self.schedule.arrivals(s) if z and ids]
         got: Counter[int] = Counter()
@@ -71,8 +71,8 @@ class ScheduleInspection:
 def inspect_schedule(
     fn: Jit[Any, Any] | Pipe, topology: Topology | str | None
 ) -> ScheduleInspection:
-    """The collectives of the last recording of `fn`, priced on `topology`, or on the one that its
-    algorithms were chosen for."""
+    """The collectives of the last recording of `fn`, priced on `topology`, or else on the topology
+    that its algorithms were chosen for."""
     where = None if topology is None else cluster(topology)
     if isinstance(fn, Pipe):
         return ScheduleInspection(fn.schedule, where, tuple(collective_costs(fn.schedule, where)))

@@ -1,10 +1,10 @@
-"""What does a value inside a recorded function hold? The same graph, with measurements added.
+"""Measurements inside a recorded function: the same graph, with measurements added.
 
-A probe chooses nodes of a recorded graph, in the bodies of loops too, and adds to each what
-measures it: a function of tensors, recorded behind the node. So it runs on the mesh as the program
-does, each device on its blocks, and what comes back is small. A measurement inside a loop comes
-back once an iteration. The outputs run in pieces (lang/segments.py): each computes what earlier
-ones have not, so nothing is computed twice and one piece's values are in memory at a time.
+A probe chooses nodes of a recorded graph, also in the bodies of loops, and adds a measurement to
+each: a function of tensors, recorded after the node. So it runs on the mesh like the program, each
+device on its blocks, and returns little data. A measurement in a loop has one value per iteration.
+The outputs run in pieces (lang/segments.py): no node runs in two pieces, and memory holds
+the values of one piece at a time.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A graph and a value for each of its inputs; of a recorded call also the names of its results,
-    and those of them that are no tensors."""
+    """A graph and a value for each of its inputs; for a recorded call also the names of its
+    results, and the results that are no tensors."""
 
     graph: Graph
     values: tuple[Tensor, ...]
@@ -56,10 +56,10 @@ class Run:
     plain: tuple[tuple[str, Any], ...] = ()
 
 
-# ---- what runs ---------------------------------------------------------------------------------
+# ---- recording of a call -----------------------------------------------------------------------
 def recorded(who: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Run:
-    """The call as a graph with its values; `who` asks. Its random numbers are those of the next
-    call. Values may be read inside `fn`: what it depends on runs then.
+    """The call as a graph with its values; `who` is the caller for errors. Its random numbers are
+    those of the next call. If `fn` reads values, the nodes that they depend on run then.
 
     Raises UsageError if an argument is a type, or inside a recorded function.
     """
@@ -110,9 +110,9 @@ def _value(who: str, n: Node, x: Given, key: Tensor) -> Tensor:
 
 # ---- measuring ---------------------------------------------------------------------------------
 def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot, list[Array]]]:
-    """(where, what was measured there) in program order; bodies come before their loop's results.
+    """Yields (spot, measurements) in program order; bodies come before their loop's results.
 
-    Arrays have a leading dim for each loop around the node, of its iterations.
+    Arrays have a leading dim of iterations for each loop around the node.
     """
     with replaced(autocast=None, strict=False):
         graph, found = _added(run.graph, choose, measure, None, ())
@@ -147,7 +147,8 @@ def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot,
 
 
 def _pieces(found: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tuple[Spot, int]]]:
-    """The spots in pieces that one program measures, so that what comes back stays small."""
+    """The spots in pieces, each measured by one program, so that little data is returned at a
+    time."""
     pieces: list[list[tuple[Spot, int]]] = []
     count = size = at = 0
     for spot, n in found:
@@ -161,8 +162,7 @@ def _pieces(found: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tu
 
 
 def _fetched(data: Any, t: TensorType, loops: int) -> Array:
-    """The value on the host: dims of loops, those of a value that each device has its own of, and
-    the value's."""
+    """The value on the host, with dims in the order: loops, varying axes, the value's own."""
     x: Array = value_here(Tensor(data, t))
     own = range(len(t.varying))
     return np.moveaxis(x, own, [loops + i for i in own])
@@ -171,7 +171,7 @@ def _fetched(data: Any, t: TensorType, loops: int) -> Array:
 def _added(
     graph: Graph, choose: Choose, measure: Measure, loop: Node | None, loops: tuple[Node, ...]
 ) -> tuple[Graph, list[tuple[Spot, int]]]:
-    """`graph` with the measurements as further outputs, and how many each spot has."""
+    """(`graph` with the measurements as further outputs, [(spot, number of its outputs)])."""
     live = reachable(graph.outputs)
     chosen = live.intersection(choose(graph, loop))
     recorder = Recorder(graph.name, options=graph.options)
@@ -204,7 +204,7 @@ def _added(
 def _copied(
     n: Node, new: Mapping[Node, Node], choose: Choose, measure: Measure, loops: tuple[Node, ...]
 ) -> tuple[Node, list[tuple[Spot, int]]]:
-    """`n` on the new arguments; a loop with the measurements of its body as further results."""
+    """`n` with the new arguments; a loop has the measurements of its body as further results."""
     args = tuple(new[a] for a in n.args)
     made = n.with_args(args)
     inner: list[tuple[Spot, int]] = []
@@ -219,12 +219,12 @@ def _copied(
 
 # ---- choices and measurements that several questions share --------------------------------------
 def every_float(graph: Graph, loop: Node | None) -> list[Node]:
-    """All results of floats that have elements."""
+    """All float results that have elements."""
     return [n for n in results(graph) if n.type.dtype.is_float and n.type.size]
 
 
 def results(graph: Graph) -> list[Node]:
-    """The nodes that are one value, not those whose results are read through `item` nodes."""
+    """The nodes with a single value, without those that are read through `item` nodes."""
     several = {n.args[0] for n in graph.nodes if n.op == "item"}
     return [n for n in graph.nodes if len(n.types) == 1 and n.op != "scan" and n not in several]
 
@@ -234,7 +234,7 @@ def as_f32(x: Tensor) -> Tensor:
 
 
 def tidy(value: float) -> str:
-    """A number in a few digits.
+    """A number with four significant digits.
 
     >>> tidy(0.1), tidy(3), tidy(1234567.0), tidy(float("nan"))
     ('0.1', '3', '1.235e+06', 'nan')
@@ -243,7 +243,8 @@ def tidy(value: float) -> str:
 
 
 def run_of(who: str, what: str, graph: Graph, values: Any) -> Run:
-    """A graph and the arrays or tensors for its inputs. Raises UsageError if they do not fit."""
+    """A Run of a graph with arrays or tensors for its inputs. Raises UsageError if they do not
+    fit."""
     from ..lang.operands import as_tensor
 
     if not isinstance(values, (list, tuple)) or len(values) != len(graph.inputs):

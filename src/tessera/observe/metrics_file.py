@@ -1,4 +1,4 @@
-"""The rows of a run's metrics file, read back.
+"""Reading of a run's metrics file.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as out:
@@ -21,12 +21,12 @@ from ..core.errors import UsageError
 Value: TypeAlias = int | float | str | bool | None
 Row: TypeAlias = dict[str, Value]
 
-# JSON has no such numbers, and a run that diverges is one whose rows are read with care.
+# JSON has no such numbers, but the rows of a diverged run need them.
 NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def read_metrics(path: str | Path) -> list[Row]:
-    """The rows of a file, in order. A last line that was cut off by a crash is left out.
+    """The rows of a file, in order. An incomplete last line, after a crash, is left out.
 
     Raises UsageError if the file does not exist or a line of it is not a row.
     """
@@ -47,7 +47,7 @@ def read_metrics(path: str | Path) -> list[Row]:
 
 
 def column(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of the rows that have a number under `name`.
+    """(steps, values) of the rows that have a number under `name`.
 
     >>> column([{"step": 0, "loss": 3.0}, {"step": 1}, {"step": 2, "loss": 2.0}], "loss")
     ([0, 2], [3.0, 2.0])

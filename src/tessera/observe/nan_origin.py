@@ -1,8 +1,8 @@
-"""Where does a NaN come from? `ts.debug.nan_origin(step, model, batch)` names the node and line.
+"""Origin of a NaN: `ts.debug.nan_origin(step, model, batch)` names the node and line.
 
-The function's graph runs once more with one measurement behind each node: is it finite, does it
-hold an infinity, a NaN? From the results that are not finite the search goes back along nodes that
-are as bad, to those whose operands are not; in a loop, iteration by iteration.
+The function's graph runs again with one measurement after each node: finite, infinite, or NaN. From
+the results that are not finite the search goes back along nodes that are as bad, to those whose
+operands are not; in a loop, iteration by iteration.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from .counted_loops import counted
 from .instrument import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
 
 FINITE, INF, NAN = 0, 1, 2
-# What an op's result holds where it is the operand's elements and no others: as bad as it is.
+# The `elements` of ops whose result has exactly the elements of the operand, so that it is as bad.
 SAME = ("same", "moved")
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a tensor holds: how many elements, NaN, infinities, and the range of the others."""
+    """The content of a tensor: numbers of elements, NaN, infinities, and the range of all
+    others."""
 
     size: int
     nans: int
@@ -83,7 +84,7 @@ class Found:
 class Origin:
     """The first node that is not finite though its `operands` are; `str()` is the report.
 
-    `became_nan` is the first NaN, where that is another node than the first infinity.
+    `became_nan` is the first NaN, if that is another node than the first infinity.
     """
 
     first: Found
@@ -129,7 +130,7 @@ class Origin:
 
 
 def _wrong_ids(n: Node, operands: tuple[Found, ...]) -> str:
-    """What to say where `n` is not finite because its ids point outside; "" where they do not."""
+    """The text if `n` is not finite because its ids are out of range; "" if they are not."""
     low, high = inside_range(n)
     for f in operands:
         if not f.node.type.dtype.is_int or not high:
@@ -165,7 +166,7 @@ class _Frame:
 
 
 class _Search:
-    """How bad each value is, and the way back from a bad one to where it began."""
+    """A search from bad values back to their origin, by the measured state of each value."""
 
     def __init__(self, states: dict[Spot, Array]) -> None:
         self.states = states
@@ -179,7 +180,7 @@ class _Search:
         return FINITE if found is None else int(found[tuple(i for _, i in frame.iterations)].max())
 
     def first(self, frame: _Frame, targets: Iterable[Node], level: int) -> tuple[_Frame, Node]:
-        """Where `targets`, of which one is at least as bad as `level`, became so."""
+        """The place where `targets`, one of which is at least as bad as `level`, became so."""
         chain: set[Node] = set()
         todo = [t for t in targets if self.state(frame, t) >= level]
         starts = []
@@ -192,7 +193,7 @@ class _Search:
             todo += worse
             if not worse:
                 starts.append(n)
-        # An infinity that the program writes down itself is meant: a mask.
+        # A constant infinity in the program is intended: a mask.
         starts = [n for n in starts if not _written(n)] or starts
         place = {n: i for i, n in enumerate(frame.graph.nodes)}
         n = min(starts, key=place.__getitem__)
@@ -206,7 +207,7 @@ class _Search:
     def in_iterations(
         self, frame: _Frame, loop: Node, result: int, level: int
     ) -> tuple[_Frame, Node]:
-        """In the first iteration after which this result of the body is bad."""
+        """The origin in the first iteration after which this result of the body is bad."""
         body: Graph = loop.attrs["body"]
         out = body.outputs[result]
         iterations = [_Frame(body, loop, i, frame) for i in order(loop)]
@@ -214,7 +215,8 @@ class _Search:
         return (frame, loop) if bad is None else self.first(bad, [out], level)
 
     def before(self, frame: _Frame, n: Node, level: int) -> tuple[_Frame, Node]:
-        """Where an input of a loop's body comes from: the iteration before, or outside."""
+        """The origin of a bad input of a loop's body: the iteration before, or outside of the
+        loop."""
         loop, outer = frame.loop, frame.outer
         assert loop is not None and outer is not None
         k, consts = frame.graph.inputs.index(n), loop.attrs["consts"]
@@ -228,7 +230,7 @@ class _Search:
 
 def order(loop: Node) -> Iterable[int]:
     """The iterations of a loop, first to last."""
-    iterations = range(loop.attrs["length"] or 0)  # those of a while loop are not measured
+    iterations = range(loop.attrs["length"] or 0)  # a while loop's are not measured
     return reversed(iterations) if loop.attrs["reverse"] else iterations
 
 
@@ -245,9 +247,9 @@ def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | No
     """The first node of `fn(*args, **kwargs)` that is not finite though its operands are.
 
     None if all results are finite. The call is recorded and run again on its mesh; containers that
-    `fn` changes stay as they are. Random numbers are those that the next call draws (for an earlier
-    call, restore `ts.random.state()` first). Constants that the program writes as infinity, such as
-    a mask's, are not an origin. Raises UsageError if an argument is a type.
+    `fn` changes are not changed. Random numbers are those that the next call draws (for an earlier
+    call, restore `ts.random.state()` first). Constant infinities, such as a mask's, are not an
+    origin. Raises UsageError if an argument is a type.
     """
     if is_registered(type(fn)):  # as an argument its weights have names
         fn, args = _called, (fn, *args)
@@ -277,13 +279,13 @@ def _called(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _telling(graph: Graph, loop: Node | None) -> list[Node]:
-    """The floats whose state does not follow from another's."""
+    """The float nodes whose state does not follow from another node's."""
     telling = every_float(graph, loop)
     return [n for n in telling if n.op != full.name and n.kind.elements not in SAME]
 
 
 def _largest(x: Tensor) -> list[Tensor]:
-    """One number that tells them apart: it is infinite, or a NaN, where one element is."""
+    """One number per tensor: infinite or NaN if any element is."""
     y = x if x.dtype.bytes > 1 else as_f32(x)
     return [F.max(F.abs(y))]
 
@@ -293,7 +295,7 @@ def _state(largest: Array) -> Array:
 
 
 def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
-    """What these nodes hold, by a second run."""
+    """The values of these nodes, by a second run."""
     chosen = {r for at, n in wanted for r in _results(at, n)}
     made: dict[Spot, list[Array]] = {}
     for spot, values in measured(run, lambda g, loop: chosen, _range):
@@ -301,7 +303,7 @@ def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
     found = []
     for at, n in wanted:
         iterations = tuple(i for _, i in at.iterations)
-        # Of several results some may be unused, and so have no value.
+        # Unused results of a node have no value.
         spots = [at.spot(r) for r in _results(at, n)]
         parts = [[a[iterations] for a in made[spot]] for spot in spots if spot in made]
         low, high = min(p[0].min() for p in parts), max(p[1].max() for p in parts)
@@ -318,7 +320,7 @@ def _results(at: _Frame, n: Node) -> list[Node]:
 
 
 def _range(x: Tensor) -> list[Tensor]:
-    """Least and largest finite value, how many NaN, how many infinities."""
+    """[smallest finite value, largest finite value, number of NaN, number of infinities]."""
     if not x.size:
         return [F.full((), v) for v in (LARGEST, -LARGEST, 0.0, 0.0)]
     y = as_f32(x)

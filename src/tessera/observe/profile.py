@@ -1,10 +1,10 @@
-"""Where does the time of a step go? `dist.profile()` measures every step of the schedule.
+"""Profiler: `dist.profile()` measures the time of every step of the schedule.
 
-Programs run by the stepped executor, so each compute step and each collective is a program of its
-own, and each device's results are waited for. A collective's time is its transfer; the wait is how
-long the devices that were done first waited for the last one of a compute step. What overlaps in a
-fused program is measured one after the other here: the parts are right, their sum is an upper
-bound.
+Programs run by the stepped executor, so each compute step and each collective is a separate
+program, and each device's results are waited for. The time of a collective is its transfer; the
+wait is the time from a device's end of a compute step to that of the last device. Steps that
+overlap in a fused program are measured one after the other: the parts are right, their sum is an
+upper bound.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..lang.checks import asked_function
 
-SCOPES = 3  # levels of scope that compute is told apart by
+SCOPES = 3  # levels of scope that separate compute
 KINDS = [s.kind for s in (Compute, Collective, Send, Loop, Region)]  # the streams of a device
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One step of one run: when it began, when Python could go on, when each device had its
-    results (seconds)."""
+    """One step of one run: its begin, the return of its launch, and the time when each device had
+    its results (seconds)."""
 
     schedule: Schedule
     index: int
-    run: tuple[int, int]  # which program's, and which of its runs
+    run: tuple[int, int]  # (id of the program, number of its run)
     start_s: float
     launched_s: float
     ready_s: dict[int, float]
@@ -60,13 +60,13 @@ class Timed:
 
     @property
     def wait_s(self) -> float:
-        """How long devices waited for the last one, on average."""
+        """The mean time that devices waited for the last one."""
         return sum(self.end_s - t for t in self.ready_s.values()) / len(self.ready_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the report, per run: a collective or a scope's compute."""
+    """A line of the report, per run: a collective, or the compute of a scope."""
 
     what: str
     where: str
@@ -79,14 +79,15 @@ class Row:
 
 @dataclass(repr=False)
 class Profile:
-    """What was measured: `str()` is the table, `.rows` its lines, `.save(path)` a Chrome trace."""
+    """The result of a profile: `str()` is the table, `.rows` its lines, `.save(path)` writes a
+    Chrome trace."""
 
     timed: list[Timed] = field(default_factory=list)
     _runs: dict[int, int] = field(default_factory=dict)
     _programs: dict[int, Schedule] = field(default_factory=dict)
     _now: tuple[int, int] = (0, 0)
 
-    # -- what the executor tells ------------------------------------------------------------------
+    # -- calls from the executor ------------------------------------------------------------------
     def begin(self, schedule: Schedule) -> None:
         number = self._runs[id(schedule)] = self._runs.get(id(schedule), -1) + 1
         self._programs[id(schedule)] = schedule
@@ -105,8 +106,8 @@ class Profile:
     # -- the report -------------------------------------------------------------------------------
     @property
     def runs(self) -> int:
-        """How often the largest program was run: beside it, small ones make weights and add numbers
-        up."""
+        """The number of runs of the largest program: small ones beside it create weights and add
+        numbers."""
         size = {k: sum(len(s.graph.nodes) for s in p.steps) for k, p in self._programs.items()}
         return max(((size[k], n + 1) for k, n in self._runs.items()), default=(0, 0))[1]
 
@@ -123,7 +124,7 @@ class Profile:
 
     @property
     def totals_s(self) -> dict[str, float]:
-        """Seconds a run in transfer, wait and compute."""
+        """Seconds per run in transfer, wait and compute."""
         rows = self.rows
         return {
             "transfer": sum(r.transfer_s for r in rows),
@@ -154,8 +155,8 @@ class Profile:
     __repr__ = __str__
 
     def events(self) -> list[dict[str, Any]]:
-        """The steps as events of the Chrome trace format, one row a device and stream: rows are
-        numbers there, and events of their own name them."""
+        """The steps as events of the Chrome trace format, one row per device and stream. Rows are
+        numbers there, named by metadata events."""
         if not self.timed:
             return []
         zero = min(t.start_s for t in self.timed)
@@ -186,8 +187,8 @@ class Profile:
         return out
 
     def save(self, path: str | Path) -> None:
-        """Writes the trace for chrome://tracing or ui.perfetto.dev, packed where the name ends with
-        ".gz". Raises UsageError."""
+        """Writes the trace for chrome://tracing or ui.perfetto.dev, compressed if the name ends
+        with ".gz". Raises UsageError if it cannot be written."""
         shown = {"traceEvents": self.events(), "displayTimeUnit": "ms"}
         with file_access("profile", path, "written", "name a file in a folder of your own"):
             data = json.dumps(shown).encode()
@@ -195,8 +196,8 @@ class Profile:
 
 
 def _bound(s: Schedule, timed: Sequence[Timed]) -> list[str]:
-    """A line where the steps of a pipeline take longer to launch than its busiest stage computes:
-    one thread launches them all, and the devices wait for it."""
+    """A line if the steps of a pipeline take longer to launch than its busiest stage computes: one
+    thread launches all steps, and the devices wait for it."""
     took: dict[tuple[Mesh | None, int, int], list[float]] = {}
     for t in timed:
         if not isinstance(t.step, Send):
@@ -232,14 +233,14 @@ def _moves(step: Step) -> bool:
 
 
 def _bytes(timed: Timed) -> int:
-    """What one device receives."""
+    """Bytes that one device receives."""
     if isinstance(timed.step, Send):
         return sum(timed.schedule.received(timed.step))
     return timed.step.graph.wire_bytes
 
 
 def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -> Row:
-    """A row of the table: medians per step of the schedule, added up and divided by the runs."""
+    """A row of the table: medians per step of the schedule, summed and divided by the runs."""
     each: dict[tuple[int, int], list[Timed]] = {}
     for t in timed:
         each.setdefault((id(t.schedule), t.index), []).append(t)
@@ -247,7 +248,7 @@ def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -
     wait = sum(median(t.wait_s for t in ts) * len(ts) for ts in each.values()) / runs
     received = sum(_bytes(ts[0]) * len(ts) for ts in each.values()) // runs
     count = len(timed) / runs
-    # A compute step lasts until its last device is done: the others' wait is part of it.
+    # A compute step lasts until its last device is done, so it includes the wait of the others.
     if comm:
         return Row(what, where, count, received, took, 0.0, 0.0)
     return Row(what, where, count, received, 0.0, wait, took - wait)
@@ -258,10 +259,10 @@ def profile(
 ) -> Any:
     """Measures programs step by step: `with dist.profile() as p: step(batch)`, then `print(p)`.
 
-    With a function `fn`, it calls `fn` `runs` times, and returns the `Profile`.
-    Compiled functions that are called meanwhile run by the stepped executor, which is slower than
-    the fused one and computes the same. No compilation is measured: each step's program is called
-    once before. Raises UsageError if `runs` is below 1.
+    With a function `fn`, it calls `fn` `runs` times, and returns the `Profile`. Compiled functions
+    that are called inside run by the stepped executor, which is slower than the fused one and
+    computes the same. Compilation is not measured: each step's program is called once before.
+    Raises UsageError if `runs` is below 1.
     """
     if fn is None:
         return within("dist.profile", "write with dist.profile() as p: step(batch), then print(p)")(

@@ -1,4 +1,5 @@
-"""How large are the gradients, how many are zero, is one not finite? A row of numbers a tensor.
+"""Statistics of gradients, weights and activations: norm, largest value, mean, zeros, non-finite
+values.
 
 >>> import tessera as ts
 >>> grads = {"w": ts.tensor([3.0, 0.0, -4.0, 0.0]), "b": ts.tensor([0.5])}
@@ -32,20 +33,19 @@ from .instrument import as_f32, every_float, measured, recorded, tidy
 
 COLUMNS = ("norm", "max_abs", "mean", "zeros", "nonfinite")
 HEADS = ("norm", "max abs", "mean", "zeros", "not finite")
-Visit = tuple[str, tuple[int, ...]]  # a scope, and which of the times that it was entered
+Visit = tuple[str, tuple[int, ...]]  # (scope, number of its entry)
 
 
 class Statistics:
-    """A row a tensor: its norm, largest absolute value, mean, share of zeros, and how many
-    elements are not finite. `values` is a tensor [names, 5] with the columns in this order.
-    """
+    """A row per tensor: its norm, largest absolute value, mean, fraction of zeros, and number of
+    elements that are not finite. `values` is a tensor [names, 5] with the columns in this order."""
 
     def __init__(self, names: tuple[str, ...], values: Tensor) -> None:
         self.names, self.values = names, values
 
     @property
     def norm(self) -> Tensor:
-        """The norm of all of them together."""
+        """The norm of all tensors together."""
         return F.sqrt(F.sum(self.values[:, 0] * self.values[:, 0]))
 
     def rows(self) -> dict[str, dict[str, float]]:
@@ -80,9 +80,9 @@ register(Statistics)
 def statistics(tree: Any) -> Statistics:
     """Statistics of every float tensor or array in `tree` (gradients, weights, ...), by its path.
 
-    It also works inside a compiled function. Sums are computed in f32 and exchanged together: one
-    collective for all tensors that are split over the same axes, and one more for each of their
-    largest values. Raises UsageError if `tree` has no float tensor.
+    It also works inside a compiled function. Sums are computed in f32 and reduced together: one
+    collective for all tensors that are split over the same axes, and one more for their largest
+    values. Raises UsageError if `tree` has no float tensor.
     """
     leaves, spec = flatten(tree)
     pairs = zip(map(path_name, spec_paths(spec)), map(of_floats, leaves), strict=True)
@@ -112,13 +112,14 @@ def _complete(x: Tensor) -> Tensor:
 
 
 def _sums(x: Tensor) -> Tensor:
-    """[4]: of squares, of elements, how many zeros, how many not finite."""
+    """[4]: sum of squares, sum of elements, number of zeros, number of non-finite elements."""
     parts = (x * x, x, (x == 0).to(f32), (~F.isfinite(x)).to(f32))
     return stack([F.sum(p) for p in parts])
 
 
 def _together(rows: list[Tensor]) -> Tensor:
-    """The rows as one tensor, completed; rows that are partial over the same axes together."""
+    """The rows as one tensor, completed; rows that are partial over the same axes are reduced
+    together."""
     groups: dict[Any, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.type, []).append(i)
@@ -134,9 +135,9 @@ def _together(rows: list[Tensor]) -> Tensor:
 def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics:
     """Statistics of the result of each scope of `fn(*args, **kwargs)`, in the program's order.
 
-    A scope is a module's name or a `ts.named_scope`. One that is entered again has a number; one in
-    a loop has the number of the iteration. The call is run again from its recorded graph; `fn` and
-    the containers that it changes stay as they are. Raises UsageError if nothing has a scope.
+    A scope is a module's name or a `ts.named_scope`. A repeated scope has a number; one in a loop
+    has the number of the iteration. The call is run again from its recorded graph; `fn` and the
+    containers that it changes are not changed. Raises UsageError if nothing has a scope.
     """
     run = recorded("activations", fn, args, kwargs)
     names: dict[tuple[Node | None, Node], list[str]] = {}
@@ -170,7 +171,7 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
 
 
 def _last_of_visits(graph: Graph, loop: Node | None) -> list[tuple[Visit, Node]]:
-    """(visit of a scope, its last value) each time that the program enters one."""
+    """(visit of a scope, its last value) for each entry of a scope by the program."""
     around = f"{loop.scope}/" if loop is not None else ""
     last = {v: n for n in every_float(graph, loop) if n.op != "input" for v in _visits(n)}
     place = {n: i for i, n in enumerate(graph.nodes)}
@@ -179,7 +180,8 @@ def _last_of_visits(graph: Graph, loop: Node | None) -> list[tuple[Visit, Node]]
 
 
 def _visits(n: Node) -> list[Visit]:
-    """Of a node in `a/b/c` a, a/b and a/b/c, each with its visits; none of a gradient's node."""
+    """For a node in `a/b/c`: a, a/b and a/b/c, each with its visits; none for a node of a
+    gradient."""
     if not isinstance(n.scope, Scope):
         return []
     parts = n.scope.split("/")

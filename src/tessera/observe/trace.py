@@ -1,4 +1,5 @@
-"""A function's graph as it goes through the passes: `graph.trace(model, batch).show()`."""
+"""`graph.trace`: the graph of a function at each stage of the compiler, e.g. `trace(model,
+batch).show()`."""
 
 from __future__ import annotations
 
@@ -21,34 +22,34 @@ from ..passes.plan import plan, prepared, scheduled
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Trace(Graph):
-    """The Graph as recorded, and with it the later stages of the same program.
+    """The recorded Graph, with the later stages of the same program.
 
-    A pipeline in it is recorded as a plain function, on the whole batch; `.schedule` has its
-    stages, and what they send.
+    A pipeline in it is recorded as a plain function, on the whole batch; `.schedule` has its stages
+    and sends.
     """
 
     planned: Callable[[], Schedule] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def stages(self) -> dict[str, Graph]:
-        """The graph after each stage by its name, in the order in which they run."""
+        """The graph after each stage by its name, in execution order."""
         return {"recorded": self, "simplified": prepared(self)}
 
     @property
     def schedule(self) -> Schedule:
-        """The steps that the program runs in, under the options that it was recorded under. Of a
-        pipeline: as a call plans them, which records the function once more."""
+        """The steps of the program, under the options of its recording. A pipeline is planned as in
+        a call, which records the function once more."""
         return plan(self) if self.planned is None else self.planned()
 
     def side_by_side(self, width: int = 160) -> str:
-        """The stages beside each other as text of `width` columns: `-` marks what the next stage
-        takes away, `+` what it adds. Raises UsageError for a width that holds nothing."""
+        """The stages side by side as text of `width` columns: `-` marks lines that the next stage
+        removes, `+` lines that it adds. Raises UsageError for a width below 40."""
         from ..show.stages import stages_text  # its library is slow to import
 
         return stages_text(self.stages, whole("side_by_side", "width", width, 40))
 
     def show(self) -> None:
-        """Prints the stages beside each other, what changed in colour."""
+        """Prints the stages side by side, with changes in colour."""
         from ..show.stages import show
 
         show(self.stages)
@@ -57,10 +58,10 @@ class Trace(Graph):
 def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwargs: Any) -> Trace:
     """The Graph that `fn(*args, **kwargs)` records. Nothing is computed and no device is needed.
 
-    Arguments are tensors, arrays, or types (`TensorType`) that stand for tensors; all others are
-    static. With `reduce_partial` sums over devices that are pending in results are completed.
-    `.stages` and `.show()` of the result show what the passes make of it. Raises UsageError if `fn`
-    reads a value on the host.
+    Arguments are tensors, arrays, or types (`TensorType`) in place of tensors; all others are
+    static. With `reduce_partial`, partial sums over devices in results are completed. `.stages` and
+    `.show()` of the result show the graph after the passes. Raises UsageError if `fn` reads a value
+    on the host.
     """
     made = lang.record_call("trace", fn, args, kwargs, reduce_partial=reduce_partial)
     here = settings()
@@ -82,5 +83,5 @@ def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwa
 
 
 def _standing(x: Any) -> Any:
-    """A tensor that stands for its type, where only that is given."""
+    """A tensor without data in place of a type."""
     return Tensor(None, x) if isinstance(x, TensorType) else x

@@ -1,8 +1,9 @@
-"""Does a step give the same bits twice, and on fewer devices? `dist.validate_determinism`.
+"""`dist.validate_determinism`: a test of whether a step gives the same bits twice, and on fewer
+devices.
 
-The step runs as it is compiled here, twice, and a third time on its mesh folded. Where results
-differ, all values on the way are computed in each of these ways, in program order, and the first
-that differs is named.
+The compiled step runs twice, and a third time on its mesh folded. If results differ, all
+intermediate values are computed in each of these ways, in program order, and the first that differs
+is reported.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Difference:
     """The first node whose bits differ between the first run and `run`.
 
     `node` is its line in the graph, `loc` the user's line, `scope` the modules around it; `count`
-    of `of` elements differ. `inside` says whether that was seen on the way: where it was not, the
-    values agree one by one, and part only in the program compiled as a whole.
+    of `of` elements differ. `inside` is True if an intermediate value differs; otherwise all values
+    agree one by one, and differ only in the program compiled as a whole.
     """
 
     run: str
@@ -49,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What `validate_determinism` found; `str()` is the report."""
+    """The result of `validate_determinism`; `str()` is the report."""
 
     level: str
     runs: tuple[str, ...]
@@ -58,7 +59,7 @@ class Validation:
 
     @property
     def same(self) -> bool:
-        """Whether all results of all runs have the same bits."""
+        """Returns whether all results of all runs have the same bits."""
         return self.first is None
 
     def __str__(self) -> str:
@@ -81,10 +82,10 @@ def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: A
     """Runs `step(*args)` twice and once on a folded mesh, and reports the first node that differs.
 
     The mesh is folded `onto` fewer devices (None: one); `report.same` is True if all results have
-    the same bits. `step` is a function, compiled or not, and runs under the level in force
-    (`dist.deterministic`). The arguments and the state of random numbers stay as they are. A
-    pipeline runs as the plain function that it stands for. Raises UsageError if the step has no
-    mesh, MeshError if the mesh cannot be folded so.
+    the same bits. `step` is a function, compiled or not, and runs under the current level
+    (`dist.deterministic`). The arguments and the random state are not changed. A pipeline runs as
+    the plain function that it stands for. Raises UsageError if the step has no mesh, MeshError if
+    the mesh cannot be folded so.
     """
     outside(WHO)
     fn = step.fn if isinstance(step, Jit) else function_of(WHO, "the step", step)
@@ -108,7 +109,7 @@ def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: A
 
 
 def _with_writes(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, which gives also what it writes into its arguments."""
+    """`fn`, extended to return also the tensors that it writes into its arguments."""
 
     @functools.wraps(fn)
     def both(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The closed set of ops: one value each, with shape, layout, computation and gradient."""
+"""The closed set of ops: each has a layout rule, a local computation and a gradient."""
 
 from . import (
     attention,

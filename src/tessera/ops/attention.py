@@ -1,8 +1,8 @@
-"""Attention as one op, for kernels that hold no scores (Dao et al. 2022), and its gradient.
+"""Attention as one op, for kernels that do not store scores (Dao et al. 2022), and its gradient.
 
-q is [..., R, S, D], k [..., T, D], v [..., T, E]: R heads of queries share one of keys. The leading
-dims may be split, all else is whole. With `causal` the last query sees all keys, each query before
-it one key less.
+q is [..., R, S, D], k [..., T, D], v [..., T, E]: R query heads share one key head. The leading
+dims may be split, all other dims are whole. With `causal` the last query attends to all keys, each
+query before it to one key less.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TAILS = (3, 2, 2, 3)  # how many dims of q, k, v and the result's gradient are w
 
 
 def _inferred(name: str, ins: tuple[TensorType, ...]) -> Inferred:
-    """Of q, k and v: the result [..., R, S, E]; with its gradient: theirs."""
+    """The type of the result [..., R, S, E] for q, k, v; with a fourth argument, the result's
+    gradient, the types of the gradients of q, k and v."""
     need(name, ins, ("float",))
     one_dtype(name, ins)
     q, k, v = ins[:3]
@@ -47,7 +48,7 @@ def _inferred(name: str, ins: tuple[TensorType, ...]) -> Inferred:
 
 
 def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    """Two products, of scores and of results; where causal, of half as many scores."""
+    """FLOPs of two products, for scores and for results; with `causal` over half of the scores."""
     q, v = ins[0].shape, ins[2].shape
     scores = math.prod(q[:-1]) * v[-2]
     return scores * (q[-1] + v[-1]) * (1 if attrs["causal"] else 2)
@@ -89,8 +90,7 @@ def _no_second(b: Build, n: Any, gs: Any) -> Sequence[Any]:
     )
 
 
-# The gradients of q, k and v, from these and the gradient of the result. Five products: the scores
-# are computed again.
+# The gradients of q, k and v. Five products, because the scores are recomputed.
 define(
     Op(
         "attention_grad",

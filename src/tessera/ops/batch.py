@@ -1,5 +1,5 @@
-"""How do ops take one more dim in front, as `ts.vmap` gives them? Rules that several ops share
-(`Op.batch`).
+"""Batching rules (`Op.batch`) that several ops share: an op with one more leading dim, for
+`ts.vmap`.
 
 >>> next_dim("dim")({"dim": 1}, (True,), (), 8).attrs
 {'dim': 2}
@@ -14,7 +14,7 @@ from .op import Attrs, Batch, Batched
 
 
 def next_dim(attr: str) -> Batch:
-    """The dims that attribute `attr` counts are one further back."""
+    """A rule that increments the dims in attribute `attr`."""
 
     def rule(
         attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
@@ -29,12 +29,13 @@ def next_dim(attr: str) -> Batch:
 def last_dims(
     attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
 ) -> Batched | None:
-    """It acts on the last dims, whatever stands before them."""
+    """The rule of an op that works on the last dims and accepts any leading dims."""
     return Batched(attrs) if all(which) else None
 
 
 def sizes(**front: int | None) -> Batch:
-    """Attributes with a number for each dim get one for the dim in front; None is its size."""
+    """A rule for attributes with one number per dim: each gets its number for the new leading dim;
+    None stands for the size of that dim."""
 
     def rule(
         attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int

@@ -1,4 +1,4 @@
-"""The ops that convert to another dtype: the values, or the bits."""
+"""Conversion to another dtype: `cast` of values, `bitcast` of bits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 def _cast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     src, dtype = ins[0], attrs["dtype"]
-    # Widening keeps every value, so a sum may be completed after it; narrowing does not. With
-    # `terms` each term of the sum is rounded, as by a product whose results are narrow; of the
-    # gradient's sum as well.
+    # Widening is exact, so a partial sum may stay partial; narrowing completes it first. With
+    # `terms` each term of the sum is rounded, as in a product with narrow results; the gradient's
+    # sum likewise.
     widens = src.dtype.is_float and dtype.is_float and promote(src.dtype, dtype) is dtype
     src = (
         src
@@ -28,7 +28,8 @@ def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     src = n.args[0].type.dtype
     if not src.is_float:
         return [None]
-    # What was summed over devices in the dtype that it has in the end is not rounded in between.
+    # A gradient that was cast from `src`, in which sums over devices are sent, is used before that
+    # cast.
     whole = _made_of(b, g, lambda was: was is src) if b.reduce_dtype is src else None
     if whole is not None:
         return [whole]
@@ -39,7 +40,7 @@ def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 def _cast_local(c: Call, x: Array) -> Array:
     dtype = c.out.dtype
     if dtype is fp8_e4m3 and c.ins[0].dtype.is_float:
-        # It has no infinity: what is too large for it would be no number at all.
+        # fp8_e4m3 has no infinity: a value above its maximum would become NaN.
         top = c.xp.full((), FP8_E4M3_MAX, c.ins[0].dtype)
         x = c.xp.maximum(c.xp.minimum(x, top), c.xp.neg(top))
     return c.xp.cast(x, dtype)
@@ -65,17 +66,18 @@ bitcast = define(
 
 
 def narrowed(b: Build, x: Any) -> Any:
-    """What the node `x` is made of, if that is a float of fewer bytes, converted and shown in
-    another form: as such, in that form. None for any other.
+    """The narrower float that the node `x` was cast from, in the form of `x` (reshaped, transposed,
+    …); None if there is none.
 
-    It is what crosses wires in place of `x`, sums too: a narrow product has rounded their terms.
+    It is sent over the network in place of `x`, also for sums: a narrow product has rounded their
+    terms already.
     """
     return _made_of(b, x, lambda was: was.bytes < x.type.dtype.bytes)
 
 
 def _made_of(b: Build, x: Any, fits: Callable[[DType], bool]) -> Any:
-    """What the float `x` was converted from, in the form of `x`; None if that is no float that
-    `fits`."""
+    """The float that `x` was cast from, in the form of `x`; None if `x` is no cast of a float whose
+    dtype `fits`."""
     if x.op == cast.name:
         was = x.args[0].type.dtype
         return x.args[0] if was.is_float and x.type.dtype.is_float and fits(was) else None
@@ -89,12 +91,12 @@ MOST_NODES = 256  # that are looked at
 
 
 def rounded(b: Build, x: Any) -> Any:
-    """The sum `x`, still to be completed, in the narrower dtype of what its terms are made of by
-    linear steps alone: each term is rounded. None if a term is made of anything wide, or of more
-    elements than `x` has: a sum of a device's own values stays wide.
+    """The partial sum `x` in the narrower dtype that all its terms were computed in, if only linear
+    ops follow: each term is rounded. None if a term comes from a wide value, or from more elements
+    than `x` has: a device's local sum stays wide.
 
-    So the gradient by the input of a norm crosses wires like that by its output, which a narrow
-    product gave.
+    So the gradient of a norm's input is sent in the dtype of the gradient of its output, which a
+    narrow product computed.
     """
     if not x.type.dtype.is_float or not x.type.partial:
         return None

@@ -1,4 +1,4 @@
-"""Sums of products: one op behind matmul, linear, einsum and every gradient of theirs."""
+"""`contract`, a sum of products: matmul, linear, einsum and all their gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def index_of(ins: Sequence[TensorType], attrs: Attrs) -> Index:
 
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """Sizes of one letter are equal; the index string says the layout."""
+    """Requires equal sizes of each letter; the layout follows from the index string."""
     need("contract", ins, NUMBER)
     index = index_of(ins, attrs)
     sizes: dict[str, int] = {}
@@ -41,7 +41,7 @@ def _local(c: Call, *args: Array) -> Array:
 
 
 def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    """The gradient of each argument is a contraction too: of `g` with all other arguments."""
+    """The gradient of each argument: the contraction of `g` with all other arguments."""
     index = index_of([a.type for a in n.args], n.attrs)
     if g.type.dtype is not n.args[0].type.dtype:
         g = b("cast", g, dtype=n.args[0].type.dtype)
@@ -50,7 +50,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     for i, (arg, letters) in enumerate(zip(n.args, index.args, strict=True)):
         others = [(a, x) for j, (a, x) in enumerate(zip(n.args, index.args, strict=True)) if j != i]
         have = set(index.out).union(*(x for _, x in others))
-        # A letter of this argument alone was summed away: its gradient is the same along it.
+        # A letter of this argument alone was summed, so the gradient is constant along it.
         kept = tuple(k for k in letters if k in have)
         text = Index((index.out, *(x for _, x in others)), kept)
         d = b("contract", g, *(a for a, _ in others), index=_spell(text), dtype=arg.type.dtype)
@@ -62,7 +62,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _spell(index: Index) -> str:
-    """The index with every letter one character (`...` dims get fresh ones)."""
+    """The index as text with one character per letter (dims of `...` get unused ones)."""
     names = dict.fromkeys(k for group in (*index.args, index.out) for k in group)
     free = iter(c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in names)
     one = {k: k if len(k) == 1 else next(free) for k in names}
@@ -80,7 +80,7 @@ def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Att
 def _batch(
     attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
 ) -> Batched:
-    """One letter more, in front of each argument that has the dim."""
+    """The index with one more letter, in front of each batched argument and of the result."""
     given, _, out = attrs["index"].partition("->")
     letter = next(k for k in ascii_letters if k not in attrs["index"])
     parts = zip(given.split(","), which, strict=True)

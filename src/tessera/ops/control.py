@@ -1,10 +1,8 @@
-"""Ops with structure: `scan` runs a body graph over the leading dim, `item` picks one result.
+"""Ops with structure: `scan` runs a body graph over the leading dim, `item` selects one result.
 
-A `scan` of length None is a while loop: it runs as long as its first carry, a bool, is true.
-
-`scan` is behind repeated layers (the carry is the activation, the weights are scanned over),
-behind losses and MLPs (token blocks are scanned over, gradients are the carry), and behind
-attention in blocks.
+A `scan` with length None is a while loop: it runs while its first carry, a bool, is true. `scan`
+implements repeated layers (the carry is the activation, the weights are scanned), losses and MLPs
+in blocks (token blocks are scanned, gradients are the carry), and attention in blocks.
 """
 
 from __future__ import annotations
@@ -20,20 +18,20 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
 def stacked(t: TensorType, length: int | None) -> TensorType:
-    """`length` values of type `t` along a new, unsplit leading dim."""
+    """The type of `length` values of type `t`, stacked along a new, unsplit leading dim."""
     assert length is not None, "a while loop stacks nothing"
     return t.with_dims(((Factor(length),), *t.dims))
 
 
 def turns(length: int | None) -> int:
-    """How often the body of a loop of this length runs, as far as it is known: once for a while
-    loop."""
+    """The number of iterations of a loop of this length; 1 for a while loop, whose number is not
+    known."""
     return 1 if length is None else length
 
 
 def _scan_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """The body says the types: constants and carries as it takes them, scanned values and results
-    with one dim more in front. A carry ends in the type in which it began."""
+    """The types of constants and carries as the body takes them, and of scanned values and results
+    with one more leading dim. A carry must end in the type in which it began."""
     body, length = attrs["body"], attrs["length"]
     consts, carries = attrs["consts"], attrs["carries"]
     inner = tuple(node.type for node in body.inputs)
@@ -105,7 +103,7 @@ def _scan_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
     return int(turns(attrs["length"]) * attrs["body"].flops)
 
 
-# Its gradient is a pass of its own (passes/loops.py): it builds a second body.
+# Its gradient is a separate pass (passes/loops.py), because it builds a second body.
 scan = define(
     Op(
         "scan",
@@ -155,7 +153,7 @@ def _unstack_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
     return [whole if dtype is t.dtype else b("cast", whole, dtype=t.dtype)]
 
 
-# The rows of the leading dim as results of their own: a stack of layers' weights taken apart.
+# The rows of the leading dim as separate results, for example the weights of stacked layers.
 unstack = define(
     Op("unstack", _unstack_rule, _unstack_local, _unstack_grad, flops=lambda ins, outs, attrs: 0,
        many=True, elements="chosen", memory="moves")

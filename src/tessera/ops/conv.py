@@ -1,8 +1,8 @@
-"""Convolution and pooling: two ops, `conv` and `window`, for any number of spatial dims.
+"""Convolution and pooling: `conv` and `window`, for any number of spatial dims.
 
-A convolution is `n g c *x, g o c *k -> n g o *y`: n the batch, g groups that do not mix, c what is
-summed, o what comes out. So every layout of a batch or of channels follows from the index, a
-grouped convolution needs no code of its own, and both gradients are convolutions again.
+A convolution is `n g c *x, g o c *k -> n g o *y`: n is the batch, g the groups, c the summed input
+channels, o the output channels. So layouts of the batch and of channels follow from the index, a
+grouped convolution needs no code of its own, and both gradients are convolutions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEX = Index((("n", "g", "c"), ("g", "o", "c")), ("n", "g", "o"))
 
 
 def reach(size: int, step: int) -> int:
-    """How many places `size` elements take that stand `step` apart."""
+    """The extent of `size` elements that are `step` apart."""
     return (size - 1) * step + 1
 
 
@@ -42,8 +42,8 @@ def _conv_sizes(x: TensorType, w: TensorType, attrs: Attrs) -> tuple[int, ...]:
 
 
 def _conv_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """x is [N, groups, in, ...], w [groups, out, in, ...]; batch, groups and channels may be split,
-    the spatial dims are whole."""
+    """The rule for x [N, groups, in, ...] and w [groups, out, in, ...]. Batch, groups and channels
+    may be split; spatial dims are whole."""
     need("conv", ins, ("float",))
     x, w = ins
     one_dtype("conv", ins, "x", "w")
@@ -75,9 +75,9 @@ def _conv_local(c: Call, x: Array, w: Array) -> Array:
 
 
 def _conv_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    # y[i] = Σ_k x[i·stride + k·dilation - low] w[k], with x spread out. Read as a sum for x, g is
-    # spread by the stride under a kernel turned round; read as a sum for w, g is the kernel,
-    # dilated by the stride, and the batch is what is summed.
+    # y[i] = Σ_k x[i·stride + k·dilation - low] w[k], with x spread out. For the gradient of x, g is
+    # spread by the stride and convolved with the flipped kernel. For that of w, g is the kernel,
+    # dilated by the stride, and the batch is summed.
     x, w = n.args
     a = n.attrs
     of_x: list[tuple[int, int]] = []
@@ -99,8 +99,8 @@ def _conv_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
            spread=a["stride"])  # fmt: skip
     plain = (1,) * len(spatial)
     if a["spread"] != plain and a["stride"] == a["dilation"] == plain:
-        # A transposed convolution. With x for the kernel, which is turned round then, nothing is
-        # computed for the zeros between its elements.
+        # A transposed convolution. With x as the (flipped) kernel, the zeros between its elements
+        # cost nothing.
         pads = tuple(
             (k - 1 - low, reach(size, spread) - out + low)
             for size, k, out, (low, _), spread in zip(
@@ -122,12 +122,12 @@ def _conv_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _conv_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    # A multiply-add counts two; those that meet only padding are counted as the rest.
+    # A multiply-add counts two, also where it meets only padding.
     return 2 * outs[0].size * math.prod(ins[1].shape[2:])
 
 
-# `spread` puts zeros between the elements of x, `dilation` between those of w; `pads` are zeros
-# before and after each spatial dim, and where they are negative cut it.
+# `spread` puts zeros between the elements of x, `dilation` between those of w. `pads` are zeros
+# before and after each spatial dim; a negative pad cuts the dim.
 conv = define(
     Op("conv", _conv_rule, _conv_local, _conv_grad, flops=_conv_flops,
        attrs="stride pads dilation spread", memory="conv",
@@ -138,7 +138,7 @@ conv = define(
 
 # -- windows --------------------------------------------------------------------------------------
 def _window_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """The last dims, those of the window, are whole; those before are as they come."""
+    """The rule of windows over the last dims, which are whole; leading dims keep their layout."""
     need("window", ins, ("float",) if attrs["kind"] == "sum" else NUMBER)
     x, size = ins[0], attrs["size"]
     lead = x.rank - len(size)
@@ -167,8 +167,8 @@ def _window_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _sum_grad(b: Build, n: Any, g: Any) -> Any:
-    """The sum of g over the windows in which an element is: g itself where they lie side by side,
-    else windows again, over g spread by the stride."""
+    """The sum of g over the windows that contain each element: g repeated if windows neither
+    overlap nor leave gaps, otherwise a window sum over g spread by the stride."""
     x, a = n.args[0].type, n.attrs
     lead = x.rank - len(a["size"])
     sizes, made = x.shape[lead:], g.type.shape[lead:]
@@ -191,9 +191,9 @@ def _sum_grad(b: Build, n: Any, g: Any) -> Any:
 
 
 def _max_grad(b: Build, n: Any, g: Any) -> Any:
-    """All of g for the first place of the window that holds the maximum. Element u·stride + r of a
-    dim has what the places r, r + stride, … leave to it, each moved by one step more: added up for
-    each r, and then put side by side."""
+    """The gradient of a max: all of g goes to the first place of each window's maximum. Element
+    u·stride + r of a dim gets a share from the places r, r + stride, … of a window, each shifted by
+    one more step: the shares are summed for each r, then interleaved."""
     x, a = n.args[0].type, n.attrs
     lead = x.rank - len(a["size"])
     units = tuple(
@@ -220,7 +220,8 @@ def _max_grad(b: Build, n: Any, g: Any) -> Any:
 def _side_by_side(
     b: Build, found: dict[tuple[int, ...], Any], stride: Sequence[int], lead: int
 ) -> Any:
-    """Element u·stride + r of each dim after the first `lead` is element u of `found[r]`, or 0."""
+    """`found` interleaved: element u·stride + r of each dim after the first `lead` is element u of
+    `found[r]`, or 0."""
     dim = len(stride) - 1
     while dim >= 0:
         joined: dict[tuple[int, ...], Any] = {}
@@ -245,9 +246,9 @@ def _window_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], att
     return outs[0].size * math.prod(attrs["size"])
 
 
-# The largest element of every window over the last dims ("max"), the first of its places, row by
-# row, that holds it ("first"), or the sum. Around x stands what changes none of them; a pad is
-# smaller than its window.
+# The largest element of each window over the last dims ("max"), the row-major index in the window
+# of its first maximum ("first"), or the sum. The padding of x is the identity of the reduction; a
+# pad is smaller than its window.
 window = define(
     Op("window", _window_rule, _window_local, _window_grad, flops=_window_flops,
        attrs="kind size stride pads", batch=last_dims, invariance="added")

@@ -1,4 +1,5 @@
-"""Ops that make a tensor of nothing: one value everywhere, or the place along a dim."""
+"""Ops that create a tensor without arguments: `full`, a constant, and `iota`, the index along a
+dim."""
 
 from __future__ import annotations
 
@@ -13,8 +14,7 @@ from .op import Array, Attrs, Call, Inferred, Op, define
 
 
 def created(name: str, dtype: DType, attrs: Attrs, mesh: Mesh | None) -> TensorType:
-    """The type of a value that is made from nothing: `shape`, in the layout that `attrs` ask
-    for."""
+    """The type of a created value: shape and layout from `attrs`."""
     shape, layout = tuple(attrs["shape"]), attrs.get("layout")
     if not isinstance(layout, TensorType):
         return plain(dtype, shape, mesh)
@@ -47,14 +47,14 @@ full = define(
 
 
 def levels(attrs: Attrs) -> list[tuple[int, int, int]]:
-    """(dim, count, size) for each cut of a larger value that this one is a part of, the last cut
-    first: into `count` blocks along `dim`, of which a run of `size` indices is in one piece."""
+    """(dim, count, size) for each cut of a larger value that this value is a block of, the last cut
+    first: `count` blocks along `dim`, of which runs of `size` indices are contiguous."""
     blocks = attrs.get("blocks", ())
     return list(zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True))
 
 
 def check_numbers(name: str, numbers: Sequence[TensorType], attrs: Attrs) -> None:
-    """Raises ShapeError unless each cut of `levels` has the number of its block."""
+    """Raises ShapeError unless there is one block number for each cut in `levels`."""
     odd = any(n.shape or n.dtype is not uint32 for n in numbers)
     if odd or len(numbers) != len(levels(attrs)):
         raise ShapeError(
@@ -65,8 +65,8 @@ def check_numbers(name: str, numbers: Sequence[TensorType], attrs: Attrs) -> Non
 
 
 def line(c: Call, dim: int, numbers: Sequence[Array]) -> Array:
-    """The index (u32) along `dim`, in the largest value, of each local element. `numbers` say which
-    block of each cut it is."""
+    """The index (u32) of each local element along `dim` of the largest value. `numbers` are the
+    numbers of its block in each cut."""
     xp = c.xp
     found = xp.cast(c.site.index(c.out, dim), uint32)
     have = c.out.shape[dim]

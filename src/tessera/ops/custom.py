@@ -1,9 +1,8 @@
-"""An op with a gradient of the user's own: its value is computed elsewhere, and passed through.
+"""`custom`, an op with a user-defined gradient: its value is computed elsewhere and passed through.
 
-`custom` takes the values, the tensors that they were made of, and whatever the gradient reads
-besides. The gradient is a graph (`backward`) from those extras and the values' gradients to the
-gradients of the tensors; where it is needed its nodes are added one by one, so what comes out is
-differentiable again.
+`custom` takes the values, the tensors that they were computed from, and residuals of the backward.
+The gradient is a graph (`backward`) from residuals and gradients of the values to gradients of the
+tensors. A gradient pass adds its nodes one by one, so the result can be differentiated again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
 def _counts(ins: int, attrs: Attrs) -> tuple[int, int]:
-    """(values, tensors that get gradients); the rest of the arguments are extras."""
+    """(number of values, number of tensors that get gradients); the remaining arguments are
+    residuals."""
     values, body = attrs["values"], attrs["backward"]
     sources = len(body.outputs)
     if ins != sources + len(body.inputs) or not 1 <= values <= len(body.inputs):
@@ -30,7 +30,7 @@ def _counts(ins: int, attrs: Attrs) -> tuple[int, int]:
 
 
 def sources(args: Sequence[Any], attrs: Attrs) -> tuple[int, int]:
-    """Where, among the arguments, those begin and end that get gradients."""
+    """The range (start, end) of the arguments that get gradients."""
     values, count = _counts(len(args), attrs)
     return values, values + count
 
@@ -46,8 +46,8 @@ def _local(c: Call, *args: Array) -> Any:
 
 
 def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
-    """The user's backward graph, put in node by node with the gradients of the values. What it took
-    from outside has no gradient here."""
+    """The nodes of the user's backward graph, applied to the gradients of the values. Values that
+    it captured get no gradient here."""
     body = n.attrs["backward"]
     values, sources = _counts(len(n.args), n.attrs)
     given = []
@@ -59,7 +59,7 @@ def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
         )  # fmt: skip
     env: dict[Any, Any] = {}
     for node, x in zip(body.inputs, [*n.args[values + sources :], *given], strict=True):
-        # The graph was recorded for these layouts; what it moves inside is moved from them.
+        # The graph was recorded for these layouts, and its collectives start from them.
         want = node.type if node.type.mesh is not None else node.type.on(x.type.mesh)
         env[node] = x if x.type is want else b.redistribute(x, want, "for the gradient")
     for node in body.nodes:

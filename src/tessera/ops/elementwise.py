@@ -1,4 +1,4 @@
-"""Ops that compute each element from the elements at the same place, with NumPy's broadcasting."""
+"""Elementwise ops, with NumPy's broadcasting."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def _rule(
     result: Callable[[tuple[TensorType, ...]], DType],
     linear: str,
 ) -> Rule:
-    """The rule of an op that computes each element from those at the same place, after
-    broadcasting; `result` gives its dtype."""
+    """The rule of an elementwise op after broadcasting; `result` gives its dtype."""
 
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         need(name, ins, kinds)
@@ -68,7 +67,7 @@ def _rule(
 
 
 def unbroadcast(b: Build, g: Any, to: TensorType) -> Any:
-    """Sums `g` over the dims along which a value of type `to` was broadcast."""
+    """`g` summed over the dims along which a value of type `to` was broadcast."""
     if g.type.shape == to.shape:
         return g
     extra = g.type.rank - to.rank
@@ -97,7 +96,8 @@ def unary(
     memory: Memory = "expensive",
     local: Local | None = None,
 ) -> Op:
-    """The op that computes each element from one: `local(c, x)`, or what the adapter calls so."""
+    """Defines an elementwise op of one argument, computed by `local(c, x)`, or by the function
+    `name` of the backend."""
 
     def by_name(c: Call, x: Array) -> Array:
         return getattr(c.xp, name)(x)
@@ -119,9 +119,9 @@ def binary(
     local: Local | None = None,
     memory: Memory = "cheap",
 ) -> Op:
-    """Defines an op of two arguments that are broadcast together. `grad` may ignore that: what it
-    gives is summed back to each argument's shape. `linear` says which open sums
-    pass: "each" where it is linear in each argument, "joint" in both together."""
+    """Defines an elementwise op of two broadcast arguments. Gradients from `grad` are summed back
+    to each argument's shape. `linear` says which partial sums pass through: "each" if it is linear
+    in each argument, "joint" if in both together."""
 
     def by_name(c: Call, x: Array, y: Array) -> Array:
         return getattr(c.xp, name)(x, y)
@@ -190,7 +190,7 @@ stop_gradient = define(
     )
 )
 
-# The same value, marked: a loop that computes its insides again keeps this one (passes/loops.py).
+# The identity, as a mark: a loop that recomputes its body saves this value (passes/loops.py).
 save_for_backward = define(
     Op(
         "save_for_backward",
@@ -204,7 +204,7 @@ save_for_backward = define(
     )
 )
 
-# The first argument's value with the second's gradient. The second is not computed for its value.
+# The value of the first argument with the gradient of the second, whose value is not used.
 straight_through = define(
     Op(
         "straight_through",
@@ -250,15 +250,15 @@ def _pow_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     gx = b("mul", g, b("mul", y, b("pow", x, b("sub", y, one))))
     if y.op != "full" or not y.attrs["value"]:  # x**0 is one everywhere, at zero too
         gx = b("where", b("eq", y, zero), zero, gx)
-    # 0**y is zero for all positive y, and its limit at zero is taken for its slope there.
+    # 0**y is zero for all positive y, so its gradient at zero is that limit.
     flat = b("logical_and", b("eq", x, zero), b("ge", y, zero))
     gy = b("mul", g, b("mul", n, b("log", b("where", flat, one, x))))
     return [gx, b("where", flat, zero, gy)]
 
 
 def _whole_power(c: Call, x: Array, y: Array) -> Array:
-    """`x` to the whole `y` by repeated squaring, exact where it fits, wrapping where not; 1/x**-y
-    for a negative `y`, which is whole for 1 and -1 only, and 0 otherwise."""
+    """`x` to the integer power `y` by repeated squaring; an overflow wraps. A negative `y` gives
+    1/x**-y for x of 1 and -1, and 0 otherwise."""
     xp, dtype = c.xp, c.out.dtype
 
     def number(n: int) -> Array:
@@ -294,8 +294,8 @@ pow_ = define(
 
 
 def _atan2_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    """Zero at the origin, as in PyTorch. An angle does not depend on the point's size, which is
-    divided out first, as the square of a small one is 0."""
+    """The gradient of atan2, zero at the origin as in PyTorch. The point is normalised first,
+    because the square of a small coordinate would underflow."""
     y, x = n.args
     zero, one = const(b, n, 0.0), const(b, n, 1.0)
     size = b("maximum", b("abs", x), b("abs", y))
@@ -312,8 +312,8 @@ atan2 = binary("atan2", _atan2_grad, kinds=("float",), memory="expensive")
 
 def _pick_grad(loses: str) -> Grad:
     def grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-        # Equal arguments share the gradient, as in the mean of the two one-sided slopes. Where one
-        # is NaN neither loses, so the gradient is seen.
+        # Equal arguments share the gradient, as the mean of the two one-sided derivatives. With a
+        # NaN neither comparison holds, so both get the gradient.
         x, y = n.args
         zero, half = const(b, g, 0.0), b("mul", g, const(b, g, 0.5))
         tie = b("eq", x, y)
@@ -329,7 +329,7 @@ minimum = binary("minimum", _pick_grad("gt"))
 
 
 def _whole_quotient(name: str) -> Callable[[Call, Array, Array], Array]:
-    """The op `name` of the adapter; a quotient of integers by zero is the farthest integer
+    """The function `name` of the backend; an integer quotient by zero is the farthest integer
     (`beyond`)."""
 
     def local(c: Call, x: Array, y: Array) -> Array:
@@ -391,7 +391,7 @@ def _inside_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _inside_local(c: Call, ids: Array) -> Array:
-    """1 for an id from 0 to `size` - 1, NaN for any other, and 0 for the one that is ignored."""
+    """1 for an id from 0 to `size` - 1, NaN for any other id, and 0 for the id `ignore`."""
     xp, size, ignore = c.xp, c.attrs["size"], c.attrs.get("ignore")
 
     def number(value: float, dtype: DType = f32) -> Array:
@@ -407,8 +407,8 @@ def _inside_local(c: Call, ids: Array) -> Array:
     return xp.where(xp.eq(ids, number(ignore, int32)), number(0.0), weight)
 
 
-# One for an id from 0 to size - 1, NaN for one outside, zero for the id `ignore`: what a loss is
-# weighted by, so that it is no number where a label is none of its classes.
+# 1 for an id from 0 to size - 1, NaN for one outside, 0 for the id `ignore`: the weight of a label
+# in a loss, so that the loss is NaN if a label is none of its classes.
 inside = define(
     Op("inside", _inside_rule, _inside_local, attrs="size ignore?",
        elements="computed", memory="cheap")

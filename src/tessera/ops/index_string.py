@@ -1,9 +1,9 @@
-"""What do an index string and the arguments' layouts say about the result's layout?
+"""Layout propagation by index strings: the layouts of arguments and result from their letters.
 
 In `"... m k, k n -> ... m n"` a letter names a dim. Letters that two arguments share must be split
-the same way; a letter that is missing from the result is reduced, and where it was split over an
-axis the result is partial over that axis. Where two letters want one axis, the one that stands
-further left in the result keeps it (so a batch stays split and a weight is gathered).
+the same way. A letter that is missing from the result is reduced; if it was split over an axis, the
+result is partial over that axis. If two letters compete for an axis, the leftmost one of the result
+keeps it (so a batch stays split and a weight is gathered).
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Index:
 
 @lru_cache(maxsize=4096)
 def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
-    """Reads an index string for arguments of these ranks, writing out each `...`.
+    """Parses an index string for arguments of these ranks, expanding each `...`.
 
-    Letters are single characters, with or without blanks between. Raises ShapeError.
+    Letters are single characters, with or without blanks between. Raises ShapeError if it does not
+    fit.
     """
     left, arrow, right = text.partition("->")
     args = [_letters(part) for part in left.split(",")]
@@ -81,7 +82,7 @@ def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
 
 
 def _letters(part: str) -> list[str]:
-    """The letters of one group of an index string; `...` is one of them."""
+    """The letters of one group of an index string, including `...`."""
     out: list[str] = []
     rest = part.strip()
     while rest:
@@ -104,7 +105,8 @@ def elementwise_index(ranks: tuple[int, ...]) -> Index:
 
 
 def common_mesh(name: str, ins: Sequence[TensorType], what: str = "argument") -> Mesh | None:
-    """The mesh of the arguments; one without a mesh goes anywhere. Raises MeshError."""
+    """The mesh of the arguments; an argument without a mesh fits any. Raises MeshError if meshes
+    differ."""
     mesh: Mesh | None = None
     for t in ins:
         if t.mesh is None or t.mesh is mesh:
@@ -152,17 +154,18 @@ def propagate(
     reduce: str = "sum",
     whole: frozenset[str] = frozenset(),
 ) -> Inferred:
-    """Layouts through an index: what each argument must have, and what comes out.
+    """The layouts of an op by its index: those that arguments must have, and those of the result.
 
-    `linear` says how partial sums pass: "" not at all, "each" through any one argument (the op is
-    multilinear), "joint" when all arguments are partial together, "moves" for every kind of
-    partial (the op only moves elements). `reduce` is the kind over reduced letters. `whole` are
+    `linear` says which partial sums pass through: "" none, "each" through any one argument (the op
+    is multilinear), "joint" if all arguments are partial together, "moves" every kind of partial
+    (the op only moves elements). `reduce` is the reduction over the missing letters. `whole` are
     letters that must not be split.
     """
     mesh = common_mesh(name, ins)
     sizes = letter_sizes(name, index, ins)
     if mesh is None:
-        # Nothing can be split, so the general case below would choose exactly this.
+        # Without a mesh nothing can be split; the general case below would give the same, more
+        # slowly.
         outs = (TensorType(dtype, tuple((Factor(sizes[k]),) for k in index.out)),)
         return Inferred(ins, outs)
     axis_sizes = mesh.sizes
@@ -207,14 +210,14 @@ def propagate(
 
 
 def _resting(ins: Sequence[TensorType]) -> tuple[str, ...]:
-    """The axes over which all arguments that they split only rest."""
+    """The axes over which every argument that is split over them is only at rest."""
     at_rest = {a for t in ins for a in t.rest}
     in_use = {a for t in ins for a in t.split_axes if a not in t.rest} if at_rest else set()
     return tuple(at_rest - in_use)
 
 
 def _passing(ins: tuple[TensorType, ...], used: set[str], linear: str) -> Partial:
-    """The partials that go through: on axes that nothing is split over, as `linear` allows."""
+    """The partials that pass through, as `linear` allows, on axes over which nothing is split."""
     if not linear:
         return ()
     out = []
@@ -234,6 +237,7 @@ def _passing(ins: tuple[TensorType, ...], used: set[str], linear: str) -> Partia
 
 
 def contraction_flops(index: Index, sizes: Mapping[str, int]) -> int:
-    """Multiply-adds count two: 2 · the product of all letters' sizes."""
+    """FLOPs of a contraction: 2 · the product of all letters' sizes, as a multiply-add counts
+    two."""
     letters = {k for arg in index.args for k in arg}
     return 2 * math.prod(sizes[k] for k in letters)

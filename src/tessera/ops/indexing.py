@@ -1,15 +1,15 @@
-"""Ops that read or add at places given by a tensor of ids: take, put, take_along, put_along.
+"""Gather and scatter by ids: take, put, take_along, put_along.
 
-Where the dim is split, each device serves the ids in its block and reads zeros for the others, and
-the results add up (the value is partial). An id outside the whole dim is a mistake, and a program
-cannot stop halfway, so it gives a value that is easily seen to be wrong (`beyond`): it is read as
-NaN, and adds NaN to the nearest row. The attribute `ids` says which ids are inside:
+If the dim is split, each device serves the ids in its block and reads zeros for the others, and the
+result is partial. An id outside the whole dim is an error, but a program cannot stop midway, so the
+result shows it (`beyond`): a read gives NaN, a write adds NaN to the nearest row. The attribute
+`ids` is the range of valid ids:
 
     "exact"   0 to n - 1
     "signed"  -n to n - 1, negative ones counted from the end
     none      all: an id outside reads zeros and adds nothing
 
-The ops are linear in what is read and added, never in the ids: those are completed first.
+The ops are linear in the values that they read or add, not in the ids, which are completed first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _check_put(name: str, updates: TensorType, attrs: Attrs) -> None:
 def _blocks(
     name: str, index: Index, ins: tuple[TensorType, TensorType], dtype: DType, attrs: Attrs
 ) -> Inferred:
-    """`propagate`, with the dim of the first argument in plain blocks, each a range of ids."""
+    """`propagate`, with the dim of the first argument split in plain blocks, so that each block is
+    a range of ids."""
     dim = attrs["dim"]
     if "ids" in attrs and not dtype.is_float:  # only NaN is the same in each term of a sum
         ins = (ins[0].complete(), ins[1])
@@ -72,10 +73,11 @@ def _blocks(
 
 
 def _located(c: Call, ids: Array, arg: int, table: TensorType) -> tuple[Array, Array | None]:
-    """(`ids`, argument `arg`, relative to this block of `table`; which are outside the whole dim).
+    """(`ids`, argument `arg`, relative to this block of `table`; mask of ids outside the whole
+    dim).
 
-    Ids of other blocks fall out of range. Those outside stand at the nearest end where the call
-    has `ids`, and do not matter (None) where it has not.
+    Ids of other blocks fall out of range. Ids outside are clamped to the nearest end if the call
+    has the attribute `ids`; otherwise the mask is None.
     """
     xp, how, dim = c.xp, c.attrs.get("ids"), c.attrs["dim"]
     n, here = table.shape[dim], c.site.shape(table)[dim]
@@ -98,8 +100,8 @@ def _located(c: Call, ids: Array, arg: int, table: TensorType) -> tuple[Array, A
 
 
 def _marked(c: Call, x: Array, outside: Array | None, table: TensorType | None = None) -> Array:
-    """`x` with NaN or the farthest integer (`beyond`) at the places `outside`. Where `x` is one
-    term of the blocks of `table`, the first block gives it and the others zero."""
+    """`x` with NaN or the farthest integer (`beyond`) where `outside`. If the blocks of `table`
+    each give one term of a sum, only the first block has the mark and the others zero."""
     if outside is None:
         return x
     dtype, dim = c.out.dtype, c.attrs["dim"]
@@ -111,7 +113,7 @@ def _marked(c: Call, x: Array, outside: Array | None, table: TensorType | None =
 
 
 def _rows_of(c: Call, outside: Array | None, rank: int) -> Array | None:
-    """`outside` as a mask over the rows that ids pick of a table of `rank` dims."""
+    """`outside` as a mask over the rows that ids select from a table of `rank` dims."""
     if outside is None:
         return None
     dim = c.attrs["dim"]
@@ -119,18 +121,19 @@ def _rows_of(c: Call, outside: Array | None, rank: int) -> Array | None:
 
 
 def _home(table: TensorType, dim: int, *args: Any) -> str:
-    """The dim of `table` as `into` of an op on `args`: plain where none of them is on a mesh."""
+    """The layout of the dim of `table`, as text for the attribute `into`; its size if no argument
+    has a mesh."""
     known = any(a.type.mesh is not None for a in args)
     return dim_text(table.dims[dim]) if known else str(table.shape[dim])
 
 
 def _which(attrs: Attrs) -> dict[str, str]:
-    """The attribute `ids`, for the op of the gradient."""
+    """The attribute `ids` for the op of the gradient."""
     return {"ids": attrs["ids"]} if "ids" in attrs else {}
 
 
 def inside_range(n: Any) -> tuple[int, int]:
-    """[low, high) of the ids that are inside for node `n`; (0, 0) where it does not look."""
+    """The valid ids [low, high) of node `n`; (0, 0) if it does not check them."""
     if n.op == "inside":
         return 0, n.attrs["size"]
     if n.op not in ("take", "take_along", "put", "put_along") or "ids" not in n.attrs:
@@ -190,7 +193,8 @@ take = define(
 
 
 def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple[int, Dim]:
-    """The dim of the result that ids point into: as asked for, but for axes that are taken."""
+    """(size, layout) of the result's dim that ids index into, as requested, without axes that are
+    in use."""
     mesh = next((t.mesh for t in ins if t.mesh is not None), None)
     sizes = mesh.sizes if mesh is not None else {}
     goal = parse_dim(attrs["into"])
@@ -205,8 +209,8 @@ def _into(attrs: Attrs, ins: Sequence[TensorType], used: Sequence[str]) -> tuple
 
 # -- put: the transpose of take -------------------------------------------------------------------
 def _put_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """A sum over the ids: where axes split them, it is to be completed. The dim that ids point
-    into is laid out as `attrs` ask, along axes that are free."""
+    """The rule of a sum over the ids: it is partial over the axes that split them. The dim that ids
+    index into has the layout in `attrs`, along free axes."""
     dim, (ids, updates) = attrs["dim"], (ins[0].complete(), ins[1])
     _check_ids("put", ids, attrs, updates.rank - ids.rank + 1)
     _check_put("put", updates, attrs)
@@ -250,8 +254,8 @@ def _along_index(rank: int, dim: int) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _take_along_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """Dim `dim` of `x` is read in blocks, one per device that splits it; the other dims are those
-    of the ids."""
+    """The rule of take_along: dim `dim` of `x` is read block by block, the other dims have the
+    layout of the ids."""
     dim = attrs["dim"]
     _check_ids("take_along", ins[1], attrs, ins[0].rank)
     x, ids = ins[0], ins[1].complete()
@@ -313,8 +317,8 @@ def _put_along_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _places(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    """Of each element an index for each dim (int32), and the ids spread over all of them; nothing
-    where there is one for each line of the result, which is a loop over it."""
+    """Bytes of an index per dim for each element (int32), and of the ids broadcast to all elements;
+    0 if there is one id per row of the result, which is a loop."""
     if ins[1].shape[attrs["dim"]] == 1:
         return 0
     return 4 * (ins[1].rank + 1) * math.prod(ins[1].local_shape)

@@ -1,10 +1,10 @@
-"""Factorisations and solves of matrices: the last two dims, each matrix whole on one device.
+"""Matrix factorizations and solves over the last two dims; each matrix is whole on one device.
 
 Leading dims are a batch and may be split. Gradients as in Giles (2008), "Collected matrix
-derivative results", and for qr and svd as in Walter & Lehmann (2010) and Townsend (2016). Where
-factors are unique only up to signs, the adapters choose them, so that every backend gives the same:
-R has a positive diagonal; of an eigenvector (of a left singular vector), the first element that is
-about as large as the largest is positive. A matrix that has no factors gives NaN.
+derivative results", and for qr and svd as in Walter & Lehmann (2010) and Townsend (2016). Factors
+that are unique only up to signs have the same signs on every backend: R has a positive diagonal; in
+an eigenvector (or left singular vector), the first element of about the largest size is positive. A
+matrix without factors gives NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, Scrat
 from .trailing_dims import leading, propagate_heads
 
 Shape = tuple[int, ...]
-# From the matrices' shapes, the tails of the results; None where the shapes do not fit.
+# From the matrices' shapes: the trailing dims of the results, or None if the shapes do not fit.
 Tails = Callable[..., Sequence[Shape] | None]
 
 
@@ -37,8 +37,8 @@ def _op(
     invariance: Invariance = "library",
     scratch: Scratch = lambda ins, outs, attrs: ins[0].local_bytes,
 ) -> Op:
-    """An op on matrices; `needs` says what shapes, `work` is the FLOPs for one of the batch. Most
-    work on a copy."""
+    """Defines an op on matrices; `needs` describes the shapes for errors, `work` gives the FLOPs of
+    one matrix. The default `scratch` is a copy of the first argument."""
 
     def rule(ins: tuple[TensorType, ...], given: Attrs) -> Inferred:
         need(name, ins, ("float",))
@@ -76,7 +76,7 @@ def _op(
     )
 
 
-# -- what gradients are made of -------------------------------------------------------------------
+# -- helpers for gradients ------------------------------------------------------------------------
 def _mm(b: Build, x: Any, y: Any) -> Any:
     return b("contract", x, y, index="... i j, ... j k -> ... i k")
 
@@ -87,7 +87,7 @@ def _t(b: Build, x: Any) -> Any:
 
 
 def _picked(b: Build, x: Any, compare: str) -> Any:
-    """`x` where row `compare` column, zero elsewhere."""
+    """`x` where row `compare` column holds, zero elsewhere."""
     row, col = (b("iota", dtype=int32, shape=x.type.shape[-2:], dim=d) for d in (0, 1))
     return b("where", b(compare, row, col), x, const(b, x, 0.0))
 
@@ -105,7 +105,7 @@ def _skew(b: Build, x: Any) -> Any:
 
 
 def _across(b: Build, v: Any) -> Any:
-    """A vector [..., n] as [..., 1, n]: an element a column."""
+    """A vector [..., n] as a row [..., 1, n]."""
     return b("reshape", v, shape=(*v.type.shape[:-1], 1, v.type.shape[-1]))
 
 
@@ -120,7 +120,7 @@ def _diagonal(b: Build, v: Any) -> Any:
 
 
 def _gaps(b: Build, v: Any) -> Any:
-    """1 / (v_j - v_i) at row i, column j, and zero where i = j."""
+    """1 / (v_j - v_i) in row i, column j; zero where i = j."""
     apart = b("sub", _across(b, v), _down(b, v))
     one = b("full", dtype=v.type.dtype, shape=(v.type.shape[-1],) * 2, value=1.0)
     return b("div", _picked(b, one, "ne"), b("add", apart, _picked(b, one, "eq")))
@@ -149,7 +149,7 @@ def _triangular_solve_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [_picked(b, of_a, "ge" if lower else "le"), of_y]
 
 
-# a⁻¹ y for a triangular a, of which the other triangle is not read.
+# a⁻¹ y for a triangular a; the other triangle is not read.
 triangular_solve = _op(
     "triangular_solve",
     _square,
@@ -183,7 +183,7 @@ def _slogdet_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
     return [b("solve", _t(b, a), _diagonal(b, rows))]
 
 
-# The sign of the determinant and the logarithm of its size.
+# The sign of the determinant and the logarithm of its absolute value.
 slogdet = _op(
     "slogdet",
     lambda a: [(), ()] if a[0] == a[1] else None,
@@ -250,8 +250,9 @@ qr = _op(
 
 
 def _svd_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
-    """Of A = U S Vᵀ (Townsend 2016): inside the span of the factors by the skew parts of Uᵀ dU and
-    Vᵀ dV, outside of it where A is not square. Equal singular values have no gradient."""
+    """The gradient of A = U S Vᵀ (Townsend 2016): within the span of the factors by the skew parts
+    of Uᵀ dU and Vᵀ dV, and outside of it if A is not square. It does not exist for equal singular
+    values."""
     u, s, vt = (b("item", n, index=i) for i in (0, 1, 2))
     a, v = n.args[0], _t(b, vt)
     of_u, of_s, of_v = gs[0], gs[1], None if gs[2] is None else _t(b, gs[2])

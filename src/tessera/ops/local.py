@@ -1,10 +1,10 @@
-"""The ops of the local view: what each device has of its own, and how the whole is made of it.
+"""Ops of the local view: blocks that belong to one device, and global values made of them.
 
 A value "varying dp" has one block for each device along dp: a global value with a leading dim that
-the shape leaves out. `reinterpret` reads the same blocks under another type: a split dim as blocks
-of their own and back, values of their own as the summands of a partial sum. It moves nothing. What
-moves data are the collectives of `redistribute`, and two that move whole blocks: `permute` hands
-them from device to device, `broadcast` gives all the block of one.
+the shape omits. `reinterpret` reads the same blocks as another type: a split dim as separate blocks
+and back, or separate values as the terms of a partial sum. It moves no data. The collectives of
+`redistribute` move data, and so do two ops that move whole blocks: `permute` sends blocks from
+device to device, `broadcast` sends the block of one device to all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
 def block_dim(dim: Dim, axes: Iterable[str], t: TensorType) -> Dim:
-    """`dim` as one device along `axes` sees it. Raises LayoutError if blocks are not equal."""
+    """`dim` without the digits of `axes`, as one device sees it. Raises LayoutError if blocks
+    differ in size."""
     gone = set(axes)
     run = digits(dim, t.sizes)
     if any(d.uneven and gone & set(d.axes) for d in run):
@@ -42,32 +43,33 @@ def block_dim(dim: Dim, axes: Iterable[str], t: TensorType) -> Dim:
 
 
 def as_local(t: TensorType, axes: Iterable[str]) -> TensorType:
-    """The type of one device's block of `t` along `axes`; what they do not split stays whole."""
+    """The type of one device's block of `t` along `axes`; axes that split nothing are ignored."""
     split = [a for a in axes if a in t.split_axes]
     dims = tuple(block_dim(d, split, t) for d in t.dims)
     return TensorType(t.dtype, dims, t.partial, t.mesh, (*t.varying, *split))
 
 
 def joined(t: TensorType, axes: Sequence[str], dim: int) -> TensorType:
-    """The type of each device's own blocks put together along `dim`, where they are."""
+    """The type of the varying blocks of `t` along `axes`, read as blocks of one dim `dim`."""
     return with_dim(t, dim, joined_dim(axes, digits(t.dims[dim], t.sizes), t))
 
 
 def joined_dim(axes: Sequence[str], run: Sequence[Digit], t: TensorType) -> Dim:
-    """The digits `run` below a digit for each of `axes`."""
+    """The dim whose digits are one for each of `axes`, followed by `run`."""
     return grouped([*(Digit(t.sizes[a], (a,)) for a in axes if t.sizes[a] > 1), *run])
 
 
 def with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
-    """`t` with another dim; along the axes that split it a device has nothing else of its own."""
+    """`t` with dim `dim` replaced by `new`; it does not vary over the axes of `new`."""
     gone = {a for f in new for a in f.axes}
     dims = (*t.dims[:dim], new, *t.dims[dim + 1 :])
     return TensorType(t.dtype, dims, t.partial, t.mesh, (a for a in t.varying if a not in gone))
 
 
 def _reinterpret_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """Each device keeps its block; only what is said of it changes: its own value, a part of a
-    split dim, a share of a sum. Raises LayoutError if the blocks would differ."""
+    """The rule of `reinterpret`: each device keeps its block, and only its meaning changes between
+    a varying value, a block of a split dim, and a term of a sum. Raises LayoutError if the blocks
+    would differ."""
     out = attrs["layout"]
     src = ins[0] if ins[0].mesh is not None else ins[0].on(out.mesh)
     axes = [a for a in out.sizes if _role(src, a) != _role(out, a)]
@@ -96,8 +98,8 @@ def _role(t: TensorType, axis: str) -> str:
 
 
 def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    """The gradient in the result's layout, read back. What all devices had the same becomes a sum
-    over them."""
+    """The gradient in the result's layout, read as the argument's type. For a replicated argument
+    it is partial."""
     src, out = n.args[0].type, n.type
     fixed = {*src.split_axes, *out.split_axes, *src.varying, *out.varying, *out.partial_axes}
     if any(k != "sum" for a, k in out.partial if a not in src.partial_axes):
@@ -126,7 +128,7 @@ def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def own_along(b: Build, x: Any, axes: Iterable[str]) -> Any:
-    """`x` as each device's own along `axes`: its share, where a sum over them is pending."""
+    """`x` as a varying value along `axes`; a partial sum over them is read as its terms."""
     t = x.type
     partial = tuple(p for p in t.partial if p[0] not in axes)
     to = TensorType(t.dtype, t.dims, partial, t.mesh, dict.fromkeys((*t.varying, *axes)))
@@ -143,7 +145,7 @@ reinterpret = define(
 )  # fmt: skip
 
 
-# The place of each device along `axes`, major first.
+# The rank of each device along `axes`, major first.
 axis_index = define(
     Op(
         "axis_index",
@@ -159,7 +161,7 @@ axis_index = define(
 
 
 def _own_block(t: TensorType, axes: Sequence[str]) -> TensorType:
-    """`t` as each device's own along `axes`."""
+    """`t` as a varying value along `axes`. Raises LayoutError if the mesh lacks one of them."""
     for a in axes:
         if a not in t.sizes:
             raise unknown_axis(a, t.mesh)
@@ -176,7 +178,8 @@ def _permute_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [b("permute", g, axes=n.attrs["axes"], pairs=back)]
 
 
-# Each pair hands the block of one place along `axes` to another; who gets none has zeros.
+# Each pair (source, destination) of ranks along `axes` sends a block; a rank that receives none
+# gets zeros.
 permute = define(
     Op(
         "permute",
@@ -200,7 +203,7 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _broadcast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    """What all copies were worth, at the root; nothing elsewhere."""
+    """The sum of the copies' gradients at the root, zero elsewhere."""
     axes, src = n.attrs["axes"], n.args[0].type
     whole = b.redistribute(g, completed(g.type, [a for a in axes if a in g.type.partial_axes]))
     t = whole.type
@@ -214,7 +217,7 @@ def _broadcast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return [b("where", here, mine, b("full", dtype=t.dtype, shape=(), value=0.0))]
 
 
-# The block at the place `root` along `axes`, on each device.
+# The block of rank `root` along `axes`, on each device.
 broadcast = define(
     Op(
         "broadcast",
@@ -231,7 +234,8 @@ broadcast = define(
 
 # -- each device its own way ----------------------------------------------------------------------
 def _cond_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """Both branches take the given values, after the bool, and give the same types."""
+    """The rule of `cond`: both branches take the arguments after the bool and return the same
+    types."""
     yes, no = attrs["yes"], attrs["no"]
     outs = tuple(n.type for n in yes.outputs)
     if not ins or ins[0].dtype is not bool_ or ins[0].rank:
@@ -269,8 +273,8 @@ def _cond_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
     return max(int(attrs["yes"].flops), int(attrs["no"].flops))
 
 
-# One of two bodies, as each device's own bool says. Bodies hold no collectives, so devices that go
-# different ways do not wait for each other. Its gradient is in passes/differentiate.py.
+# One of two bodies, chosen by each device's own bool. Bodies have no collectives, so devices that
+# take different branches never wait for each other. The gradient is in passes/branches.py.
 cond = define(
     Op("cond", _cond_rule, _cond_local, flops=_cond_flops, attrs="yes no",
        bodies=True, many=True, invariance="body")

@@ -1,4 +1,4 @@
-"""Ops that move elements and change none: reshape, transpose, broadcast, slice, pad, concat."""
+"""Ops that only move elements: reshape, transpose, broadcast, slice, pad, concat."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ transpose = define(
 
 
 def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """New dims are split as `layout` asks, along axes that `x` leaves free: each device repeats
-    what it holds."""
+    """The rule of `broadcast_to`: new dims are split as in `layout`, along axes that `x` does not
+    use, since each device repeats its block."""
     shape, t, layout = tuple(attrs["shape"]), ins[0], attrs.get("layout")
     extra = len(shape) - t.rank
     if extra < 0 or any(n not in (1, m) for n, m in zip(t.shape, shape[extra:])):
@@ -87,23 +87,24 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             fix="a dim broadcasts from 1, and new dims stand first",
         )
     grows = [n != m for n, m in zip(t.shape, shape[extra:])]
-    # One element that lies on one device (1@dp) must be everywhere before it is repeated.
+    # A dim of size 1 on one device (1@dp) must be replicated before it is repeated.
     t = t.with_dims((Factor(1),) if grow else d for d, grow in zip(t.dims, grows))
     fresh: list[Dim] = [(Factor(n),) for n in shape]
     if isinstance(layout, TensorType):
         shaped("broadcast_to", "the layout", layout, shape, x=t)
         t = t.on(common_mesh("broadcast_to", (t, layout)))
-        # Each device repeats what it holds, so only axes that x leaves free can split the copies.
+        # A device can only repeat its own block, so copies are split only along axes that x does
+        # not use.
         taken = (*t.split_axes, *t.partial_axes)
         fresh = [without(d, taken, layout.sizes) for d in layout.dims]
     kept = (new if grow else d for d, grow, new in zip(t.dims, grows, fresh[extra:]))
     out = t.with_dims((*fresh[:extra], *kept))
-    if isinstance(layout, TensorType) and layout.rest:  # as what it is made like
+    if isinstance(layout, TensorType) and layout.rest:  # it rests like `layout`
         out = out.with_rest((*out.rest, *layout.rest))
     return Inferred((t,), (out,))
 
 
-# `layout` says how the dims that x lacks are split; its other dims lie as they do in x.
+# `layout` is the layout of the dims that x lacks; its other dims keep the layout of x.
 def _broadcast_batch(
     attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
 ) -> Batched:
@@ -119,7 +120,7 @@ broadcast_to = define(
 
 
 def _digit_slice(t: TensorType, dim: int, start: int, stop: int) -> Dim | None:
-    """The dim that remains of `dim` when [start, stop) falls on whole leading local digits."""
+    """The layout of [start, stop) of `dim` if it covers whole leading local digits, else None."""
     run = t.digits(dim)
     if not run or run[0].axes:
         return None
@@ -131,7 +132,7 @@ def _digit_slice(t: TensorType, dim: int, start: int, stop: int) -> Dim | None:
 
 
 def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """A dim that is cut must be whole, unless the cut falls between the parts of its digits."""
+    """The rule of `slice`: a sliced dim must be whole, unless the slice falls between digits."""
     t = ins[0]
     wants, outs = list(t.dims), list(t.dims)
     rows = zip(attrs["starts"], attrs["stops"], attrs["steps"], t.shape, strict=True)
@@ -156,7 +157,7 @@ def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _scaled(c: Call, dim: int, at: int, of: TensorType) -> int:
-    """A place in the global dim as a place in the local one (it lies on a whole digit)."""
+    """The local index of a global index `at` in a dim (at a boundary of a digit)."""
     n, here = of.shape[dim], c.site.shape(of)[dim]
     return at if n == here else at * here // n
 
@@ -169,7 +170,7 @@ def _slice_local(c: Call, x: Array) -> Array:
 
 
 def _stops(starts: Sequence[int], steps: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
-    """Where slices of so many elements end."""
+    """The ends of slices with `counts` elements."""
     rows = zip(starts, steps, counts, strict=True)
     return tuple(s + (n - 1) * k + 1 if n else s for s, k, n in rows)
 
@@ -187,8 +188,8 @@ slice_ = define(
 
 
 def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """A dim that grows must be whole, unless whole runs of its digits are added, as after a slice
-    between them."""
+    """The rule of `pad`: a padded dim must be whole, unless the padding consists of whole digits,
+    as after a slice between digits."""
     t, shape = ins[0], attrs["shape"]
     wants, outs = list(t.dims), list(t.dims)
     for i, (start, step, n) in enumerate(zip(attrs["starts"], attrs["steps"], shape, strict=True)):
@@ -199,7 +200,7 @@ def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         rest = run[1:] if run and not run[0].axes else run
         below = math.prod(d.size for d in rest)
         if step == 1 and below > 1 and start % below == 0 and n % below == 0:
-            # The place that slice took its digits from: (3·1024@tp) from 1024@tp.
+            # The inverse of a slice by digits: (3·1024@tp) from 1024@tp.
             outs[i] = grouped([Digit(n // below, (), n // below), *rest])
         else:
             wants[i] = without(t.dims[i], dim_axes(t.dims[i]), t.sizes)
@@ -233,8 +234,8 @@ def _with_dim(t: TensorType, dim: int, new: Dim) -> TensorType:
 
 
 def _concat_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """The joined dim is whole, but for equal parts that are split alike: they become one digit more
-    above theirs. Arguments of size 0 along it say nothing."""
+    """The rule of `concat`: the concatenated dim is whole, except that equal parts with the same
+    split get one more digit above theirs. Arguments of size 0 along it are ignored."""
     dim, first = attrs["dim"], ins[0]
     for i, t in enumerate(ins):
         same = t.rank == first.rank and all(

@@ -1,8 +1,7 @@
-"""What is an op? One value: its index string or rule, its local computation, its gradient.
+"""`Op`, the definition of an op: index string or rule, local computation, gradient.
 
-From the index string follow shape, layout, the layout of what must be exchanged, and the FLOPs.
-Adding an op means adding one `define(...)` in this folder and one row to the table in
-`tests/core/table.py`.
+Shape, layout, collectives and FLOPs follow from the index string. A new op is one `define(...)` in
+this folder and one row of the table in `tests/core/table.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Attrs = Mapping[str, Any]
 
 
 class Value(Protocol):
-    """What a gradient rule sees of a node."""
+    """The interface of a node for gradient rules."""
 
     @property
     def op(self) -> str: ...
@@ -37,7 +36,7 @@ class Value(Protocol):
 
 
 class Build(Protocol):
-    """Where a gradient rule puts its nodes: `b("mul", g, y)`."""
+    """The interface of a graph builder for gradient rules: `b("mul", g, y)` adds a node."""
 
     options: ProgramOptions
     reduce_dtype: DType | None
@@ -48,24 +47,24 @@ class Build(Protocol):
 
 
 class Site(Protocol):
-    """Where a local implementation runs: the whole array, or one device's block of it."""
+    """The place where a local implementation runs: the whole array, or one device's block of it."""
 
     def shape(self, t: TensorType) -> tuple[int, ...]:
-        """The shape of `t` here: global for the oracle, a block's on a device."""
+        """The shape of `t` here: global in the oracle, a block's on a device."""
 
     def index(self, t: TensorType, dim: int) -> Array:
         """The global index (int32) of each local element along `dim`."""
 
     def rank(self, axes: Sequence[str], sizes: Mapping[str, int]) -> Array:
-        """The place of this block along `axes` of these sizes, major first (int32)."""
+        """The rank of this block along `axes` of these sizes, major first (int32)."""
 
     def start(self, t: TensorType, dim: int, digit: int) -> Array:
-        """The first index that this block holds of one split digit of `dim`."""
+        """The first index of this block in one split digit of `dim`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One execution of a node on one device: everything its local computation may look at."""
+    """One execution of a node on one device: all that its local computation may read."""
 
     xp: Any
     site: Site
@@ -85,9 +84,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What a rule derives: the layout each argument must have, and the results' types.
+    """The result of a rule: the layout each argument must have, and the results' types.
 
-    `whole` are the dims of the arguments that the op reduces (argument, dim, kind): where such a
+    `reduces` are the dims of the arguments that the op reduces, as (argument, dim, kind): if such a
     dim is padded, lowering fills the padding with the identity of `kind`.
     """
 
@@ -101,44 +100,44 @@ Local = Callable[..., Any]
 Grad = Callable[[Build, Any, Any], Sequence[Any]]
 
 
-# What each element of the result is. "computed": computed from the elements at the same place.
-# "same": the first argument's element there. "moved": one of the argument's, and all of those are
-# in the result. "chosen": one of the argument's. "": none of these.
+# The source of each element of the result. "computed": the elements at the same place. "same": the
+# first argument's element at that place. "moved": one element of the argument, and the result has
+# all of them. "chosen": one element of the argument. "": none of these.
 Elements = Literal["computed", "same", "moved", "chosen", ""]
-# Where the result lies when XLA has compiled it for a CPU. "view": in the argument's memory.
-# "created" (of nothing), "transposed", "moves", "cheap" (arithmetic): nowhere, as it is computed
-# where it is read. "expensive": the same if it is read once. In a buffer of its own lies what is
-# "reduced" (a short dim, from elements that are computed there), a "product", a "conv", any other:
-# "buffer".
+# The memory of the result in a program that XLA compiled for a CPU. "view": the argument's memory.
+# "created" (no arguments), "transposed", "moves", "cheap" (arithmetic): none, as XLA fuses it into
+# each reader. "expensive": the same if it has one reader. A buffer of its own: "reduced" (a short
+# dim, whose elements are computed in the reduction), "product", "conv", and any other, "buffer".
 Memory = Literal[
     "view", "created", "transposed", "moves", "cheap", "expensive", "reduced", "product", "conv",
     "buffer",
 ]  # fmt: skip
-# A device's bytes that it needs while it runs, besides its arguments and results.
+# Bytes per device of temporaries while the op runs, besides arguments and results.
 Scratch = Callable[[tuple[TensorType, ...], tuple[TensorType, ...], Attrs], int]
-# Why its bits are the same on every fold of a mesh. "each": each element by itself. "moves": it
-# moves or chooses, and adds nothing up. "sums": in an order of its own (runtime/fixed_order.py).
-# "added": in the order of what is added. "library": a call into a library, on the block of one
-# place. "body": as its body does. "": it does not, and is refused.
+# The reason why its bits are the same on every fold of a mesh. "each": it is elementwise. "moves":
+# it moves or selects, and adds nothing. "sums": additions in a fixed order
+# (runtime/fixed_order.py). "added": additions in the order of the updates. "library": a library
+# call on one place's block. "body": that of its body. "": none, so the op is refused.
 Invariance = Literal["each", "moves", "sums", "added", "library", "body", ""]
-# How it is linear in its arguments. "each": in each. "joint": in all of them together. "product",
-# "quotient": of its arguments. "alone": in each of its floats while the others stay. "": not.
+# Linearity in the arguments. "each": in each. "joint": in all together. "product", "quotient": of
+# its arguments. "alone": in each float argument while the others are fixed. "": not linear.
 Linear = Literal["each", "joint", "product", "quotient", "alone", ""]
 
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """An op on arguments that have one dim more in front, all or some of them: with `attrs`, once
-    those that have it are given dims of one element behind it up to `rank` dims besides (None: as
-    they are). `out` is the place of that dim in the result."""
+    """The batched form of an op, whose arguments have one more leading dim, all or some of them:
+    the op with the attributes `attrs`. Batched arguments are first padded to `rank` dims besides
+    the new one, by dims of size 1 behind it (None: as they are). `out` is the position of the new
+    dim in the result."""
 
     attrs: Attrs
     rank: int | None = None
     out: int = 0
 
 
-# From the attributes, which arguments have the dim, their types without it, and its size. None: not
-# so, as where an argument lacks the dim that all need.
+# Called with the attributes, a flag per argument for the new dim, the types without it, and its
+# size. None: there is no batched form for these arguments.
 Batch = Callable[[Attrs, tuple[bool, ...], tuple[TensorType, ...], int], Batched | None]
 
 
@@ -146,8 +145,8 @@ Batch = Callable[[Attrs, tuple[bool, ...], tuple[TensorType, ...], int], Batched
 class Op:
     """An op. `grad(b, node, g)` gives one gradient (or None) per argument; None: no gradient.
 
-    `attrs` names the attributes of its nodes; one with `?` may be left out. What the rest of the
-    house asks about an op stands here, each fact with a default that claims nothing.
+    `attrs` names the attributes of its nodes; one with `?` is optional. The other fields are facts
+    that passes, runtime and cost model read; the default of each claims nothing.
     """
 
     name: str
@@ -157,25 +156,25 @@ class Op:
     flops: Callable[[tuple[TensorType, ...], tuple[TensorType, ...], Attrs], int] = field(
         default=lambda ins, outs, attrs: sum(t.size for t in outs)
     )
-    creates: bool = False  # its value does not depend on arguments' layouts: made where wanted
-    own: bool = False  # its rule says itself along which axes each device has its own result
+    creates: bool = False  # its value is independent of layouts, so it is made in the wanted one
+    own: bool = False  # its rule handles varying axes itself
     pure: bool = True
     attrs: str = ""
-    bodies: bool = False  # attributes of its are graphs
+    bodies: bool = False  # it has graphs as attributes
     many: bool = False  # its local computation gives a tuple, even of one
     elements: Elements = ""
     memory: Memory = "buffer"
     scratch: Scratch = field(default=lambda ins, outs, attrs: 0)
-    invariance: Invariance = ""  # where `elements` does not say it
-    linear: Linear = ""  # where `elements` does not say it
-    incidental: bool = False  # a layout or a dtype may bring it in where nothing else is computed
-    batch: Batch | None = None  # as `ts.vmap` applies it; what acts on each element needs none
+    invariance: Invariance = ""  # if it does not follow from `elements`
+    linear: Linear = ""  # if it does not follow from `elements`
+    incidental: bool = False  # layouts and dtypes may add it without other computation
+    batch: Batch | None = None  # for `ts.vmap`; elementwise ops need none
 
     def batched(
         self, attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
     ) -> Batched | None:
-        """It on arguments of types `ins` of which some have one dim more in front, of `size`; None
-        where it has no such form."""
+        """The batched form for arguments of types `ins`, some of which have one more leading dim of
+        `size`; None if there is none."""
         if self.batch is not None:
             return self.batch(attrs, which, ins, size)
         if self.elements in ("computed", "same"):
@@ -183,8 +182,8 @@ class Op:
         return None
 
     def compute(self, c: Call, *values: Array) -> Any:
-        """Its local computation; results without elements are made without it, as most functions
-        of arrays have something to ask of their arguments."""
+        """Runs the local computation. Results without elements are created directly, because most
+        array functions reject empty arguments."""
         if not self.pure or any(t.size for t in c.outs):
             return self.local(c, *values)
         made = tuple([c.xp.full(c.site.shape(t), 0, t.dtype) for t in c.outs])
@@ -192,7 +191,7 @@ class Op:
 
     @property
     def mesh_invariance(self) -> Invariance:
-        """Why its bits are the same on every fold of a mesh; "" where they may not be."""
+        """The reason why its bits are the same on every fold of a mesh; "" if they may differ."""
         if self.invariance:
             return self.invariance
         if self.elements in ("moved", "chosen"):
@@ -201,12 +200,12 @@ class Op:
 
     @property
     def degree(self) -> Linear:
-        """`linear`, which elements that only change their places are."""
+        """`linear`, or "each" for an op that only moves elements."""
         return "each" if self.elements in ("moved", "chosen") else self.linear
 
     @property
     def hands_on(self) -> bool:
-        """Whether its result may be its argument, in the argument's memory."""
+        """Returns whether its result may share its argument's memory."""
         return self.memory in ("view", "transposed", "moves") or self.elements in (
             "moved",
             "chosen",
@@ -214,13 +213,13 @@ class Op:
 
     @property
     def fuses(self) -> bool:
-        """Whether the compiler may compute its result where it is read, without a buffer."""
+        """Returns whether the compiler may fuse the op into its readers, without a buffer."""
         return self.memory in ("created", "transposed", "moves", "cheap", "expensive")
 
 
 OPS: dict[str, Op] = {}
-BODIES: set[str] = set()  # the names of those whose attributes are graphs: passes ask of each node
-# What an input of a graph is: no op, and nothing is claimed of it.
+BODIES: set[str] = set()  # ops with graphs as attributes; a set, as passes ask for each node
+# The kind of a graph's input, which is no op: every fact has its default.
 INPUT = Op("input", lambda ins, attrs: Inferred((), ()), lambda c: None)
 
 
@@ -242,8 +241,8 @@ def op_named(name: str) -> Op:
 
 
 def infer(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """What the rule of `op` derives. Rules are pure and programs repeat themselves, so answers are
-    kept; not for bodies, which would be kept alive with them."""
+    """The result of the rule of `op`. It is cached, because rules are pure and programs repeat
+    themselves. It is not cached for ops with bodies, which a cache would keep alive."""
     if op.bodies:
         return _derived(op, ins, attrs)
     given = tuple(attrs.items())
@@ -260,8 +259,8 @@ def _infer(op: Op, ins: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ..
 
 
 def _derived(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """The rule's answer. What each device has of its own is computed by each from its own, so a
-    rule sees blocks as if they were alone, and the result is each device's own too."""
+    """The result of the rule, computed without varying axes. Each device computes its own result
+    from its own blocks, so the result varies over the axes of the arguments."""
     varying = set[str]().union(*(t.varying for t in ins))
     if op.own or not varying:
         return op.rule(ins, attrs)

@@ -1,9 +1,9 @@
-"""Products of rows that lie in runs, each run with a matrix of its own (grouped products): two ops,
-each the gradient of the other.
+"""Grouped matrix products (ragged dot): each run of rows times a matrix of its own, and its
+gradient.
 
-Rows [a, j, r, ...] lie in order of their runs, `counts` [a, j, e] says how many there are of each;
-rows that no run has count as nothing. `j` numbers the devices of the matrices [j, e, d, h], `a` the
-devices of the rows; rows and runs are whole, all else may be split.
+Rows [a, j, r, ...] are sorted by run; `counts` [a, j, e] is the number of rows of each run; rows
+after the last run count as zeros. `j` indexes the devices of the matrices [j, e, d, h], `a` the
+devices of the rows. The dims of rows and runs are whole, all others may be split.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _dot_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     ]
 
 
-# Row r of run e times w[e], or (`turned`) its transpose.
+# Each row of run e times w[e], or its transpose (`turned`).
 ragged_dot = define(
     Op("ragged_dot", _dot_rule, _dot_local, _dot_grad, flops=_flops, attrs="turned",
        memory="product", invariance="sums", linear="alone")

@@ -1,8 +1,8 @@
-"""Random numbers that depend on the element's global index, never on where it is computed.
+"""Random bits that depend on the global index of an element, not on the device that computes it.
 
 The generator is Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC11): a bijection of a 64-bit counter under a 64-bit key. The counter is the element's
-index in the whole tensor; the key is the seed, the call and the op's own stream number.
+index in the whole tensor; the key consists of the seed, the call and the op's stream number.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ..core.layout import TensorType
 from .create import check_numbers, created, levels, line
 from .op import Array, Attrs, Call, Inferred, Op, define
 
+# The constants of Threefry-2x32, and 2**32 divided by the golden ratio, which spreads the bits of
+# stream numbers.
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 GOLDEN = 0x9E3779B9
@@ -64,13 +66,14 @@ def _linear(c: Call, dims: range, whole: Sequence[int], numbers: Sequence[Array]
 
 
 def _local(c: Call, key: Array, *numbers: Array) -> Array:
-    """32 random bits per element, from its global index as a counter (Salmon et al. 2011), the key,
-    and the number of the stream."""
+    """32 random bits per element, from its global index as the counter (Salmon et al. 2011), the
+    key, and the stream number."""
     xp, t = c.xp, c.out
     whole = list(t.shape)
     for d, count, _ in levels(c.attrs):
         whole[d] *= count
-    # Trailing dims fill the low word; where they would overflow it, leading ones go to the high.
+    # Trailing dims fill the low word of the counter; leading dims go to the high word, so that
+    # neither overflows.
     cut = t.rank
     while cut > 0 and math.prod(whole[cut - 1 :]) <= 2**32:
         cut -= 1

@@ -1,4 +1,4 @@
-"""The collectives: the six ways in which a layout changes. In global terms each is the identity."""
+"""Collectives that change a layout. In global terms each of them is the identity."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 
 def step_attrs(step: Step, x: TensorType, order: str = "") -> dict[str, Any]:
-    """The attributes of the node that carries out `step` of a value of type `x`; a sum is added in
-    `order` ("": that of the program's level)."""
+    """The attributes of the node for `step` on a value of type `x`. A sum is added in `order` ("":
+    the order of the program's level)."""
     attrs: dict[str, Any] = {"axes": step.axes}
     if order and {kind for axis, kind in x.partial if axis in step.axes} == {"sum"}:
         attrs["order"] = order
@@ -37,7 +37,7 @@ def step_attrs(step: Step, x: TensorType, order: str = "") -> dict[str, Any]:
 
 
 def _arrive(t: TensorType, attrs: Attrs) -> TensorType:
-    """`t` with dim `to_dim` split as the text `into` says, by `axes` more than before."""
+    """`t` with dim `to_dim` split as in the text `into`, by `axes` in addition to its own."""
     d, axes = attrs["to_dim"], attrs["axes"]
     for a in axes:
         if a not in t.sizes:
@@ -59,14 +59,15 @@ Types = tuple[TensorType, ...]
 
 
 def _part_of_a_digit(t: TensorType, axes: Sequence[str]) -> bool:
-    """Whether `axes` are some, not all, of the axes of an uneven digit, whose blocks are not blocks
-    of the other axes."""
+    """Returns whether `axes` are a proper subset of the axes of an uneven digit: then its blocks do
+    not line up with blocks of the remaining axes."""
     split = [set(d.axes) for i in t.padded_dims for d in t.digits(i) if d.uneven]
     return any(s & set(axes) and not s <= set(axes) for s in split)
 
 
 def _leave(t: TensorType, axes: Sequence[str]) -> TensorType:
-    """`t` gathered over `axes` by one collective."""
+    """`t` gathered over `axes` by one collective. Raises LayoutError for a part of an uneven
+    digit's axes."""
     if _part_of_a_digit(t, axes):
         raise LayoutError(
             f"redistribute: {', '.join(axes)} cannot leave a dim that it splits unevenly with other"
@@ -113,7 +114,8 @@ def _to_mesh(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _around(t: TensorType, dim: int, axes: Sequence[str]) -> tuple[int, int, int, Digit | None]:
-    """`axes` in `dim`: (local size above, devices, local size below, the uneven digit)."""
+    """For `axes` in `dim`: (local size above, number of devices, local size below, the uneven digit
+    or None)."""
     run = t.digits(dim)
     at = [i for i, d in enumerate(run) if set(d.axes) & set(axes)]
     above = math.prod(d.local for d in run[: at[0]])
@@ -127,8 +129,9 @@ def _split(shape: tuple[int, ...], dim: int, parts: tuple[int, ...]) -> tuple[in
 
 
 def _gather_local(c: Call, x: Array) -> Array:
-    """Joins the parts of the digit of `dim` that `axes` split. With digits above it, the dim is
-    opened so that the parts join at the digit's place; padding of an uneven split is cut off."""
+    """Gathers the digit of `dim` that `axes` split. If there are digits above it, the dim is
+    reshaped so that the parts are concatenated at the digit; padding of an uneven split is
+    removed."""
     dim, axes = c.attrs["dim"], c.attrs["axes"]
     above, n, below, uneven = _around(c.ins[0], dim, axes)
     here = c.site.shape(c.ins[0])
@@ -148,8 +151,8 @@ def _gather_local(c: Call, x: Array) -> Array:
 
 
 def _exposed(c: Call, x: Array) -> tuple[Array, int]:
-    """`x` with the digit that `axes` will split as a dim of its own, after `to_dim`, padded to
-    whole blocks; and the size of one block."""
+    """(`x` with the digit that `axes` will split as a separate dim, after `to_dim`, padded to whole
+    blocks; the size of one block)."""
     dim = c.attrs["to_dim"]
     above, n, below, uneven = _around(c.out, dim, c.attrs["axes"])
     here = c.site.shape(c.ins[0])
@@ -180,12 +183,11 @@ def _shard_local(c: Call, x: Array) -> Array:
 
 
 def _exchange_local(c: Call, x: Array) -> Array:
-    """One all_to_all: the axes leave one dim and split another, or another digit of the same
-    dim."""
+    """One all_to_all: the axes leave one dim and split another, or another digit of that dim."""
     i, j, axes = c.attrs["dim"], c.attrs["to_dim"], c.attrs["axes"]
     above_i, n, below_i, _ = _around(c.ins[0], i, axes)
     above_j, _, below_j, _ = _around(c.out, j, axes)
-    # Expose the digit that leaves dim j, send it, and put what arrives into its place in dim i.
+    # Expose the digit that `axes` will split in dim j, exchange it, and put the parts into dim i.
     shape = list(c.site.shape(c.ins[0]))
     if i == j:  # within one dim: one of the two places is above the other
         down = above_j >= n * above_i
@@ -213,12 +215,12 @@ def _reduce_local(c: Call, x: Array) -> Array:
 
 
 def _counts(c: Call, x: Array) -> Array:
-    """Summands as engines add them up: they have no sum of truths."""
+    """The terms of a sum as engines add them: bools as int32, as engines cannot sum bools."""
     return c.xp.cast(x, int32) if c.out.dtype is bool_ else x
 
 
 def _truths(c: Call, x: Array) -> Array:
-    """A sum of truths is true where one of them is, as in NumPy."""
+    """The sum of bools as a bool: true if any term is, as in NumPy."""
     return c.xp.cast(x, bool_) if c.out.dtype is bool_ else x
 
 
@@ -229,18 +231,20 @@ def _to_partial_local(c: Call, x: Array) -> Array:
 
 
 def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    """The identity; where the value was split and no longer is, its gradient is split again. What
-    the user wrote to split a sum, or to split another dim, is undone at once: left to those that
-    read the gradient, each would undo it by itself. Where no mesh may change bits everything is: a
-    gradient that lies otherwise than its value is added up in another order, wherever a loop or a
-    stage that ends there would have brought it back."""
+    """The gradient of a collective, which is the identity in global terms. A gather's gradient is
+    split again.
+
+    A reduce_scatter or all_to_all that the user wrote is undone at once; otherwise each reader of
+    the gradient would undo it. At the level "mesh_invariant" every change is undone: a gradient in
+    another layout than its value would be summed in another order, wherever a loop or a stage ends.
+    """
     src, out = n.args[0].type, n.type
     gone = [a for a in src.split_axes if a not in out.split_axes]
     exact = b.options.mesh_invariant
     rested = _rested(src, out)
     if exact and rested:
-        # What only rested so is whole for the program: its gradient goes the way that it would go
-        # had it been whole from the start, and is brought to its layout at the end.
+        # The program treats a value at rest as whole, so its gradient is that of a whole value, and
+        # is redistributed to its layout at the end.
         return [g]
     undone = n.op in ("reduce_scatter", "all_to_all") and (exact or not n.note)
     undone = undone or (n.op in ("all_gather", "all_to_all") and bool(gone))
@@ -254,18 +258,18 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _rested(src: TensorType, out: TensorType) -> bool:
-    """Whether `src` is split as `out` is but for axes over which it only rests."""
+    """Returns whether `src` and `out` differ only by axes over which `src` is at rest."""
     gone = {a for a in src.split_axes if a not in out.split_axes}
     return bool(gone) and gone <= {*src.rest}
 
 
 def gathers_for_use(n: Any) -> bool:
-    """Whether the node `n` puts together what lies split between its uses, as in ZeRO-3."""
+    """Returns whether the node `n` gathers a value at rest for its use, as in ZeRO-3."""
     return bool(n.op == all_gather.name) and _rested(n.args[0].type, n.type)
 
 
 def _is_given(n: Any) -> bool:
-    """Whether `n` is an input, as a weight is, but for its dtype and form."""
+    """Returns whether `n` is an input, such as a weight, up to its dtype and form."""
     while len(n.args) == 1 and (n.kind.incidental or n.kind.memory == "view"):
         n = n.args[0]
     return bool(n.op == "input")
@@ -284,8 +288,8 @@ def _scatter_scratch(ins: Types, outs: Types, attrs: Attrs) -> int:
 
 
 def _as_sent(split: TensorType, whole: TensorType, dim: int, axes: Sequence[str]) -> int:
-    """The bytes of the blocks of all devices as they are sent, one after the other. Blocks of the
-    leading dim lie so in `whole` already, unless some are padded."""
+    """Bytes of the blocks of all devices as they are sent, one after the other; 0 if `whole` has
+    them in that order already: blocks of the leading dim without padding."""
     above, n, _, _ = _around(split, dim, axes)
     sent = n * split.local_bytes
     leads = math.prod(split.local_shape[:dim]) * above == 1
@@ -341,14 +345,14 @@ to_partial = define(
     Op("to_partial", _to_partial, _to_partial_local, _grad, flops=_free, attrs="axes",
        elements="moved", memory="moves")
 )  # fmt: skip
-# A value without a mesh, computed alike everywhere, as a replicated value of the mesh in `layout`;
-# or one on a mesh with or without axes in time, along which it is whole, as one on the other.
+# A value without a mesh, equal everywhere, as a replicated value of the mesh in `layout`; or a
+# value on a mesh with or without axes in time, along which it is whole, as a value on the other.
 to_mesh = define(
     Op("to_mesh", _to_mesh, lambda c, x: x, _grad, flops=_free, attrs="layout",
        elements="moved", memory="view")
 )  # fmt: skip
 SILENT = frozenset(op.name for op in (shard, to_partial, to_mesh))
-# Those that put bytes on a wire, changing the layout.
+# The ops that change a layout and send bytes.
 CHANGES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))
 NAMES = SILENT | CHANGES
 MOVES = frozenset({"broadcast", "permute"})  # of whole blocks, in ops/local.py

@@ -1,4 +1,4 @@
-"""Ops that fold dims away: sum, max, min, prod, argmax, cumsum, top-k and sort."""
+"""Reductions and scans over dims: sum, max, min, prod, argmax, cumsum, top-k and sort."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _rule(name: str, kind: str, linear: str = "") -> Rule:
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         need(name, ins, NUMBER)
         index = _index(ins[0], attrs["dims"])
-        # Without a kind there is no way to finish a split reduction, so the dims are gathered.
+        # Without a kind there is no collective that finishes a split reduction, so the dims are
+        # gathered.
         whole = frozenset() if kind else frozenset(index.reduced)
         return propagate(
             name, index, ins, ins[0].dtype, linear=linear, reduce=kind or "sum", whole=whole
@@ -33,12 +34,12 @@ def _rule(name: str, kind: str, linear: str = "") -> Rule:
 
 
 def keep_dims(b: Build, x: Any, like: TensorType, dims: Sequence[int]) -> Any:
-    """Puts reduced dims back as size 1 and broadcasts to the shape of `like`."""
+    """`x` with its reduced dims restored as size 1, broadcast to the shape of `like`."""
     shape = tuple(1 if i in set(dims) else n for i, n in enumerate(like.shape))
     x = b("reshape", x, shape=shape)
     if not like.split_axes:
         return b("broadcast_to", x, shape=like.shape)
-    # Each device spreads to its own part, as the value that was reduced lay.
+    # Each device broadcasts to its own block, in the layout of the value that was reduced.
     layout = like.complete().with_dtype(x.type.dtype)
     return b("broadcast_to", x, shape=like.shape, layout=layout)
 
@@ -48,13 +49,14 @@ def _sum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def held(b: Build, x: Any, best: Any) -> Any:
-    """Where `x` is `best`, the largest or least of its elements, which is NaN if one of them is."""
+    """A mask of the elements of `x` equal to `best`, their maximum or minimum; if that is NaN, a
+    mask of the NaNs."""
     same = b("eq", x, best)
     return b("logical_or", same, b("ne", x, x)) if x.type.dtype.is_float else same
 
 
 def _extreme_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    # Equal extremes share the gradient; so do the NaN, as in PyTorch.
+    # Equal extremes share the gradient, and so do several NaNs, as in PyTorch.
     x, dims = n.args[0], n.attrs["dims"]
     hit = b("cast", held(b, x, keep_dims(b, n, x.type, dims)), dtype=x.type.dtype)
     share = b("div", g, b("sum", hit, dims=dims))
@@ -62,8 +64,8 @@ def _extreme_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _prod_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
-    # The product of the others: that of the factors that are not zero, over x where none is zero,
-    # and in the place of the zero where there is one.
+    # The derivative by a factor is the product of the others: without zeros the product over x,
+    # with one zero the product of the rest at the zero, with more zeros 0.
     x, dims = n.args[0], n.attrs["dims"]
     zero, one = const(b, x, 0.0), const(b, x, 1.0)
     hole = b("eq", x, zero)
@@ -141,7 +143,7 @@ argmin = define(
 def along_rule(
     name: str, dtype: DType | None = None, linear: str = "", kinds: tuple[str, ...] = NUMBER
 ) -> Rule:
-    """The rule of an op that needs one dim (`attrs["dim"]`) in one piece and keeps the shape."""
+    """The rule of an op that needs one dim (`attrs["dim"]`) whole and keeps the shape."""
 
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         need(name, ins, kinds)
@@ -171,14 +173,15 @@ def _cumsum_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 def _running(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    """Longer sums are added up in windows, in f32 at least and in another order of dims."""
+    """Scratch bytes: a long sum is computed in windows, in f32 or wider and in another order of
+    dims."""
     x = ins[0]
     long = x.local_shape[attrs["dim"]] > _WINDOW
     return 2 * _in_f32(x) - x.local_bytes if long else 0
 
 
 def _in_f32(t: TensorType) -> int:
-    """A device's bytes of a copy in which elements have four bytes at least."""
+    """Bytes per device of a copy with at least four bytes per element."""
     return math.prod(t.local_shape) * max(4, t.dtype.bytes)
 
 
@@ -220,7 +223,7 @@ def _top_k_grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
     return [b("put_along", ids, gs[0], dim=dim, into=str(x.type.shape[dim]))]
 
 
-# Equal values keep the order of their ids.
+# Stable: equal values keep the order of their ids.
 top_k = define(
     Op("top_k", _top_k_rule, lambda c, x: c.xp.top_k(x, c.attrs["k"]), _top_k_grad, attrs="k",
        batch=last_dims, invariance="moves")

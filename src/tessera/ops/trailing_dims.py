@@ -1,6 +1,6 @@
-"""Layouts for ops whose last dims must be in one piece: pixels of an image, rows of a matrix.
+"""Layouts of ops whose last dims must be whole: pixels of an image, rows of a matrix.
 
-The leading dims follow an index, as in `propagate`; the last ones (the tail) are whole.
+The leading dims follow an index, as in `propagate`; the last dims (the tail) are whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def propagate_heads(
 ) -> Inferred:
     """`propagate` over the leading dims that `index` names; `outs` are (dtype, tail) per result.
 
-    What an argument has beyond its letters is its tail, gathered where it is split.
+    The dims of an argument after its letters are its tail, which is gathered if it is split.
     """
     heads = tuple(t.with_dims(t.dims[: len(k)]) for t, k in zip(ins, index.args, strict=True))
     got = propagate(name, index, heads, outs[0][0], linear=linear)
@@ -37,6 +37,6 @@ def _with_tail(head: TensorType, tail: Sequence[int]) -> TensorType:
 
 
 def leading(ranks: Sequence[int]) -> Index:
-    """The index of arguments with so many leading dims each, which broadcast as in NumPy."""
+    """The index of arguments with `ranks` leading dims each, which broadcast as in NumPy."""
     letters = tuple(f"_{i}" for i in range(max(ranks, default=0)))
     return Index(tuple(letters[len(letters) - r :] for r in ranks), letters)

@@ -1,9 +1,9 @@
-"""A user's function as an op: known here by name, index string and declarations, and no further.
+"""User-defined functions as an op, known by name, index string and declarations only.
 
-The index string gives shapes, layouts and FLOPs. A letter may be split over devices where the
-function treats its elements apart from each other; where it does not, the letter is `whole`. The
-gradient of such a function is such a function: that of argument i has the letters of argument i,
-and sums over all others, so where one of those is split the gradient is a partial sum.
+The index string gives shapes, layouts and FLOPs. A letter may be split over devices if the function
+treats its elements independently; otherwise the letter is `whole`. The gradient of such a function
+is another one: the gradient of argument i has the letters of argument i and sums over all others,
+so it is partial if one of those is split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .op import Array, Attrs, Build, Call, Inferred, Op, define
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserFunction:
-    """What is known by a name: the function on arrays, its own gradient if any, where it stands."""
+    """A registered function: the function on arrays, its gradient or None, its source line."""
 
     name: str
     fn: Callable[..., Any]
@@ -35,7 +35,7 @@ FUNCTIONS: dict[str, UserFunction] = {}
 def add_function(
     name: str, fn: Callable[..., Any], grad: Callable[..., Any] | None, at: str
 ) -> UserFunction:
-    """Makes `fn` known under `name`, or `name.2` … where the name is taken by another function."""
+    """Registers `fn` under `name`, or under `name.2` … if another function has the name."""
     free, k = name, 1
     while free in FUNCTIONS:
         k += 1
@@ -45,7 +45,7 @@ def add_function(
 
 
 def user_function(name: str) -> UserFunction:
-    """The function called `name`. Raises UsageError if this process knows none."""
+    """The function registered as `name`. Raises UsageError if this process has none."""
     found = FUNCTIONS.get(name)
     if found is None:
         raise UsageError(
@@ -68,7 +68,7 @@ class Groups:
         return " -> ".join(sides)
 
     def written_out(self, ranks: Sequence[int]) -> Groups | None:
-        """The groups with each "..." as letters of its own, None where the ranks do not fit."""
+        """The groups with each "..." expanded to letters, or None if the ranks do not fit."""
         extra = [r - len(a) + 1 for a, r in zip(self.args, ranks, strict=True) if "..." in a]
         if len(set(extra)) > 1 or any(n < 0 for n in extra):
             return None
@@ -83,7 +83,7 @@ class Groups:
 
 
 def parse_groups(name: str, index: object, known: Mapping[str, int]) -> Groups:
-    """Reads an index string with one or several results. Raises ShapeError.
+    """Parses an index string with one or several results. Raises ShapeError if it cannot be read.
 
     >>> parse_groups("f", "b s d, d -> b s d, b", {}).outs
     (('b', 's', 'd'), ('b',))
@@ -115,7 +115,7 @@ def parse_groups(name: str, index: object, known: Mapping[str, int]) -> Groups:
 
 # -- the op ---------------------------------------------------------------------------------------
 def _sizes(attrs: Attrs, groups: Groups, ins: Sequence[TensorType]) -> dict[str, int]:
-    """The size of each letter. Raises ShapeError if two arguments disagree."""
+    """The size of each letter. Raises ShapeError if two arguments differ."""
     sizes = dict(attrs.get("sizes", ()))
     for letters, t in zip(groups.args, ins, strict=True):
         for k, n in zip(letters, t.shape, strict=True):
@@ -129,8 +129,8 @@ def _sizes(attrs: Attrs, groups: Groups, ins: Sequence[TensorType]) -> dict[str,
 
 
 def _groups(attrs: Attrs, ins: Sequence[TensorType]) -> Groups:
-    """The index string with `...` written out for these ranks. Raises ShapeError if the arguments
-    do not fit it."""
+    """The index string with `...` expanded for these ranks. Raises ShapeError if the arguments do
+    not fit it."""
     given = parse_groups(attrs["name"], attrs["index"], dict(attrs.get("sizes", ())))
     found = None
     if len(given.args) == len(ins):
@@ -145,8 +145,8 @@ def _groups(attrs: Attrs, ins: Sequence[TensorType]) -> Groups:
 
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """The index string as for any op, with blocks that are never padded: a letter is whole where
-    the function asks for it, where padding would be needed, or where it is summed away without
+    """The rule of an index string, with blocks that are never padded: a letter is whole if the
+    function declares it, if its blocks would be padded, or if it is reduced without
     `reduces="sum"`."""
     groups = _groups(attrs, ins)
     sizes = _sizes(attrs, groups, ins)
@@ -159,7 +159,8 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     mesh = common_mesh(attrs["name"], ins)
     ins = tuple(t.complete() for t in ins)
     kept = [set(o) for o in groups.outs]
-    # All letters as one result: what they are split over, those of results before the others.
+    # An index with all letters in its result gives the axes of each letter; letters of results come
+    # first.
     every = tuple(dict.fromkeys(k for side in (groups.outs, groups.args) for g in side for k in g))
     fresh = tuple(k for k in every if all(k not in a for a in groups.args))
     made = plain(dtypes[0], [sizes[k] for k in fresh])
@@ -171,7 +172,7 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         whole |= {k for k in every if not all(k in o for o in kept)}
     while True:
         got = propagate(attrs["name"], index, (*ins, made), dtypes[0], whole=frozenset(whole))
-        # Blocks are what the function sees, so none may be padded.
+        # The function sees blocks, so none may be padded.
         uneven = {every[d] for d in got.outs[0].padded_dims}
         if not uneven:
             break
@@ -190,9 +191,9 @@ def _local(c: Call, *args: Array) -> Any:
 
 
 def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
-    """The gradient is a user's function too: its index string is made of this one's, with the
-    results' gradients as arguments more. `below` says for each order of gradient how many arguments
-    were there before."""
+    """The gradient, as another user function: its index string is this one's, with the results'
+    gradients as further arguments. `below` gives, for each order of gradient, the number of
+    arguments before it."""
     attrs = n.attrs
     groups = parse_groups(attrs["name"], attrs["index"], dict(attrs.get("sizes", ())))
     given, letters = [], []
@@ -206,7 +207,7 @@ def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
     smooth = [i for i, a in enumerate(n.args) if a.type.dtype.is_float]
     back = Groups((*groups.args, *letters), tuple(groups.args[i] for i in smooth))
     whole = set(attrs.get("whole", ()))
-    if attrs.get("reduces") != "sum":  # what the function does not split, its gradient does not
+    if attrs.get("reduces") != "sum":  # its gradient has the same whole letters
         every = {k for side in (groups.args, groups.outs) for g in side for k in g}
         whole |= {k for k in every if not all(k in o for o in groups.outs)}
     told = {"whole": tuple(sorted(whole)), "flops": attrs.get("flops"), "turn": attrs.get("turn")}
@@ -228,8 +229,8 @@ def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
 
 
 def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    """As given; else one per point of all letters, two where some are reduced. Each gradient
-    doubles it."""
+    """The FLOPs as declared; otherwise one per point of all letters, or two if some are reduced.
+    Each order of gradient doubles them."""
     groups = _groups(attrs, ins)
     sizes = _sizes(attrs, groups, ins)
     points = math.prod(sizes.values())

@@ -1,4 +1,4 @@
-"""Optimizers, schedules, clipping and loss scaling: pure functions of weights, gradients and state.
+"""Optimizers, learning rate schedules, gradient clipping and loss scaling, as pure functions.
 
 >>> import tessera as ts
 >>> opt = ts.optim.AdamW(lr=ts.optim.warmup_cosine(3e-4, warmup=100, total=1000), weight_decay=0.1)

@@ -1,9 +1,9 @@
-"""What have all optimizers in common? State laid out by a strategy, and one pure `update`.
+"""`Optimizer`, the base class: its state, laid out by a strategy, and a pure `update`.
 
-An optimizer is a frozen value; its state is a dict of tensors: `step` (i32[], updates done), a dict
-by weight name for each kind of state, and `master`, f32 copies of weights that are narrower. All
-arithmetic is in f32, in the layout of the state: where that is split, each device updates its own
-block and only finished weights travel.
+An optimizer is a frozen value. Its state is a dict of tensors: `step` (i32[], updates done), a dict
+by weight name for each kind of state, and `master`, f32 copies of narrower weights. Arithmetic is
+in f32, in the layout of the state: if that is split, each device updates its own block, and only
+updated weights are sent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Optimizer(ABC):
     master: bool = True
 
     def __init_subclass__(cls) -> None:
-        if "__setattr__" in vars(cls):  # that of a frozen dataclass, whose error is not ours
+        if "__setattr__" in vars(cls):  # a frozen dataclass raises another error
             cls.__setattr__ = _set  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
@@ -95,27 +95,29 @@ class Optimizer(ABC):
     def _name(self) -> str:
         return type(self).__name__
 
-    # -- what a kind of optimizer says of itself --------------------------------------------------
+    # -- to be defined by each optimizer ----------------------------------------------------------
     @abstractmethod
     def _limits(self) -> list[tuple[str, float, str]]:
-        """(name, value, rule) of the settings to check; the rules are those of `_WITHIN`."""
+        """(name, value, rule) of the settings to check; rules are keys of `_WITHIN`."""
 
     @abstractmethod
     def _slots(self, t: TensorType) -> dict[str, TensorType]:
-        """The state of a weight, each of which starts as zeros; `t` is its f32 layout in state."""
+        """The types of the state of a weight, which starts as zeros; `t` is the weight's f32 layout
+        in state."""
 
     @abstractmethod
     def _factors(self, lr: Tensor, count: Tensor) -> dict[str, Tensor]:
-        """The scalars of a step, made once for all weights; `count` f32[] is 1 at the first."""
+        """The scalars of a step, computed once for all weights; `count` f32[] is 1 at the first
+        step."""
 
     @abstractmethod
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: dict[str, Tensor], decays: bool
     ) -> tuple[Tensor, Slots]:
-        """(the new weight, its new state); all f32 in one layout."""
+        """(new weight, new state of the weight); all f32 in one layout."""
 
     def _home(self, w: Tensor, g: Tensor, old: Slots) -> TensorType:
-        """The layout in which a weight is updated: its state's, without one its gradient's."""
+        """The layout in which a weight is updated: that of its state, or else of its gradient."""
         whole = next((t.type for t in old.values() if t.shape == w.shape), None)
         if whole is None:
             whole = w.type if g.mesh is None else g.type
@@ -123,10 +125,10 @@ class Optimizer(ABC):
 
     # -- the state --------------------------------------------------------------------------------
     def init(self, params: Any, strategy: Strategy | str | None = None) -> State:
-        """The state before the first update. It is made on the devices when it is first used.
+        """The state before the first update. It is created on the devices at its first use.
 
         `params` is a module or a dict (or another tree) of float tensors. Each piece of state has
-        the layout that `strategy.optimizer` gives, without a strategy that of its weight. Raises
+        the layout that `strategy.optimizer` gives, or without a strategy that of its weight. Raises
         UsageError if `params` holds anything else or `mask` matches no weight, StrategyError if
         `strategy` does not fit.
         """
@@ -158,10 +160,10 @@ class Optimizer(ABC):
     def update(self, params: Any, grads: Any, state: State) -> tuple[Any, State]:
         """Returns (new weights, new state) after one step along `grads`.
 
-        `grads` is a tree like `params`, for a module the dict that `ts.grad` returns; then the new
-        weights are such a dict, for `load_parameters`. Gradients may be in another layout, or sums
-        over devices may be pending. New weights and state keep the layouts of the old ones. Raises
-        UsageError or ShapeError if the trees do not match.
+        `grads` is a tree like `params`; for a module it is the dict that `ts.grad` returns, and the
+        new weights are such a dict, for `load_parameters`. Gradients may have another layout, or be
+        partial sums. New weights and state keep the layouts of the old ones. Raises UsageError or
+        ShapeError if the trees do not match.
         """
         if any(isinstance(g, Parameter) for g in flatten(grads)[0]):
             raise UsageError(
@@ -192,7 +194,7 @@ class Optimizer(ABC):
         return unflatten(flatten(trained(params))[1], out), {"step": step, **kept}
 
     def _rate(self, step: Tensor) -> Tensor:
-        """The learning rate at `step`, f32[]. Raises UsageError if a schedule gives anything
+        """The learning rate at `step`, f32[]. Raises UsageError if a schedule returns anything
         else."""
         lr = self.lr if isinstance(self.lr, (int, float)) else scheduled(self.lr, step)
         if isinstance(lr, (int, float)):
@@ -210,7 +212,8 @@ class Optimizer(ABC):
     def _matched(
         self, params: Any, grads: Any, state: State
     ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Slots]]:
-        """(weight and gradient, state) by name."""
+        """(weight and gradient, state), each by name. Raises UsageError or ShapeError if they do
+        not match."""
         call = f"{self._name}.update"
         ws, gs = named(f"{call} (params)", params), named(f"{call} (grads)", grads)
         fix = "take the gradients of the same tree: ts.grad(loss, params)"
@@ -287,20 +290,21 @@ _WITHIN: dict[str, Callable[[float], bool]] = {
 
 
 def _at(x: Tensor, home: TensorType) -> Tensor:
-    """`x` in the layout `home` and in f32; what moves, moves in the narrower dtype."""
+    """`x` in the layout `home` and in f32; it is sent in its own dtype."""
     return F.relayout(x, home.with_dtype(x.dtype)).to(f32)
 
 
 def _unless_set(master: Tensor, w: Tensor, dtype: DType) -> Tensor:
-    """`master`, but where the weight `w`, of `dtype`, is not what it rounds to: it was set since,
-    from a checkpoint or by a bound. Less than a step of `dtype` away is where it was."""
+    """`master`, except where the weight `w`, of `dtype`, is not its rounded value: there the weight
+    was set since, by a checkpoint or a bound. A difference below half a unit of `dtype` is
+    rounding."""
     info = finfo(dtype.numpy)  # type: ignore[no-untyped-call]
     near = F.abs(w - master) <= F.abs(master) * float(info.eps / 2) + float(info.smallest_subnormal)
     return F.where(near, master, F.where(F.isfinite(w), w, master))
 
 
 def _need_state(call: str, state: object) -> None:
-    """Raises UsageError if `state` is not built as the state of an optimizer is."""
+    """Raises UsageError if `state` does not have the structure of an optimizer's state."""
     parts = state.items() if isinstance(state, dict) else [("", None)]
     if not all(isinstance(x, Tensor if kind == "step" else dict) for kind, x in parts):
         raise unfit(
@@ -340,7 +344,8 @@ def loaded(call: str, name: str, like: Tensor, value: Any) -> Tensor:
 
 
 def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
-    """Zeros that one program a mesh makes, all together, when the first of them is used."""
+    """Zeros of these types, created together by one program per mesh when the first of them is
+    used."""
     if current() is not None:
         return [emit("full", dtype=t.dtype, shape=t.shape, value=0, layout=t) for t in types]
     out = [Tensor(None, t) for t in types]
@@ -371,7 +376,7 @@ def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
 
 
 def _wide_copy(w: Tensor, t: TensorType) -> Tensor:
-    """`w` in f32 in the layout `t`; pending where `w` is."""
+    """`w` in f32 in the layout `t`; created later if `w` is still pending."""
     if w._pending is None:
         return F.relayout(w.to(f32), t)
     out = Tensor(None, t)

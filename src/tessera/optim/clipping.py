@@ -1,4 +1,4 @@
-"""How large are all gradients together, and what if that is too large?"""
+"""Global norm and gradient clipping."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from .trees import named, one_line
 
 def global_norm(tree: Any) -> Tensor:
     """The Euclidean norm, f32[], of all elements of all float tensors in `tree`. In the body of a
-    `ts.distribute` with a strategy it is that of whole weights, of which a device has blocks."""
+    `ts.distribute` with a strategy it is the norm of whole weights, of which a device has
+    blocks."""
     with one_line("global_norm"):
         wide = [to_add_up(t.to(f32)) for t in named("global_norm", tree).values()]
         return F.sqrt(total(over_blocks("global_norm", F.sum(t * t)) for t in wide))
 
 
 def to_add_up(x: Tensor) -> Tensor:
-    """`x`, a weight or of the shape of one, as it is before its elements are added up: where bits
-    are added in the finest blocks, so in one order in every layout at rest."""
+    """`x`, a weight or a value of its shape, before a sum over its elements. At the level
+    "mesh_invariant" it is in the finest blocks, so that the order of additions is the same in every
+    layout at rest."""
     return F.relayout(x, finest(x.type)) if options_here().mesh_invariant else x
 
 
@@ -73,10 +75,10 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of scalars f32[], with one collective for each axis over which some are partial.
+    """The sum of scalars f32[], with one collective for each axis over which any is partial.
 
-    Those that are partial alike are added first, and those over most axes lead: what they share
-    with the next is completed with it.
+    Scalars with equal partial axes are added first, and those with most axes come first: axes that
+    they share with the next are completed with it.
     """
     groups: dict[Partial, Tensor] = {}
     for t in parts:

@@ -1,7 +1,7 @@
-"""How do small f16 gradients stay above zero? Dynamic loss scaling (Micikevicius et al. 2018).
+"""Dynamic loss scaling for f16 gradients (Micikevicius et al. 2018).
 
-The loss is multiplied by a scale before gradients are taken and they are divided by it after. When
-one overflows, the step is dropped and the scale halved; after enough good steps it is doubled.
+The loss is multiplied by a scale before gradients are taken, and the gradients are divided by it.
+If one overflows, the step is skipped and the scale halved; after enough good steps it is doubled.
 
 >>> import tessera as ts
 >>> scaler = ts.optim.LossScale(init_scale=8.0, growth_interval=2)
@@ -40,7 +40,7 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Dynamic loss scaling for f16 (Micikevicius et al. 2018): settings; the state is separate.
+    """Settings of dynamic loss scaling for f16 (Micikevicius et al. 2018); the state is separate.
 
     The state is `{"scale": f32[], "good": i32[]}`. The scale grows by `growth_factor` after
     `growth_interval` good steps and shrinks by `backoff_factor` after a step that overflowed,
@@ -78,11 +78,12 @@ class LossScale:
         }
 
     def scale(self, loss: Tensor, state: State) -> Tensor:
-        """The loss times the scale, in f32: what gradients are taken of."""
+        """The loss times the scale, in f32, for the gradients."""
         return scaled(loss, state["scale"])
 
     def unscale(self, grads: Any, state: State) -> tuple[Any, Tensor]:
-        """Returns (the gradients divided by the scale, in f32; bool[]: whether all are finite)."""
+        """Returns (gradients divided by the scale, in f32; bool[] that is true if all are
+        finite)."""
         with one_line("loss_scale"):
             leaves = list(named("unscale", grads).values())
             bad = [F.sum(emit("logical_not", F.isfinite(g)).to(f32)) for g in leaves]
@@ -91,8 +92,9 @@ class LossScale:
             return unflatten(spec, [scaled(g, factor) for g in leaves]), total(bad) == 0.0
 
     def update(self, finite: Tensor, state: State) -> State:
-        """The state after a step; `finite` (bool[]) says whether its gradients were finite."""
-        # Nobody asks for a gradient by a scale; outside of recordings each would hold all before.
+        """The state after a step; `finite` (bool[]) is true if its gradients were finite."""
+        # The scale needs no gradient; outside of recordings, each scale would keep all earlier ones
+        # alive.
         now = settings().no_grad or current() is None
         with one_line("loss_scale"), replaced(no_grad=now):
             _need_finite("LossScale.update", finite)
@@ -108,9 +110,9 @@ class LossScale:
 
 
 def apply_if_finite(finite: Tensor, new: Any, old: Any) -> Any:
-    """The tree `new` if `finite` (bool[]) is true, else `old`: this skips a step that overflowed.
+    """The tree `new` if `finite` (bool[]) is true, else `old`, which skips a step that overflowed.
 
-    Both trees have the same structure. Raises UsageError if they do not, or `finite` is not one
+    Both trees have the same structure. Raises UsageError if they do not, or if `finite` is not one
     bool.
     """
     _need_finite("apply_if_finite", finite)

@@ -1,5 +1,5 @@
-"""Which weights decay? Those whose names a mask selects: a regular expression, or a function of the
-name. None stands for matrices that are neither norms' nor biases'."""
+"""Weight decay masks: a regular expression or a function of a weight's name. None decays matrices,
+except those of norms and biases."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..core.kinds import is_number
 
 Mask = str | Callable[[str], bool] | None
 
-# Stacked layers make matrices of their norms' weights and biases; by name they stay undecayed.
+# In stacked layers the weights of norms and biases are matrices, so names exclude them from decay.
 UNDECAYED = re.compile(r"(^|\.)(\w*norm\w*|ln_?\w*)(\.|$)|(^|\.)\w*bias$")
 
 
 def decays(of: str, mask: Any, name: str, ndim: int) -> bool:
-    """Whether the optimizer `of` decays the weight `name`."""
+    """Returns whether the optimizer `of` decays the weight `name`."""
     return selects(of, mask, name) if mask is not None else ndim >= 2 and not UNDECAYED.search(name)
 
 
 def selects(of: str, mask: Any, name: str) -> bool:
-    """Whether `mask` is true of `name`. Raises UsageError if it cannot tell, as one of optax, which
-    is a function of the tree of weights."""
+    """Returns whether `mask` is true of `name`. Raises UsageError if it fails, as an optax mask
+    does, which is a function of the tree of weights."""
     if isinstance(mask, str):
         return bool(re.search(mask, name))
     fix = "give a function of one weight's name; a mask of optax goes with optim.from_optax"

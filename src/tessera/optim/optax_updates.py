@@ -1,4 +1,4 @@
-"""How does an optimizer of optax run on weights that lie on a mesh? As ops that it is made of.
+"""optax optimizers on a mesh: their updates traced by JAX and added as ops.
 
 >>> import optax, tessera as ts
 >>> opt = ts.optim.from_optax(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.5)))
@@ -34,14 +34,14 @@ WHO = "from_optax"
 
 
 def from_optax(tx: Any) -> FromOptax:
-    """The optimizer `tx` of optax with the `init` and `update` of those in `optim`.
+    """The optax optimizer `tx` with the `init` and `update` of Tessera's optimizers.
 
     Its updates become ops of the program, so they run inside `ts.jit` on any mesh, in the layout of
-    the state: state of a weight's shape lies as the strategy says for optimizer state, the rest is
-    whole on each device. Weight decay, masks and dtypes are those of `tx`, to which a module is the
-    dict of its trained parameters by name. `update` raises UsageError if `tx` computes with
-    something that has no counterpart here, such as random keys or `while` loops, or asks for more,
-    such as the loss. Raises UsageError if `tx` has no `init` and `update`.
+    the state: state of a weight's shape has the layout that the strategy gives optimizer state, all
+    other state is replicated. Weight decay, masks and dtypes are those of `tx`, which sees a module
+    as the dict of its trained parameters by name. `update` raises UsageError if `tx` uses JAX
+    operations without a counterpart here, such as random keys or `while` loops, or needs further
+    arguments, such as the loss. Raises UsageError if `tx` has no `init` and `update`.
     """
     if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
         raise unfit(WHO, "tx", tx, "give a GradientTransformation, such as optax.adamw(1e-3)")
@@ -51,15 +51,15 @@ def from_optax(tx: Any) -> FromOptax:
 @final
 @dataclass(frozen=True, slots=True)
 class FromOptax:
-    """An optimizer of optax; made by `from_optax`."""
+    """An optax optimizer, as made by `from_optax`."""
 
     tx: Any
 
     def init(self, params: Any, strategy: Strategy | None = None) -> Any:
-        """The state before the first update: a tree like that of `tx.init`, of tensors.
+        """The state before the first update: a tree of tensors with the structure of `tx.init`.
 
-        State of a weight's shape has the layout that `strategy.optimizer` gives, without a strategy
-        that of its weight. Raises UsageError if `params` holds anything but float tensors,
+        State of a weight's shape has the layout that `strategy.optimizer` gives, or without a
+        strategy that of its weight. Raises UsageError if `params` holds anything but float tensors,
         StrategyError if `strategy` does not fit.
         """
         weights = named(f"{WHO}.init", params)
@@ -80,7 +80,7 @@ class FromOptax:
         return unflatten(made[0], leaves)
 
     def update(self, params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
-        """Returns (new weights, new state) after one step along `grads`, as `Optimizer.update`.
+        """Returns (new weights, new state) after one step along `grads`, like `Optimizer.update`.
 
         New weights and state keep the layouts of the old ones. Raises UsageError or ShapeError if
         the trees do not match.
@@ -148,8 +148,8 @@ class FromOptax:
 
 
 def _weights_of(found: Sequence[Path], state: Sequence[Tensor], tree: Any) -> list[str | None]:
-    """For each piece of state the name of the weight that it is about: that of its shape whose path
-    ends its own, the longest such. None for others."""
+    """For each piece of state the name of its weight: the weight of its shape with the longest path
+    that is the end of its own path. None if there is no such weight."""
     weights = sorted(zip(paths(tree), flatten(tree)[0], strict=True), key=lambda w: -len(w[0]))
     return [
         next(
@@ -161,8 +161,7 @@ def _weights_of(found: Sequence[Path], state: Sequence[Tensor], tree: Any) -> li
 
 
 def _laid(t: Tensor, name: str | None, weights: Mapping[str, Tensor], rule: Any) -> Tensor:
-    """State in the layout that `rule` gives to that of the weight `name`; whole where there is no
-    such weight."""
+    """State in the layout that `rule` gives for the weight `name`; replicated if `name` is None."""
     if name is not None:
         like = weights[name].type.complete().with_dtype(t.dtype)
         return F.relayout(t, like if rule is None else rule(name, like))

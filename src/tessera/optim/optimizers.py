@@ -1,4 +1,4 @@
-"""Which rule turns gradients into steps? SGD, Momentum, Adam, AdamW, Lion and Adafactor.
+"""The optimizers: SGD, Momentum, Adam, AdamW, Lion and Adafactor.
 
 >>> import tessera as ts
 >>> params = {"w": ts.tensor([1.0, 2.0])}
@@ -31,12 +31,12 @@ def _constants(**values: float) -> Factors:
 
 
 def _coupled(w: Tensor, g: Tensor, k: Factors, decays: bool) -> Tensor:
-    """The gradient plus that of the penalty `weight_decay / 2 * |w|^2`."""
+    """The gradient plus the gradient of the penalty `weight_decay / 2 * |w|^2`."""
     return g + k["decay"] * w if decays else g
 
 
 def _one_minus_power(base: float, t: Tensor) -> Tensor:
-    """`1 - base**t` without the loss of digits that the difference has for a base near 1."""
+    """`1 - base**t`, accurate also for a base near 1, where the difference would cancel."""
     if base == 0:
         return scalar(1.0, f32)
     h = F.tanh(t * (-0.5 * math.log(base)))
@@ -100,8 +100,8 @@ def _adam_limits(betas: tuple[float, float], eps: float) -> list[tuple[str, floa
 
 
 def _adam_factors(betas: tuple[float, float], eps: float, lr: Tensor, count: Tensor) -> Factors:
-    """The corrections of both moments as one rate and one eps:
-    `lr * (m / c1) / (sqrt(v / c2) + eps)` is `rate * m / (sqrt(v) + eps * sqrt(c2))`."""
+    """Adam's bias corrections as one rate and one eps: `lr * (m / c1) / (sqrt(v / c2) + eps)` is
+    `rate * m / (sqrt(v) + eps * sqrt(c2))`."""
     b1, b2 = betas
     root = F.sqrt(_one_minus_power(b2, count))
     rate = lr * root / _one_minus_power(b1, count)
@@ -109,7 +109,7 @@ def _adam_factors(betas: tuple[float, float], eps: float, lr: Tensor, count: Ten
 
 
 def _adam_moments(g: Tensor, old: Slots, k: Factors) -> tuple[Tensor, Slots]:
-    """(the step to subtract, the new moments)."""
+    """(step to subtract, new moments)."""
     m = k["b1"] * old["m"] + k["c1"] * g
     v = k["b2"] * old["v"] + k["c2"] * (g * g)
     return k["rate"] * m / (F.sqrt(v) + k["eps"]), {"m": m, "v": v}
@@ -146,9 +146,9 @@ class Adam(Optimizer):
 class AdamW(Optimizer):
     """Adam with decoupled decay, `w - lr * (u + weight_decay * w)` (Loshchilov & Hutter 2019).
 
-    Unlike those of PyTorch and optax, it leaves norms, biases and other weights of one dim as they
-    are, unless `mask` selects them: `mask=lambda name: True` decays every weight. The defaults are
-    those of large models; PyTorch's are `betas=(0.9, 0.999), weight_decay=0.01`.
+    Unlike in PyTorch and optax, norms, biases and other weights of one dim do not decay, unless
+    `mask` selects them: `mask=lambda name: True` decays every weight. The defaults are those of
+    large models; PyTorch's are `betas=(0.9, 0.999), weight_decay=0.01`.
     """
 
     lr: Rate = 3e-4
@@ -207,10 +207,10 @@ class Adafactor(Optimizer):
     """Adam with a factored second moment and steps relative to the weights (Shazeer & Stern 2018).
 
     A weight whose two largest dims are at least `factor_from` keeps only the means of the second
-    moment along each of them; others keep all of it. The root mean square of a step is cut to
-    `clip` (None: never) and, with `relative`, multiplied by that of the weight. The second moment
-    decays by `1 - (step - offset)**-decay`. With `momentum` None there is no first moment.
-    `weight_decay * w` is subtracted without the factor `lr`.
+    moment along each of them; other weights keep all of it. The root mean square of a step is
+    limited to `clip` (None: no limit) and, with `relative`, multiplied by that of the weight. The
+    second moment decays by `1 - (step - offset)**-decay`. With `momentum` None there is no first
+    moment. `weight_decay * w` is subtracted without the factor `lr`.
     """
 
     lr: Rate = 1e-2
@@ -231,7 +231,8 @@ class Adafactor(Optimizer):
         )
 
     def _factored(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """The two largest dims (the largest last), or None where they are too small."""
+        """The two largest dims (the largest last), or None if they are smaller than
+        `factor_from`."""
         if len(shape) < 2:
             return None
         *_, second, first = sorted(range(len(shape)), key=lambda d: (shape[d], d))
@@ -265,9 +266,9 @@ class Adafactor(Optimizer):
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool
     ) -> tuple[Tensor, Slots]:
-        """(new weight, new slots). A matrix keeps the mean squares of its rows and columns, whose
-        product stands for the second moment; other weights keep it whole. Raises UsageError if `w`
-        is a device's block: these are means over whole weights."""
+        """(new weight, new slots). A factored weight keeps the mean squares of its rows and
+        columns, whose product approximates the second moment; other weights keep it whole. Raises
+        UsageError if `w` is a device's block, as these are means over whole weights."""
         if w.type.varying:
             raise UsageError(
                 "Adafactor: it takes means over whole weights, of which a device has blocks here",
@@ -292,6 +293,7 @@ class Adafactor(Optimizer):
         if self.clip is not None:
             size = size / F.maximum(_rms(u) * (1.0 / self.clip), 1.0)
         if self.relative:
+            # The minimum of Adafactor's paper lets a weight of zeros move.
             size = size * F.maximum(_rms(w), 1e-3)
         u = u * size
         if self.momentum is not None:

@@ -1,7 +1,7 @@
-"""How large is the step, now? Schedules: functions from the number of steps done to a rate.
+"""Learning rate schedules: functions from the number of steps done to a rate.
 
-A schedule is computed inside the program from the optimizer's own step counter, so that nothing is
-recorded again as it moves. It takes an i32[] tensor or a Python int and gives an f32[] tensor:
+A schedule is computed inside the program from the optimizer's step counter, so a new rate needs no
+new compilation. It takes an i32[] tensor or a Python int and returns an f32[] tensor:
 
 >>> import tessera as ts
 >>> lr = ts.optim.warmup_cosine(peak=1.0, warmup=10, total=110)
@@ -57,7 +57,7 @@ class Schedule:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.settings)})"
 
     def __reduce__(self) -> Any:
-        """Copies and pickles by the call that makes it, as its rule is a function of that."""
+        """Copies and pickles as the call that makes it, as its rule is a local function."""
         return _made_by, (self.name, self.settings)
 
 
@@ -67,8 +67,8 @@ def _made_by(name: str, settings: tuple[tuple[str, object], ...]) -> Schedule:
 
 
 def scheduled(schedule: Callable[[Any], Any], step: Tensor) -> Any:
-    """What `schedule` gives for `step`; one written in JAX, such as optax's, becomes ops. Raises
-    UsageError if it does not take a step."""
+    """The result of `schedule(step)`; a schedule written in JAX, such as optax's, becomes ops.
+    Raises UsageError if it fails for a step."""
     try:
         return schedule(step)
     except Exception as error:
@@ -78,7 +78,7 @@ def scheduled(schedule: Callable[[Any], Any], step: Tensor) -> Any:
             return as_ops("schedule", lambda step: [schedule(step)], [step])[0]
         except TesseraError:
             raise
-        except Exception:  # of JAX it is not, so what went wrong first is the error
+        except Exception:  # not a JAX function either: report the first error
             pass
         raise UsageError(
             "schedule: it does not give a rate for a step",
@@ -89,7 +89,7 @@ def scheduled(schedule: Callable[[Any], Any], step: Tensor) -> Any:
 
 
 def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:
-    """A schedule, its settings checked: rates are finite and >= 0, counts of steps >= 0."""
+    """A schedule with checked settings: rates are finite and >= 0, counts of steps >= 0."""
     wrong = [
         (key, f"{v}: rates and steps are finite numbers >= 0")
         for key, value in settings.items()
@@ -113,7 +113,7 @@ def constant(value: float) -> Schedule:
 
 @typed
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From `start` to `end` in a straight line over `steps` steps, then `end`.
+    """Linear from `start` to `end` over `steps` steps, then `end`.
 
     Raises UsageError if `steps` is below 1.
     """
@@ -127,14 +127,14 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
 @typed
 def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
-    """From `peak` to `end` along half a cosine over `total` steps (Loshchilov & Hutter 2017).
+    """Half a cosine from `peak` to `end` over `total` steps (Loshchilov & Hutter 2017).
 
     Raises UsageError if `total` is below 1.
     """
     _need_steps("cosine", "total", total)
 
     def rule(t: Tensor) -> Tensor:
-        # (1 + cos(pi x)) / 2 is sin^2 of what is left, which keeps its digits near the end.
+        # (1 + cos(pi x)) / 2 as sin^2 of the remaining part, which is accurate near the end.
         left = F.maximum((total - t) * (1.0 / total), 0.0)
         wave = F.sin(left * (math.pi / 2))
         return wave * wave * (peak - end) + end
@@ -146,7 +146,8 @@ def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
 def warmup_cosine(
     peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
 ) -> Schedule:
-    """From `start` to `peak` over `warmup` steps, then along a cosine to `end` at step `total`.
+    """Linear warmup from `start` to `peak` over `warmup` steps, then a cosine to `end` at step
+    `total`.
 
     Raises UsageError if a number of steps is out of range.
     """
@@ -160,7 +161,8 @@ def warmup_cosine(
 def warmup_linear(
     peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
 ) -> Schedule:
-    """From `start` to `peak` over `warmup` steps, then in a straight line to `end` at step `total`.
+    """Linear warmup from `start` to `peak` over `warmup` steps, then linear to `end` at step
+    `total`.
 
     Raises UsageError if a number of steps is out of range.
     """
@@ -172,7 +174,7 @@ def warmup_linear(
 
 @typed
 def inverse_sqrt(peak: float, warmup: int) -> Schedule:
-    """Up to `peak` over `warmup` steps, then `peak * sqrt(warmup / step)` (Vaswani et al. 2017).
+    """Linear warmup to `peak`, then `peak * sqrt(warmup / step)` (Vaswani et al. 2017).
 
     Raises UsageError if `warmup` is below 1.
     """
@@ -189,7 +191,7 @@ def inverse_sqrt(peak: float, warmup: int) -> Schedule:
 def piecewise_constant(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
     """Constant rates: `values[i]` from step `boundaries[i-1]` on.
 
-    Raises UsageError unless there is one boundary less than values, and boundaries rise.
+    Raises UsageError unless boundaries rise and are one fewer than values.
     """
     _need_pieces("piecewise_constant", len(values), boundaries)
 
@@ -208,8 +210,8 @@ def join_schedules(
 ) -> Schedule:
     """`schedules[i]` from step `boundaries[i-1]` on; each counts its steps from there.
 
-    Functions of the step, such as optax's, are schedules too. Raises UsageError if an element of
-    `schedules` is none, or unless there is one boundary less than schedules, and boundaries rise.
+    Other functions of the step, such as optax's, are schedules too. Raises UsageError if an element
+    of `schedules` is no function, or unless boundaries rise and are one fewer than schedules.
     """
     fix = "give a list of schedules, e.g. [optim.linear(...), optim.cosine(...)]"
     if not isinstance(schedules, (tuple, list)):
@@ -231,7 +233,7 @@ def join_schedules(
 
 
 def _rate(schedule: Callable[[Any], Any], t: Tensor) -> Tensor:
-    """What `schedule` gives at `t` f32[] steps, as f32."""
+    """The rate of `schedule` at `t` f32[] steps, as f32."""
     if isinstance(schedule, Schedule):
         return schedule.rule(t)
     return as_tensor(scheduled(schedule, t.to(int32))).to(f32)

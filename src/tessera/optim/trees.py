@@ -1,4 +1,4 @@
-"""How are weights, gradients and state matched? By name: a leaf's path through its containers."""
+"""Trees of weights, gradients and state, matched by name: the path of a leaf in its containers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHOWN = 5  # how many names an error lists
 
 
 def named(call: str, tree: Any) -> dict[str, Tensor]:
-    """The float tensors of `tree` by dotted name, in its order, of a module those that are trained.
-    Raises UsageError for others."""
+    """The float tensors of `tree` by dotted name, in order; for a module its trained parameters.
+    Raises UsageError if there are other leaves."""
     tree = trained(tree)
     out: dict[str, Tensor] = {}
     wrong = []
@@ -40,14 +40,14 @@ def named(call: str, tree: Any) -> dict[str, Tensor]:
 
 
 def need_same_names(call: str, have: Mapping[str, Any], given: Mapping[str, Any], fix: str) -> None:
-    """Raises UsageError, naming all differences, unless both have the same names."""
+    """Raises UsageError, with all differences, unless both have the same names."""
     same_names(call, [n for n in have if n not in given], [n for n in given if n not in have], fix)
 
 
 def need_same_shapes(
     call: str, have: Mapping[str, Tensor], given: Mapping[str, Any], fix: str
 ) -> None:
-    """Raises ShapeError, listing all that differ, unless equal names have equal shapes."""
+    """Raises ShapeError, with the first differences, unless equal names have equal shapes."""
     wrong = [
         (name, f"{tuple(given[name].shape)}, not {t.shape}")
         for name, t in have.items()
@@ -59,7 +59,7 @@ def need_same_shapes(
 
 @contextmanager
 def one_line(scope: str) -> Iterator[None]:
-    """Marks all nodes recorded inside with the user's line and `scope`, found once.
+    """Gives all nodes recorded inside the user's line, looked up once, and `scope`.
 
     An update adds a dozen nodes for each of hundreds of weights, all for one line.
     """

@@ -1,1 +1,2 @@
-"""Graph to graph, and to the schedule that runs: each pass is a pure function, verified after."""
+"""Passes from graph to graph, and to the schedule that runs: pure functions, verified after
+each."""

@@ -1,8 +1,8 @@
-"""By which algorithm does each collective go? A pass over a Schedule that writes it into its nodes.
+"""Choice of collective algorithms: a pass that writes the algorithm into each node of a Schedule.
 
-The choices are the user's (`schedule.algorithm`) or by cost on a topology. A collective that is
+The choice is the user's (`schedule.algorithm`) or the cheapest on a topology. A collective that is
 left to the engine has no attribute `algorithm`; any other names its table of rounds, so the text of
-the schedule says what runs.
+the schedule says which algorithm runs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SUMS = tuple(name for name in table.COLLECTIVES if OPS[name].mesh_invariance == 
 
 
 def _choices(o: ProgramOptions) -> dict[str, str]:
-    """The names that were chosen, by collective. At the level "mesh_invariant" sums have one
-    order, which is not a choice: "cheapest" is the engine's then, and what only moves data goes by
-    any table. Raises UsageError for the table of a sum."""
+    """The chosen names by collective. At the level "mesh_invariant" sums have one fixed order:
+    "cheapest" is then the engine's own, while collectives that only move data may use any table.
+    Raises UsageError if a table is named for a sum."""
     given = dict(o.schedule.algorithm or ())
     if not o.mesh_invariant or not given:
         return given
@@ -48,12 +48,12 @@ def _choices(o: ProgramOptions) -> dict[str, str]:
 
 
 def algorithms(s: Schedule) -> Schedule:
-    """`s` with the algorithms that its options choose; `s` itself where they choose none.
+    """`s` with the algorithms that its options choose; `s` itself if they choose none.
 
-    Left to the engine are: maxima and minima, sums that have an order of their own, collectives on
-    a folded mesh (a device joins its places first), "hierarchical" over a single axis on one level
-    of links, and what "cheapest" finds no cheaper table for. Raises UsageError for a table that
-    does not exist.
+    These are left to the engine: maxima and minima, sums in a fixed order, collectives on a folded
+    mesh (a device joins its places first), "hierarchical" over one axis on one level of links, and
+    collectives for which "cheapest" finds no cheaper table. Raises UsageError for a table that does
+    not exist.
     """
     choices = _choices(s.options)
     if not choices or s.mesh is None or s.mesh.onto is not None:
@@ -65,14 +65,14 @@ def algorithms(s: Schedule) -> Schedule:
 class _Chooser:
     choices: dict[str, str]
     topology: Topology | None
-    made: dict[object, Any] = field(default_factory=dict)  # what several steps run stays one
+    made: dict[object, Any] = field(default_factory=dict)  # shared graphs stay shared
 
     def schedule(self, s: Schedule) -> Schedule:
         return replace(s, steps=tuple(map(self.step, s.steps)))
 
     def step(self, step: Step) -> Step:
-        """`step` with algorithms written into its collectives; a graph or body that several steps
-        share stays shared."""
+        """`step` with algorithms in its collectives; steps that share a graph or body still share
+        it."""
         match step:
             case Collective():
                 if step.graph not in self.made:
@@ -88,7 +88,7 @@ class _Chooser:
                 assert_never(step)
 
     def graph(self, step: Collective) -> Graph:
-        """The graph of `step` with the algorithms of its collectives, which go together."""
+        """The graph of `step` with the algorithms of its collectives, which run together."""
         together = sum(map(whole_bytes, step.nodes))
 
         def named(was: Node, n: Node, emit: Emit) -> Node | None:
@@ -102,7 +102,7 @@ class _Chooser:
         return step.graph.rewrite(named)
 
     def name(self, n: Node, size_bytes: int) -> str:
-        """The table for `n`, of which so many bytes go together; "" for the engine's own."""
+        """The table for `n`, which runs with `size_bytes` in all; "" for the engine's own."""
         want = self.choices.get(n.op, self.choices.get("", "engine"))
         t = n.args[0].type
         axes = n.attrs["axes"]

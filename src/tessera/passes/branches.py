@@ -12,8 +12,8 @@ from .loops import Differentiate, resume, zeros
 def cond_gradient(
     b: Builder, node: Node, gs: Sequence[Node | None], differentiate: Differentiate
 ) -> list[Node | None]:
-    """One gradient (or None) per argument of `node`, given those of its results. What the bodies
-    computed is computed again."""
+    """One gradient (or None) per argument of `node`, from the gradients of its results. The bodies
+    are recomputed."""
     given = [i for i, g in enumerate(gs) if g is not None]
     wanted = [i for i, a in enumerate(node.args) if i and a.type.dtype.is_float]
     seeds = []
@@ -36,9 +36,9 @@ def _backward(
     wanted: Sequence[int],
     differentiate: Differentiate,
 ) -> Graph:
-    """The graph of a branch's gradients: the branch again, then the derivatives of the results
-    `given` by the inputs `wanted`. What does not matter here is zero, as the other branch may need
-    it."""
+    """The graph of a branch's gradients: the branch recomputed, then the derivatives of the results
+    `given` by the inputs `wanted`. An input without a gradient gets zeros, as the other branch may
+    have one."""
     inner = resume(body, b)
     gs = [inner.input(body.outputs[i].type.complete(), f"g_{i}") for i in given]
     wrt = [body.inputs[i - 1] for i in wanted]

@@ -1,10 +1,9 @@
-"""How does a CPU run a convnet without turning every image around? With its channels last.
+"""Channels-last layout for convolutions on a CPU: a pass that avoids transposes of images.
 
-A CPU's convolution reads and writes [N, *sizes, channels], and its compiler keeps every other value
-in the order in which it is written, which is PyTorch's [N, channels, *sizes]. So what is computed
-from convolutions, element by element, over windows or summed over dims, is computed in their own
-order. For each node stands that value turned back; the compiler drops this where the value is
-turned once more.
+A CPU's convolution reads and writes [N, *sizes, channels], while its compiler keeps every other
+value in program order, PyTorch's [N, channels, *sizes]. So values that follow from convolutions by
+elementwise ops, windows or sums are computed in the convolution's order. Each is transposed back
+for its readers, and the compiler removes a transpose that is followed by its inverse.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ REDUCTIONS = frozenset(op.name for op in (sum_, max_, min_))
 
 
 def channels_last(graph: Graph) -> Graph:
-    """`graph` with what follows its convolutions in their order. Its outputs keep their types and
-    their values, but that sums add up in another order."""
+    """`graph` with the values after its convolutions in channels-last order. Its outputs keep types
+    and values, except that sums are added in another order."""
     if not any(n.op == conv.name or n.op in BODIES for n in graph.nodes):
         return graph
-    spatial: dict[Node, int] = {}  # of what follows a convolution, how many spatial dims it has
+    spatial: dict[Node, int] = {}  # channels-last value → spatial dims
     turned: dict[tuple[Node, tuple[int, ...]], Node] = {}  # values with their dims in some order
 
     def last(x: Node, order: tuple[int, ...], emit: Emit) -> Node:
-        """`x`, which may be broadcast to the dims of `order`, with its channels last."""
+        """`x`, which broadcasts to the dims of `order`, transposed to channels last."""
         if not x.type.rank:
             return x
         if (x, order) not in turned:
@@ -43,7 +42,7 @@ def channels_last(graph: Graph) -> Graph:
         return turned[x, order]
 
     def back(made: Node, count: int, emit: Emit) -> Node:
-        """`made`, which has its channels last, in the graph's order."""
+        """`made`, which is channels last, transposed to the graph's order."""
         order = _order(made.type.rank, count)
         found = emit(_turned(made, _inverse(order)))
         spatial[found], turned[found, order] = count, made
@@ -85,8 +84,8 @@ def channels_last(graph: Graph) -> Graph:
 
 
 def _in_order(n: Node, order: Sequence[int], spatial: int) -> dict[str, Any] | None:
-    """The attributes of a pad, or of windows over all of `spatial` dims, for what has its channels
-    last: windows have one place of each channel, which must not be split then."""
+    """The attributes for channels-last arguments: of a pad, or of windows over all `spatial` dims,
+    whose size is 1 along channels. None for other windows, or if channels are split."""
     if n.op == pad.name:
         return {k: tuple(v[d] for d in order) for k, v in n.attrs.items()}
     x, size = n.args[0].type, n.attrs["size"]
@@ -127,8 +126,8 @@ def _reshaped(x: Node, shape: tuple[int, ...]) -> Node:
 
 
 def _sizes_after(x: TensorType, y: TensorType, spatial: int) -> int:
-    """How many spatial dims a reshape of `x` to `y` leaves, if it writes either the channels or the
-    sizes in other dims, and nothing else; else 0."""
+    """The number of spatial dims after a reshape of `x` to `y` that changes only the channels or
+    only the sizes; else 0."""
     first = x.rank - spatial
     if y.rank > spatial + 1 and x.shape[0] == y.shape[0] and x.shape[first:] == y.shape[-spatial:]:
         return spatial

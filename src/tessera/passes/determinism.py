@@ -1,4 +1,4 @@
-"""Can a program give the same bits on every fold of its mesh?"""
+"""Check of the determinism level "mesh_invariant": equal bits on every fold of a mesh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ops.user import parse_groups, user
 
 
 def need_kept(graph: Graph) -> None:
-    """Raises UsageError if an op of `graph` cannot keep bits that no mesh changes."""
+    """Raises UsageError if an op of `graph` may give other bits on another fold of the mesh."""
     for n in graph.nodes:
         if n.op != "input" and not n.kind.mesh_invariance and not _apart(n):
             name = n.attrs.get("name", n.op) if n.op == user.name else n.op
@@ -28,7 +28,7 @@ def need_kept(graph: Graph) -> None:
 
 
 def _apart(n: Node) -> bool:
-    """Whether a user's function treats every element by itself, as its index says."""
+    """Returns whether a user function is elementwise by its index."""
     if n.op != user.name or n.attrs.get("whole"):
         return False
     groups = parse_groups("user", n.attrs["index"], dict(n.attrs.get("sizes", ())))

@@ -1,7 +1,7 @@
-"""Reverse-mode gradients: new nodes for the derivative of one value by earlier ones.
+"""Reverse-mode differentiation: new nodes for the gradient of one value by earlier ones.
 
-Layouts settle as the nodes are built, so every collective of the backward pass is derived here too:
-the gradient of a replicated weight comes out partial over the axes that split the batch.
+Layouts are inferred as nodes are added, so this also inserts the collectives of the backward pass:
+the gradient of a replicated weight is partial over the axes that split the batch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Grads = dict[tuple[Node, int], list[Node]]
 def differentiate(
     b: Builder, outputs: Sequence[tuple[Node, Node]], wrt: Sequence[Node]
 ) -> list[Node | None]:
-    """The gradients of the sum of `outputs`, given as (value, its own gradient), by `wrt`.
+    """The gradients by `wrt` of the sum of `outputs`, given as (value, its cotangent).
 
-    None stands where a node of `wrt` is not reached. Partial sums are left to be completed.
+    The gradient is None for a node of `wrt` that no output depends on. Partial sums stay partial.
     """
     order = list(b.nodes)
     asked = set(wrt)
@@ -52,7 +52,7 @@ def differentiate(
             continue
         b.loc, b.scope = node.loc, str(node.scope)  # its name, as this is no visit of it
         if _joins(node, active) and gs[0] is not None:
-            # Both ways need the whole gradient, so it is completed once, before they part.
+            # Both branches need the whole gradient, so it is completed once, before them.
             gs[0] = b.redistribute(gs[0], gs[0].type.complete(), "for the gradient")
         if node.op == "item":
             assert gs[0] is not None
@@ -81,7 +81,8 @@ def differentiate(
 
 
 def reached(end: Node, constants: Set[Node] = frozenset()) -> set[Node]:
-    """What `end` is made of, through values that have gradients, and are none of `constants`."""
+    """The nodes that `end` depends on through values that have gradients and are not
+    `constants`."""
     found: set[Node] = set()
     todo = [end]
     while todo:
@@ -96,8 +97,8 @@ def reached(end: Node, constants: Set[Node] = frozenset()) -> set[Node]:
 
 
 def _whole_or_not(n: Node) -> Node:
-    """The value that `n` is but for how it rests: the parts of its gradient meet in one place and
-    in one order, whether it was gathered or cut on the way, or lay whole."""
+    """The value of `n` before changes of its layout at rest. The parts of its gradient are summed
+    there, in one order, whether the value was gathered, cut or whole on the way."""
     while n.op in NAMES or n.op == reinterpret.name:
         source = n.args[0]
         if source.type.in_use is not n.type.in_use:
@@ -107,7 +108,7 @@ def _whole_or_not(n: Node) -> Node:
 
 
 def _depends_on(order: Sequence[Node], sources: set[Node], constants: Set[Node]) -> set[Node]:
-    """The nodes that depend on `sources` through values that have gradients, none of them one of
+    """The nodes that depend on `sources` through values that have gradients and are not
     `constants`."""
     found: set[Node] = set(sources)
     for n in order:
@@ -119,8 +120,8 @@ def _depends_on(order: Sequence[Node], sources: set[Node], constants: Set[Node])
 
 
 def _own(b: Builder, g: Node | None, of: TensorType) -> Node | None:
-    """The gradient `g` of a value of type `of`. Where each device has a value of its own, each has
-    a gradient of its own, though all may be equal: what the values are made of gets all of them."""
+    """The gradient `g` of a value of type `of`, varying over the axes of `of`. The gradients of a
+    varying value's devices are summed for its source, even if they are equal."""
     if g is None or set(of.varying) <= set(g.type.varying):
         return g
     more = (*g.type.varying, *(a for a in of.varying if a not in g.type.varying))
@@ -129,9 +130,9 @@ def _own(b: Builder, g: Node | None, of: TensorType) -> Node | None:
 
 
 def _summed(b: Builder, part: Node, arg: Node) -> Node:
-    """The gradient `part` of `arg`: where `arg` is one value and its gradient each device's own,
-    it is the sum of theirs, still to be completed. A sum over an axis in time, on which `arg` does
-    not lie, ends here, but for that of a loop's body."""
+    """The gradient `part` of `arg`. If `part` varies over devices and `arg` does not, it is a
+    partial sum. A sum over an axis in time that `arg` lacks is completed here, except in a loop's
+    body."""
     here = part.type
     time = here.mesh.time if here.mesh is not None else ()
     if time and not b.is_body and arg.type.mesh != here.mesh:
@@ -147,7 +148,8 @@ def _summed(b: Builder, part: Node, arg: Node) -> Node:
 
 
 def _total(b: Builder, parts: list[Node]) -> Node | None:
-    """The sum of `parts`. Equal partials are added first, so each sum is completed once."""
+    """The sum of `parts`. Parts with equal partial axes are added first, so each sum is completed
+    once."""
     groups: dict[Partial, Node] = {}
     for g in joined(b, parts):
         have = groups.get(g.type.partial)
@@ -159,7 +161,8 @@ def _total(b: Builder, parts: list[Node]) -> Node | None:
 
 
 def _joins(n: Node, active: set[Node]) -> bool:
-    """Whether two large values of one shape, both to be differentiated, are added: a residual."""
+    """Returns whether `n` adds two large values of one shape that both need gradients: a
+    residual."""
     return (
         n.op == add.name
         and n.type.rank > 1

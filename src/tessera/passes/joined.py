@@ -1,7 +1,8 @@
-"""How do the gradients of slices of one value become one? Side by side, where they do not overlap.
+"""Gradients of slices of one value, concatenated if the slices are adjacent.
 
-The gradient of a slice is a pad: zeros around what the slice got. A sum of pads writes every
-element once for each slice; what fills one dim without gaps is joined instead, and written once.
+The gradient of a slice is a pad: zeros around the slice's gradient. A sum of pads writes every
+element once for each slice; slices that fill a run of one dim are concatenated instead, which
+writes each element once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..ops.movement import pad
 
 
 def joined(b: Builder, parts: Sequence[Node]) -> list[Node]:
-    """`parts` with one node for those that are slices' gradients and fill a run of one dim, in the
-    place of the first of them. Their sum is the same."""
+    """`parts`, with gradients of slices that fill a run of one dim merged into one node at the
+    place of the first. The sum of the parts does not change."""
     groups: dict[tuple[int, Partial], list[int]] = defaultdict(list)
     for at, g in enumerate(parts):
         dim = _grown(g)
@@ -36,7 +37,8 @@ def joined(b: Builder, parts: Sequence[Node]) -> list[Node]:
 
 
 def _grown(g: Node) -> int | None:
-    """The only dim that `g`, a pad without gaps, makes larger."""
+    """The dim that the pad `g` enlarges, if it is the only one and the pad has no steps; else
+    None."""
     if g.op != pad.name or any(k != 1 for k in g.attrs["steps"]):
         return None
     had = g.args[0].type.shape
@@ -45,8 +47,8 @@ def _grown(g: Node) -> int | None:
 
 
 def _side_by_side(b: Builder, dim: int, pads: Sequence[Node]) -> Node | None:
-    """The sum of `pads` along `dim`, if each begins where another one ends; several may be in one
-    place."""
+    """The sum of `pads` along `dim` if each begins where another ends, else None. Pads at the same
+    place are added."""
     places: dict[tuple[int, int], list[Node]] = defaultdict(list)
     for g in pads:
         part = g.args[0]
@@ -54,7 +56,7 @@ def _side_by_side(b: Builder, dim: int, pads: Sequence[Node]) -> Node | None:
     runs = sorted(places)
     if any(start + n != then for (start, n), (then, _) in pairwise(runs)):
         return None
-    # Parts of a dim that is split lie side by side on each device only where they are alike.
+    # Blocks of a split dim are adjacent on each device only if all parts have the same size.
     split = any(dim_axes(p.type.dims[dim]) for parts in places.values() for p in parts)
     if split and len({n for _, n in runs}) > 1:
         return None

@@ -1,11 +1,11 @@
-"""The gradient of a loop: a second loop that runs backwards, and what the first keeps for it.
+"""The gradient of a loop: a second loop in reverse, and the values that the first keeps for it.
 
-Four policies, chosen where the loop is written: `save` keeps what the backward body reads, or fewer
-bytes from which that follows element by element (ir/graph/again.py), `recompute` keeps only the
-carries and computes the rest again, `products` keeps of that rest what products and inner loops
-gave, `together` computes value and gradient in one loop (for a loop that only adds up a scalar,
-such as a loss in blocks). `ts.save_for_backward` marks values that `recompute` and `products` keep
-all the same, where computing them is expensive.
+A loop has one of four policies: `save` keeps the values that the backward body reads, or fewer
+bytes from which they follow elementwise (ir/graph/again.py); `recompute` keeps only the carries and
+recomputes the rest; `products` keeps in addition results of products and inner loops; `together`
+computes value and gradient in one loop (for a loop that only adds up a scalar, such as a loss in
+blocks). `ts.save_for_backward` marks values, expensive to compute, that `recompute` and `products`
+keep as well.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def scan_gradient(
     wanted: Sequence[bool],
     differentiate: Differentiate,
 ) -> list[Node | None]:
-    """One gradient (or None) per argument of the scan `node`, given those of its results. Raises
-    GraphError if it is a while loop."""
+    """One gradient (or None) per argument of the scan `node`, from the gradients of its results.
+    Raises GraphError for a while loop."""
     if node.attrs["length"] is None:
         raise GraphError(
             "while_loop: it has no gradient, as nothing says how often its body runs",
@@ -50,7 +50,8 @@ def scan_gradient(
 
 
 def adds_up(node: Node, at: int) -> bool:
-    """Whether result `at` is a scalar to which every iteration adds what no other carry changes."""
+    """Returns whether result `at` is a scalar to which every iteration adds a term that depends on
+    no carry."""
     body, first = node.attrs["body"], node.attrs["consts"]
     if at >= node.attrs["carries"] or node.types[at].rank:
         return False
@@ -67,8 +68,8 @@ def _is_float(n: Node) -> bool:
 
 
 def resume(body: Graph, around: Builder) -> Builder:
-    """A builder that goes on where `body`, of a loop or a branch in `around`, ended, and computes
-    it again."""
+    """A builder that continues after `body`, the body of a loop or branch in `around`,
+    recomputed."""
     b = Builder(body.name, around.options, around.strict, around.ordered)
     b.nodes, b.inputs, b.loc = list(body.nodes), list(body.inputs), ""
     b.reduce_dtype = around.reduce_dtype
@@ -81,7 +82,8 @@ def zeros(b: Builder, t: TensorType) -> Node:
 
 
 def _asked(body: Graph, wanted: Sequence[bool], always: range) -> list[int]:
-    """The body's inputs whose gradient is of use: floats, and asked for or carried."""
+    """The body's inputs that need a gradient: floats that are `wanted` or in `always`, the
+    carries."""
     return [
         i for i, n in enumerate(body.inputs) if n.type.dtype.is_float and (wanted[i] or i in always)
     ]
@@ -94,9 +96,9 @@ def _together(
     wanted: Sequence[bool],
     differentiate: Differentiate,
 ) -> list[Node | None]:
-    """One loop that computes the sum and its gradient. The loss adds up a scalar, so its gradient
-    by each term is `g`: each iteration computes its own with 1 in place of `g`, and the results are
-    multiplied by `g` once, after the loop."""
+    """One loop that computes the sum and its gradient. The loss is a sum of terms, so the gradient
+    by each term is `g`: each iteration uses 1 in place of `g`, and the results are multiplied by
+    `g` once, after the loop."""
     at, g = next((i, g) for i, g in enumerate(gs) if g is not None)
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
@@ -140,7 +142,7 @@ def _together(
 
 
 def _stand_in(b: Builder, old: Node, index: int, new: Node) -> None:
-    """Lets `new` stand for result `index` of the loop `old`, once."""
+    """Replaces result `index` of the loop `old` by `new`, unless it has a replacement already."""
     for n in b.nodes:
         if n.op == "item" and n.args[0] is old and n.attrs["index"] == index:
             b.replaced.setdefault(n, new)
@@ -148,8 +150,8 @@ def _stand_in(b: Builder, old: Node, index: int, new: Node) -> None:
 
 
 def _forward(b: Builder, *args: Node, **attrs: Any) -> Node:
-    """A loop that belongs to the forward pass, made while a gradient is; what follows is the
-    gradient of it."""
+    """A loop that belongs to the forward pass, although it is added by the backward pass. Nodes
+    added after it belong to its gradient."""
     before, b.origin = b.origin, None
     loop = b("scan", *args, **attrs)
     b.origin = loop if before is not None else None
@@ -163,15 +165,14 @@ def _backwards(
     wanted: Sequence[bool],
     differentiate: Differentiate,
 ) -> list[Node | None]:
-    """The second loop, in reverse: its body is the first one's body with its derivative behind it.
-    Carries are the gradients of the carries, and the sums of the constants' gradients."""
+    """The second loop, in reverse: its body is the first loop's body followed by its derivative.
+    Its carries are the gradients of the carries and the sums of the constants' gradients."""
     body, attrs = node.attrs["body"], node.attrs
     consts, carries = attrs["consts"], attrs["carries"]
     first_x = consts + carries
     inner = resume(body, b)
     inner.gathers_again = b.gathers_again and attrs["policy"] == "save"
-    # What comes back: the carries' gradients go round, those of stacked results come iteration by
-    # iteration.
+    # Cotangents: those of the carries are carried, those of stacked results are scanned.
     g_carry = {
         i: inner.input(out.type.complete(), f"g_carry_{i}")
         for i, out in enumerate(body.outputs[:carries])
@@ -196,7 +197,7 @@ def _backwards(
     sums, added = _summed(inner, {i: p for i, p in found.items() if i < consts})
     per_iteration = [i for i in found if i >= first_x]
     outs = [*carried, *added, *(_as_made(inner, found[i]) for i in per_iteration)]
-    # One graph holds forward and backward; cut it in two.
+    # One graph has both the forward and the backward nodes; it is cut in two.
     whole = inner.graph([*body.outputs, *outs])
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
     late = _after(whole, {*g_carry.values(), *g_stacked.values(), *sums.values()})
@@ -253,9 +254,10 @@ def _backwards(
 
 
 def _summed(inner: Builder, terms: Mapping[int, Node]) -> tuple[dict[int, Node], list[Node]]:
-    """(where the sum of each of `terms` over all iterations comes in, what it is after one more).
+    """(inputs for the running sums of `terms` over iterations, their values after one more
+    iteration).
 
-    What is narrower than f32 is added up in f32, as one product over all rows would do it.
+    Values narrower than f32 are summed in f32, as in one product over all rows.
     """
     wide = {i: n if n.type.dtype.bytes >= 4 else inner("cast", n, dtype=f32)
             for i, n in terms.items()}  # fmt: skip
@@ -264,14 +266,14 @@ def _summed(inner: Builder, terms: Mapping[int, Node]) -> tuple[dict[int, Node],
 
 
 def _as_made(inner: Builder, n: Node) -> Node:
-    """`n`, or the float of fewer bytes that it is made of: so it is stacked, and crosses wires."""
+    """`n`, or the narrower float that it was cast from, in which it is stacked and sent."""
     narrow = narrowed(inner, n)
     return n if narrow is None else narrow
 
 
 def _times(b: Builder, x: Node, g: Node) -> Node:
-    """`x` times the scalar `g`, in the wider of their dtypes. A device's summand of an open sum is
-    multiplied by the device's own `g`."""
+    """`x` times the scalar `g`, in the wider of their dtypes. Where `x` is partial and `g` varies
+    over the same axes, each device's term is multiplied by its own `g`."""
     dtype, t = promote(x.type.dtype, g.type.dtype), x.type
     own = [a for a in t.partial_axes if a in g.type.varying]
     if own:
@@ -287,17 +289,18 @@ def _times(b: Builder, x: Node, g: Node) -> Node:
 
 
 def _rounded(b: Builder, total: Node, term: Node) -> Node:
-    """`total`, a sum of values like `term`, in their dtype: so that it crosses wires in it."""
+    """`total`, a sum of values like `term`, in their dtype, in which it is sent."""
     if total.type.dtype is term.type.dtype:
         return total
     return b("cast", total, dtype=term.type.dtype, terms=True)
 
 
 def _is_tall(n: Node) -> bool:
-    """Whether `n` is the gradient of a weight with more rows than columns: x.T @ g with x wide.
+    """Returns whether `n` is the gradient of a weight with more rows than columns: x.T @ g with x
+    wide.
 
-    A matrix unit reads the narrow operand across and the wide one along; g.T @ x is a third faster
-    on the CPUs this was measured on, and the transpose after the loop is made once.
+    A matrix unit reads the narrow operand across and the wide one along: g.T @ x was a third faster
+    on the measured CPUs, and its transpose is taken once, after the loop.
     """
     return (
         n.kind.memory == "product"
@@ -314,7 +317,7 @@ def _turned(b: Builder, n: Node) -> Node:
 
 
 def _unsplit(b: Builder, g: Node) -> Node:
-    """`g` with its leading dim in one piece, as a loop needs it."""
+    """`g` with its leading dim whole, as a loop needs it."""
     first = without(g.type.dims[0], dim_axes(g.type.dims[0]), g.type.sizes)
     return b.redistribute(g, g.type.with_dims((first, *g.type.dims[1:])), "for scan")
 
@@ -330,8 +333,8 @@ def _after(graph: Graph, sources: set[Node]) -> set[Node]:
 def _read_across(
     graph: Graph, outs: Sequence[Node], late: set[Node], given: set[Node]
 ) -> list[Node]:
-    """As few bytes of values computed before `late` as those that it reads follow from, with the
-    inputs that are `given` to it."""
+    """The early nodes, with as few bytes as possible, from which `late` can compute the values that
+    it reads, given the inputs `given`."""
     early = {n for n in graph.nodes if n not in late}
     read = {a for n in reachable(outs) & late for a in n.args if a in early} | (set(outs) - late)
     marks = {n for n in early if n.op == save_for_backward.name}
@@ -342,8 +345,8 @@ def _read_across(
 
 
 def _marked(graph: Graph, outs: Sequence[Node], late: set[Node], products: bool) -> list[Node]:
-    """The marked values that the backward body comes to first; with `products` also their results
-    and those of inner loops."""
+    """The marked values that the backward body reaches first; with `products` also the results of
+    products and of inner loops."""
 
     def kept(n: Node) -> bool:
         return n.op == save_for_backward.name or (
@@ -358,8 +361,8 @@ def _marked(graph: Graph, outs: Sequence[Node], late: set[Node], products: bool)
 
 
 def _before(marks: Iterable[Node]) -> dict[Node, Node]:
-    """Each value that was marked with its mark: who reads it before the mark may read it there
-    (the gradient of tanh reads tanh)."""
+    """Each marked value with its mark. A node that reads the value before the mark may read the
+    mark instead (the gradient of tanh reads tanh)."""
     return {
         n.args[0]: n for n in marks if n.op == save_for_backward.name and n.args[0].op != "input"
     }

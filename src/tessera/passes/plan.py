@@ -1,5 +1,5 @@
-"""What becomes of a recorded program before it runs? The passes in their order, for all who ask: to
-run it, to price it, to show it."""
+"""The compile pipeline: the passes from a recorded program to its schedule, in order. Runtime, cost
+model and displays all use it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .time import in_turns
 
 
 def plan(graph: Graph) -> Schedule:
-    """The schedule that runs `graph`, a function as it was recorded, under its options.
+    """The schedule that runs `graph`, a recorded function, under its options.
 
-    Raises UsageError if it cannot keep its level of determinism, or names an algorithm that does
-    not exist.
+    Raises UsageError if it cannot keep its determinism level, or names an algorithm that does not
+    exist.
     """
     return scheduled(prepared(graph))
 
 
 def prepared(graph: Graph) -> Graph:
-    """`graph` as it is scheduled: without what no result needs. Raises UsageError if it cannot
-    keep its level of determinism."""
+    """`graph` simplified and without axes in time, ready to be scheduled. Raises UsageError if it
+    cannot keep its determinism level."""
     graph = simplify(graph)
     verify(graph, "simplify")
     if any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types):
@@ -37,8 +37,8 @@ def prepared(graph: Graph) -> Graph:
 
 
 def scheduled(program: Graph | Schedule) -> Schedule:
-    """The schedule of a graph that is `prepared`, or that of a pipeline, with its algorithms.
-    Raises UsageError as `plan` does."""
+    """The schedule of a graph from `prepared`, or of a pipeline, with its algorithms. Raises
+    UsageError as `plan` does."""
     if isinstance(program, Schedule):
         s = program
         if s.options.mesh_invariant:

@@ -1,6 +1,6 @@
-"""Which nodes can go? Dead ones, repeated ones, and those that change nothing.
+"""Simplification: removes dead nodes, common subexpressions and nodes that change nothing.
 
-Each pass is a pure function from graph to graph, walks the nodes once, and goes into the bodies of
+Each pass is a pure function from graph to graph, visits each node once, and includes the bodies of
 loops. Inputs always stay, since they are the signature.
 """
 
@@ -33,7 +33,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 def dead_code(graph: Graph) -> Graph:
-    """Without the nodes that no output needs. Ops with effects stay."""
+    """`graph` without the nodes that no output depends on. Ops with effects stay."""
     effects = [n for n in graph.nodes if not n.kind.pure]
     live = reachable((*graph.outputs, *effects))
     nodes = tuple([n for n in graph.nodes if n in live or n.op == "input"])
@@ -43,7 +43,8 @@ def dead_code(graph: Graph) -> Graph:
 
 
 def common_subexpressions(graph: Graph) -> Graph:
-    """With one node for all that compute the same; the first keeps its line and scope."""
+    """`graph` with one node for all that compute the same value; the first keeps its line and
+    scope."""
     seen: dict[object, Node] = {}
 
     def again(was: Node, n: Node, emit: Emit) -> Node | None:
@@ -58,12 +59,12 @@ def common_subexpressions(graph: Graph) -> Graph:
 
 
 def _key(attrs: Attrs) -> object:
-    # 0.0 and -0.0 are equal and not the same; their texts differ.
+    # 0.0 and -0.0 compare equal but are different values; their texts differ.
     return tuple([(k, str(v) if type(v) is float else v) for k, v in attrs.items()])
 
 
 def fuse_reductions(graph: Graph) -> Graph:
-    """With a reduce_scatter where an all_reduce is only there to be cut into blocks."""
+    """`graph` with a reduce_scatter for each all_reduce that is only read by a shard."""
     if not any(n.op == shard.name or n.kind.bodies for n in graph.nodes):
         return graph
     uses = Counter(a for n in graph.nodes for a in n.args)
@@ -93,9 +94,9 @@ def fuse_reductions(graph: Graph) -> Graph:
 
 # ---- light algebra -----------------------------------------------------------------------------
 def fold(graph: Graph) -> Graph:
-    """Without nodes that change nothing: idle movements, double negation, times one, plus zero.
+    """`graph` without no-op nodes: moves that move nothing, double negation, times one, plus zero.
 
-    A moved constant is a constant made there. `x + 0` is `x` also where x is -0.0.
+    A moved constant becomes a constant of the new type. `x + 0` becomes `x` also for -0.0.
     """
 
     def change(was: Node, n: Node, emit: Emit) -> Node | None:
@@ -109,12 +110,12 @@ Fold = Callable[[Node, Emit], "Node | None"]
 
 
 def _is_full(n: Node, value: float) -> bool:
-    # No op takes a constant that is partial, but for a sum of zeros.
+    # Constants are never partial, except zeros.
     return n.op == full.name and bool(n.attrs["value"] == value)
 
 
 def _neutral(value: float, left: bool) -> Fold:
-    """x ∘ value is x; with `left`, value ∘ x too."""
+    """The rule that `x ∘ value` is `x`; with `left`, `value ∘ x` as well."""
 
     def rule(n: Node, emit: Emit) -> Node | None:
         x, y = n.args
@@ -126,7 +127,7 @@ def _neutral(value: float, left: bool) -> Fold:
 
 
 def _constant(n: Node, emit: Emit) -> Node | None:
-    """A movement of a constant: the constant in its new shape, place or dtype."""
+    """A constant in place of a moved or cast constant."""
     x = n.args[0]
     if x.op != full.name or x.type.partial or n.type.partial:
         return None
@@ -142,7 +143,7 @@ def _constant(n: Node, emit: Emit) -> Node | None:
 
 
 def _again(n: Node, emit: Emit) -> Node | None:
-    """`n` applied to the argument of its argument, where that gives the same type."""
+    """`n` applied to the argument of its argument, if that gives the same type."""
     x = n.args[0].args[0]
     if x.type is n.type and n.op != transpose.name:
         return x
@@ -163,7 +164,7 @@ def _cast(n: Node, emit: Emit) -> Node | None:
     x = n.args[0]
     if x.type is n.type:
         return x
-    # Through f32 a narrow float passes unchanged; through anything else it may be rounded.
+    # A cast of a narrow float to f32 and on is exact in f32; another dtype in between may round it.
     exact = x.op == cast.name and x.type.dtype is f32 and x.args[0].type.dtype.is_float
     return _again(n, emit) if exact else _constant(n, emit)
 
@@ -210,12 +211,12 @@ def _sum(n: Node, emit: Emit) -> Node | None:
 
 
 def _value(n: Node, emit: Emit) -> Node | None:
-    # Gradients are taken by now, so the expression that stood for them is not needed any more.
+    # Gradients have been taken by now, so the argument that stood for the gradient is not needed.
     return n.args[0] if n.args[0].type is n.type else None
 
 
 def _of_custom(n: Node, emit: Emit) -> Node | None:
-    """One of several values that have a gradient of the user's own, as `_value` is of one."""
+    """One value of an op with a custom gradient, as in `_value`."""
     x: Node = n.args[0]
     value = x.args[n.attrs["index"]] if x.op == custom.name else None
     return value if value is not None and value.type is n.type else None

@@ -1,13 +1,15 @@
-"""Axes in time: a graph on a mesh that has one, as loops on the mesh of the devices.
+"""Lowering of axes in time: a graph on a mesh with such an axis, as loops on the mesh of the
+devices.
 
-What is split over the axis, or a sum still to be completed over it, is computed in a loop with one
-turn for each place of the axis. A node that needs all places at once, such as a collective over the
-axis, is computed outside, in global terms: it ends one loop, and another begins. So a loop computes
-what has the same number of such nodes between itself and the results. A sum over the axis is added
-up by the loop that makes it. What does not depend on the axis is computed once.
+A value that is split over the axis, or is a partial sum over it, is computed in a loop with one
+turn per coordinate of the axis. A node that needs all coordinates at once, such as a collective
+over the axis, is computed outside, on global values: it ends one loop, and another begins. So a
+loop has the nodes with the same number of such nodes between them and the results. A sum over the
+axis is accumulated by the loop that computes its terms. A value that does not depend on the axis is
+computed once.
 
-A value lies in one of three ways: as `rest` outside (whole along the axis), as `turn` in a loop
-(the part of one place), and as a stack of its turns from one loop to the next.
+A value has one of three forms: at rest outside of loops (whole along the axis), one turn in a loop
+(the part of one coordinate), or a stack of its turns between loops.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from ..ops.redistribute import NAMES, gathers_for_use, to_mesh
 
 
 def in_turns(graph: Graph) -> Graph:
-    """`graph` without axes in time: its inputs and results lie on the mesh of the devices."""
+    """`graph` without axes in time: its inputs and results are on the mesh of the devices."""
     if any(n.op in BODIES for n in graph.nodes):
         graph = graph.rewrite(None, lambda body: body if _is_open(body) else in_turns(body))
     every = (t.mesh for n in graph.nodes for t in n.types if t.mesh is not None)
@@ -55,35 +57,37 @@ def in_turns(graph: Graph) -> Graph:
 
 
 def _is_open(body: Graph) -> bool:
-    """Whether `body` is a part of what is computed in turns, and no program of its own."""
+    """Returns whether `body` has inputs or outputs on a mesh with an axis in time: then it is
+    lowered with its node."""
     ends = (*body.inputs, *body.outputs)
     return any(n.type.mesh is not None and n.type.mesh.time for n in ends)
 
 
 # -- one node, for one turn or for all ------------------------------------------------------------
 def over_time(n: Node) -> bool:
-    """Whether `n` changes a layout along the axis in time."""
+    """Returns whether `n` changes a layout along the axis in time."""
     time = n.type.mesh.time if n.type.mesh is not None else ()
     return n.op in NAMES and any(a in time for a in n.attrs.get("axes", ()))
 
 
 def _counts(n: Node) -> bool:
-    """Whether `n` computes with the places of elements along the axis in time."""
+    """Returns whether `n` uses the indices of elements along the axis in time."""
     if n.op in (iota.name, random_bits.name):
         return depends_on_time(n.type)
     return any(map(_counts, (m for g in _bodies(n).values() for m in g.nodes)))
 
 
 def _bodies(n: Node) -> dict[str, Graph]:
-    """What `n` runs: its bodies, but for a gradient that is in the graph already."""
+    """The bodies that `n` runs. The backward of a `custom` is not one, as its nodes are in the
+    graph already."""
     if n.op not in BODIES or n.op == custom.name:
         return {}
     return {k: v for k, v in n.attrs.items() if isinstance(v, Graph)}
 
 
 def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
-    """`n` for one turn, of `args`: its argument where only the mesh is another. `number` is the
-    turn's, u32[]."""
+    """`n` for one turn, applied to `args`; the argument itself if only the mesh changes. `number`
+    is the number of the turn, u32[]."""
     types = tuple(map(one_turn, n.types))
     if n.op == to_mesh.name and args[0].type is types[0]:
         return args[0]
@@ -95,7 +99,7 @@ def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
     attrs |= {k: _turned_body(g, _counts(n)) for k, g in _bodies(n).items()}
     out, now = n.type, types[0]
     if n.op == broadcast_to.name and "layout" in attrs and out.shape == now.shape:
-        attrs["layout"] = at_rest(n.attrs["layout"])  # a sum over the axis, whose copies are whole
+        attrs["layout"] = at_rest(n.attrs["layout"])  # a partial sum over the axis has whole copies
     if "shape" in attrs and tuple(attrs["shape"]) == out.shape:
         attrs["shape"] = now.shape
     if n.op == pad.name:
@@ -119,13 +123,13 @@ def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
 
 
 def _scaled(starts: Sequence[int], of: Sequence[int], here: Sequence[int]) -> tuple[int, ...]:
-    """Places in dims of the sizes `of` as places in dims of the sizes `here`."""
+    """Indices in dims of the sizes `of` as indices in dims of the sizes `here`."""
     return tuple(s if n == m else s * m // n for s, n, m in zip(starts, of, here, strict=True))
 
 
 def _turned_body(graph: Graph, counts: bool) -> Graph:
-    """`graph`, which a loop or a branch runs, for one turn; with the turn's number as its first
-    input if it `counts`."""
+    """`graph`, the body of a loop or branch, for one turn; if it `counts`, the number of the turn
+    is its first input."""
     number = input_node(plain(uint32, ()), "turn")
     new: dict[Node, Node] = {}
     for n in graph.nodes:
@@ -140,7 +144,7 @@ def _turned_body(graph: Graph, counts: bool) -> Graph:
 
 
 def can_turn(n: Node) -> bool:
-    """Whether `n` can be computed turn by turn: the rule of its op holds for one turn."""
+    """Returns whether `n` can run turn by turn: the rule of its op holds for one turn."""
     if over_time(n) or not all(map(can_turn, (m for g in _bodies(n).values() for m in g.nodes))):
         return False
     time = {*n.type.mesh.time} if n.type.mesh is not None else set()
@@ -167,8 +171,8 @@ Lie = Callable[[TensorType], TensorType]
 
 
 def rested(b: Builder, n: Node, args: Sequence[Node], lie: Lie = at_rest) -> Node:
-    """`n` of `args` for all turns at once, added to `b`; each value lies as `lie` says, on a mesh
-    of fewer axes."""
+    """`n` applied to `args` for all turns at once, added to `b`. `lie` gives the type of each
+    value, on a mesh with fewer axes."""
     to, args = lie(n.type), tuple(args)
     if n.op != to_mesh.name and not n.kind.bodies and to.mesh is not None:
         args = tuple([b.onto(a, to.mesh) for a in args])
@@ -204,7 +208,7 @@ def _rested_body(graph: Graph, lie: Lie) -> Graph:
 
 # -- the whole graph ------------------------------------------------------------------------------
 class Turns:
-    """The lowering of `graph`, whose nodes in turns are on `mesh`."""
+    """The lowering of `graph`, with loops for the nodes on `mesh` that depend on time."""
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
         self.graph, self.mesh, self.count = graph, mesh, mesh.sizes[mesh.time[0]]
@@ -215,12 +219,12 @@ class Turns:
             if any(t.mesh == mesh and depends_on_time(t) for t in (*n.types, *n.ins))
         }
         outside: set[Node] = set()
-        for n in (n for n in graph.nodes if n in timed):  # with what picks a result of it
+        for n in (n for n in graph.nodes if n in timed):  # also `item` nodes of outside nodes
             of_outside = n.op == item.name and n.args[0] in outside
             if n.op == "input" or of_outside or not can_turn(n):
                 outside.add(n)
-        # Values made again wherever they are read: constants, and weights at rest that a gradient
-        # gathers again.
+        # Values recomputed for each reader: constants, and weights at rest that a gradient gathers
+        # again.
         twice = {n.args for n in graph.nodes if n.attrs.get("again")}
         self.again: set[Node] = set()
         for n in graph.nodes:
@@ -235,15 +239,16 @@ class Turns:
         self.stack: dict[Node, Node] = {}  # values of all turns, stacked
 
     def _phases(self) -> dict[Node, int]:
-        """For each node, how many loops come after the one that computes it, and it as well, where
-        a result needs that: a value that leaves a loop ends it."""
+        """For each node, the number of loops from the one that computes it to the results,
+        including its own: a value that leaves a loop ends it."""
         nodes = self.graph.nodes
         early: dict[Node, int] = {}
         for n in nodes:
             early[n] = max((self._after(a, n) + early[a] for a in n.args), default=0)
         late = self._late(nodes, {})
         most = max(late.values(), default=0)
-        # A row of a result is computed in the loop of the gradients, where nothing is against it.
+        # A row of a result is computed in the loop of the gradients, unless a dependency forbids
+        # it.
         ends = {o: 1 for o in self.graph.outputs if o in self.inner and early[o] < most}
         return self._late(nodes, ends)
 
@@ -253,7 +258,7 @@ class Turns:
             late[n] = max(late[n], ends.get(n, 0))
             for a in n.args:
                 late[a] = max(late[a], late[n] + self._after(a, n))
-        for n in nodes:  # what picks a result is with what makes it
+        for n in nodes:  # an `item` has the phase of its argument
             if n.op == item.name:
                 late[n] = late[n.args[0]]
         return late
@@ -282,8 +287,8 @@ class Turns:
         return self.b.graph([self._value(o) for o in self.graph.outputs])
 
     def _reads(self, k: int, group: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-        """(what the loop of phase `k` computes again, what it reads of earlier loops), so that few
-        bytes are kept from one loop to the next."""
+        """(nodes that the loop of phase `k` recomputes, nodes that it reads from earlier loops),
+        with few bytes kept between loops."""
         own = {n for n in self.inner if self.phase[n] > k}
         read = own.intersection(a for n in group if n in self.inner for a in n.args)
         if not read:
@@ -305,8 +310,8 @@ class Turns:
 
     # -- a loop ------------------------------------------------------------------------------------
     def _loop(self, own: Sequence[Node], again: Sequence[Node], saved: Sequence[Node]) -> None:
-        """Adds the loop that computes the nodes `own`, and computes `again` what it does not read
-        as `saved` by an earlier one."""
+        """Adds the loop that computes the nodes `own`. It reads `saved` from earlier loops and
+        recomputes `again`."""
         b = Builder("microbatches", self.graph.options)
         new: dict[Node, Node] = {}
         consts: dict[Node, Node] = {}  # input of the body to the value outside
@@ -381,8 +386,8 @@ class Turns:
         self, body: Graph, consts: Sequence[Node], kinds: Sequence[str], rows: Sequence[Node],
         at: Node,
     ) -> list[Node]:  # fmt: skip
-        """The results of `body` run for all turns: totals of these `kinds`, then stacks. Where bits
-        are promised, totals are those of adjacent pairs, then of pairs of these."""
+        """The results of `body` run for all turns: totals of these `kinds`, then stacks. At the
+        level "mesh_invariant", totals are added in adjacent pairs, then pairs of these."""
         b, sizes = self.b, [self.count]
         while self.graph.options.mesh_invariant and sizes[0] % 2 == 0 and sizes[0] > 2:
             sizes[:1] = [sizes[0] // 2, 2]
@@ -418,7 +423,7 @@ class Turns:
 
 
 def _combined(b: Builder, kind: str, total: Node, x: Node) -> Node:
-    """`total` after one more turn, which gives `x`."""
+    """`total` after one more turn with the value `x`."""
     if kind == "same":
         return x
     return b(combining(kind, x.type.dtype).name, total, x)

@@ -1,1 +1,1 @@
-"""Pictures: meshes, layouts, curves. They show what other modules computed and compute nothing."""
+"""Pictures of meshes, layouts, pipelines and curves, from values that other modules compute."""

@@ -1,4 +1,4 @@
-"""Did the loss go down, and below what? A curve in a PNG, with baselines as level lines."""
+"""Loss curves as PNG, with baselines as horizontal lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def save_loss_curve(
     title: str = "",
     unit: str = "nats per token",
 ) -> Path:
-    """Writes what `draw_loss_curve` draws, as a whole file. Raises UsageError, OSError."""
+    """Writes the PNG of `draw_loss_curve` atomically. Raises UsageError as that does, OSError if it
+    cannot be written."""
     target = Path(path)
     write_whole(target, draw_loss_curve(series, baselines=baselines, title=title, unit=unit))
     return target
@@ -45,7 +46,7 @@ def draw_loss_curve(
     title: str = "",
     unit: str = "nats per token",
 ) -> bytes:
-    """A PNG of `series` over steps and each baseline as a horizontal line.
+    """A PNG of `series` over steps, with each baseline as a horizontal line.
 
     Raises `UsageError` if there is nothing to draw or matplotlib is not installed.
     """

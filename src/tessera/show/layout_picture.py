@@ -1,6 +1,6 @@
-"""Who holds what? For each device of a mesh, the slice of a tensor that lies on it.
+"""Picture of a layout: for each device of a mesh, its slice of a tensor.
 
-Devices that hold the same slice have the same colour, so replication is seen at a glance.
+Devices with the same slice have the same colour, so replication is visible at a glance.
 
 >>> mesh = Mesh(["dp", "tp"], devices=range(4))
 >>> rows = {0: (0, 4), 1: (4, 8)}
@@ -61,7 +61,7 @@ def who_holds_what(
 
 
 def slice_text(shape: Sequence[int], part: Slice) -> str:
-    """A slice as NumPy would index it, with what reaches an edge left out.
+    """A slice as a NumPy index, without bounds at the edges.
 
     >>> slice_text((8, 6, 4), ((0, 8), (2, 4), (3, 4)))
     '[:, 2:4, 3:]'
@@ -91,14 +91,14 @@ def _runs(given: Run | tuple[Run, ...]) -> list[Run]:
 def whole_picture(
     shape: Sequence[int], per_device: Mapping[int, Slice], mesh: Mesh, width: int
 ) -> str:
-    """The picture as text, or "" where `width` columns do not hold every device."""
+    """The picture as text, or "" if `width` columns do not fit every device."""
     text = plain_text(who_holds_what(shape, per_device, mesh), width)
     shown = {int(found) for found in _DEVICE.findall(text)}
     return text if shown >= set(mesh.device_ids) else ""
 
 
 def _summary(copies: Counter[Slice]) -> str:
-    """How many slices there are, and on how many devices each is."""
+    """The number of different slices, and of devices per slice, as text."""
     if not copies:
         return "no device holds any of it"
     counts = sorted(set(copies.values()))

@@ -1,4 +1,4 @@
-"""What does a machine look like? Its levels of links as a table, its devices with their wires.
+"""Picture of a machine: its levels of links as a table, its devices with their wires.
 
 >>> from tessera.core.machine.presets import preset
 >>> print(machine_text(preset("t3000")))
@@ -32,7 +32,7 @@ from ..core.machine.machine import Machine
 from ..core.topology import Level
 from .mesh_picture import MAX_PANELS, MAX_ROWS, plain_text
 
-# What stands between two neighbours of a level, along a row and down a column.
+# The sign between two neighbours of a level, along a row and down a column.
 ALONG = {"line": "═══", "ring": "═══", "all": " · ", "pairs": " ╳ "}
 DOWN = {"line": "║", "ring": "║", "all": " ", "pairs": "╳"}
 WIRED = {"line": "line", "ring": "ring", "all": "switch", "pairs": "each pair"}
@@ -40,7 +40,7 @@ HOST, HOSTS = "┊", ("cyan", "magenta", "green", "yellow")
 
 
 def render_machine(machine: Machine) -> RenderableType:
-    """The picture of `machine`, for a rich console. What does not fit is counted instead of
+    """The picture of `machine`, for a rich console. Parts that do not fit are counted instead of
     drawn."""
     hosts = "1 host" if machine.host_count == 1 else f"{machine.host_count} hosts"
     parts: list[RenderableType] = [
@@ -80,7 +80,7 @@ def _levels(machine: Machine) -> Table:
 
 
 def _legend(machine: Machine) -> list[str]:
-    """What the signs mean that are there, cards, and express connections."""
+    """The legend: meanings of the signs in use, cards, and express connections."""
     lines = []
     inner = machine.topology.levels[-2:]
     if any(v.wiring == "ring" and v.size > 1 for v in inner):
@@ -98,7 +98,7 @@ def _legend(machine: Machine) -> list[str]:
 
 
 def _grids(machine: Machine) -> list[RenderableType]:
-    """The devices of the last two levels, for each place on those before."""
+    """The devices of the last two levels, for each place on the levels before."""
     outer = machine.shape[:-2]
     each = math.prod(machine.shape[-2:])
     parts: list[RenderableType] = []
@@ -116,7 +116,7 @@ def _grids(machine: Machine) -> list[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The devices from `first` on, of the last two levels; as many columns as there is room for."""
+    """The devices from `first` on, of the last two levels; as many columns as fit."""
 
     machine: Machine
     first: int
@@ -129,7 +129,7 @@ class _Grid:
         columns = m.topology.levels[-1]
         rows = m.topology.levels[-2] if len(m.shape) > 1 else Level(1, columns.link)
         wide = len(str(m.size - 1))
-        step = wide + 2 + 3  # a device with blanks, and what follows it
+        step = wide + 2 + 3  # a device with blanks, and the sign after it
         fits = max(1, (width - 2 - len(f" +{columns.size}")) // step)
         shown = columns.size if columns.size <= max(fits, (width - 2) // step) else fits
         hidden = columns.size - shown

@@ -1,7 +1,7 @@
-"""What does a mesh look like? A grid of device ids, rows and columns named by axis and place.
+"""Picture of a mesh: a grid of device ids, with rows and columns named by axis and index.
 
-One axis is a row of boxes, two are a grid, and with more there is a grid for each place on the
-axes before the last two.
+One axis is a row of boxes, two are a grid; with more there is a grid for each place on the axes
+before the last two.
 
 >>> print(mesh_text(Mesh(["dp", "tp"], devices=range(4))))
 dp × tp mesh, 2 × 2 · 4 devices
@@ -33,14 +33,15 @@ from rich.text import Text
 from ..core.mesh import Mesh
 
 CellText = Callable[[int], Text]
-"""What stands in the box of a device id."""
+"""A function that gives the text in the box of a device id."""
 
 MAX_ROWS = 16
 MAX_PANELS, MAX_PANEL_ROWS = 8, 6
 
 
 def render_mesh(mesh: Mesh) -> RenderableType:
-    """The picture of `mesh`, for a rich console. What does not fit is counted instead of drawn."""
+    """The picture of `mesh`, for a rich console. Parts that do not fit are counted instead of
+    drawn."""
     count = "1 device" if mesh.size == 1 else f"{mesh.size} devices"
     head = Text(f"{mesh.topology} · {count}", style="bold")
     links = [Text(f"on {mesh.links}", style="dim")] if mesh.links is not None else []
@@ -48,7 +49,7 @@ def render_mesh(mesh: Mesh) -> RenderableType:
 
 
 def render_grid(mesh: Mesh, cell: CellText) -> RenderableType:
-    """The boxes of `mesh` with `cell(device_id)` in each: what all mesh pictures share."""
+    """The boxes of `mesh` with `cell(device_id)` in each, for all mesh pictures."""
     if len(mesh.axes) <= 2:
         return _Grid(mesh, cell, MAX_ROWS)
     outer = mesh.axes[:-2]
@@ -78,7 +79,7 @@ def plain_text(picture: RenderableType, width: int = 80) -> str:
     """Any rich picture as plain text of at most `width` columns."""
     console = Console(
         file=io.StringIO(), width=width, color_system=None, legacy_windows=False,
-        force_jupyter=False,  # a console of a notebook displays what it captures
+        force_jupyter=False,  # a notebook's console would display captured text too
     )  # fmt: skip
     with console.capture() as capture:
         console.print(picture)
@@ -87,7 +88,7 @@ def plain_text(picture: RenderableType, width: int = 80) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """A mesh of one or two axes; draws as many columns as the console has room for."""
+    """A mesh of one or two axes, with as many columns as fit the console."""
 
     mesh: Mesh
     cell: CellText
@@ -100,8 +101,7 @@ class _Grid:
         return self._table(options.max_width).__rich_measure__(console, options)
 
     def _table(self, width: int) -> Table:
-        """The last two axes as rows and columns, as many as `width` has room for; what is left out
-        is counted."""
+        """The last two axes as rows and columns, as many as fit `width`; the rest is counted."""
         mesh, column_axis = self.mesh, self.mesh.axes[-1]
         rows, columns = (1, *mesh.shape)[-2:]
         row_label = "" if len(mesh.axes) == 1 else f"{mesh.axes[0]} {rows - 1}"
@@ -110,7 +110,8 @@ class _Grid:
             [self.cell(device) for device in mesh.ids[r * columns : (r + 1) * columns]]
             for r in range(shown_rows)
         ]
-        # A column takes two blanks and a border; the last one may have to say how many are missing.
+        # A column takes two blanks and a border; the last one may show the number of missing
+        # columns.
         widest = max(
             len(f"{column_axis} {columns - 1}"), *(c.cell_len for line in cells for c in line)
         )

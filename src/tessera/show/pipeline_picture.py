@@ -1,7 +1,7 @@
-"""Who does what when in a pipeline? A row for each rank, a column for each unit of time.
+"""Picture of a pipeline: a row for each rank, a column for each unit of time.
 
-F is a forward, B a whole backward, I and W its two halves; the number is the microbatch. Where
-ranks have several stages, a letter tells which: a for the first of the rank. A dot is an idle unit.
+F is a forward, B a whole backward, I and W its two halves; the number is the microbatch. If ranks
+have several stages, a letter names the stage: a for the first of the rank. A dot is an idle unit.
 
 >>> from tessera.ir.schedule.pipelines.orders import pipeline_table
 >>> print(pipeline_text(simulate(pipeline_table("1F1B", ranks=2, microbatches=3))))
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from ..ir.schedule.pipelines.simulate import Timeline, simulate
 from ..ir.schedule.pipelines.tables import Action, Table
 
-if TYPE_CHECKING:  # it is slow to import, and `ts.pipeline` draws where it is asked to
+if TYPE_CHECKING:  # slow to import, and rarely needed
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
 
 MAX_ROWS, MAX_BANDS = 32, 6
 
-# Per kind the colour of a rank's first chunk and of its second; then they repeat.
+# Per kind, the colours of a rank's first and second chunk, which then repeat.
 COLOURS: dict[str, tuple[str, str]] = {
     "F": ("blue", "bright_blue"),
     "B": ("green", "bright_green"),
@@ -44,7 +44,7 @@ MEANING = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backw
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What a rank does from column `start` up to `stop`: one action, or a joined pair."""
+    """The actions of a rank from column `start` to `stop`: one action, or a joined pair."""
 
     actions: tuple[Action, ...]
     start: int
@@ -52,10 +52,10 @@ class _Block:
 
 
 def render_pipeline(line: Timeline | Table, unit_s: float | None = None) -> RenderableType:
-    """The picture of `line`, for a rich console. A table is played with unit costs.
+    """The picture of `line`, for a rich console. A table is simulated with unit costs.
 
-    `unit_s` is the time of a column; without it the shortest action takes one. What is wider than
-    the console goes on below; what is longer than a screen is counted.
+    `unit_s` is the time of a column; by default the shortest action takes one. A picture wider than
+    the console continues below; one longer than a screen is cut, with a count.
     """
     return _Picture(_timeline(line), unit_s)
 
@@ -75,7 +75,8 @@ def show(line: Timeline | Table) -> None:
 
 
 def pipeline_svg(line: Timeline | Table, unit_s: float | None = None) -> str:
-    """The picture of a pipeline as the text of an SVG file, to scale, each action named on hover.
+    """The picture of a pipeline as the text of an SVG file, to scale, with each action named on
+    hover.
 
     `unit_s` is as in `render_pipeline` and sets the width of the picture.
     """
@@ -131,7 +132,7 @@ class _Picture:
         line, table = self.line, self.line.table
         unit = _unit(line, self.unit_s)
         rows = [list(_blocks(line, rank, unit)) for rank in range(min(table.ranks, MAX_ROWS))]
-        # A column is as wide as lets every block hold its name.
+        # A column is wide enough for the name of every block.
         wide = max(
             -(-(len(_name(table, rank, b)) + 1) // (b.stop - b.start))
             for rank, row in enumerate(rows)
@@ -158,7 +159,7 @@ class _Picture:
 
 
 def _row(table: Table, rank: int, blocks: list[_Block], columns: int, wide: int) -> Text:
-    """A rank's row, all of it."""
+    """The whole row of a rank."""
     from rich.text import Text
 
     text, at = Text(), 0

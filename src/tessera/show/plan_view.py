@@ -1,7 +1,6 @@
-"""What will a step cost, before it runs? The mesh, what each device holds, its peak of memory, what
-crosses the wires.
+"""Plan of a step before it runs: the mesh, the memory per device, its peak, and the communication.
 
-`render_plan` reads all of it off types and the recorded graph: nothing is computed, and the mesh
+`render_plan` reads all of it from types and the recorded graph: nothing is computed, and the mesh
 may be larger than the machine.
 
 >>> from tessera.core.layout import parse_type
@@ -49,9 +48,9 @@ MOST_WEIGHTS, MOST_ROWS = 24, 10
 class Traffic:
     """Collectives of one kind, over the same axes, for the same reason.
 
-    `times` is how often they run in a step, `wire_bytes` what one device receives in all of them;
-    in a pipeline those of all stages and the mean of all devices. There, `send` is what goes from
-    stage to stage.
+    `times` is the number of their runs in a step, `wire_bytes` the bytes that one device receives
+    in all of them; in a pipeline they are those of all stages and the mean over devices. There,
+    `send` is the traffic between stages.
     """
 
     kind: str
@@ -62,7 +61,8 @@ class Traffic:
 
 
 def traffic(program: Graph | Schedule) -> list[Traffic]:
-    """The collectives of `program` by kind, axes and reason, loops counted, the largest first."""
+    """The collectives of `program` by kind, axes and reason, all iterations of loops included, the
+    largest first."""
     if not isinstance(program, Schedule):
         need_graph("traffic", program)
     found: dict[tuple[str, tuple[str, ...], str], tuple[int, float]] = {}
@@ -87,19 +87,19 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
 
 
 def _share(part: Mesh | None, whole: Mesh | None) -> float:
-    """The part of the devices of `whole` that are in `part`."""
+    """The fraction of the devices of `whole` that are in `part`."""
     return 1.0 if part is None or whole is None else part.size / whole.size
 
 
 def _reason(node: Node) -> str:
-    """Where in the model, and what for: `layers/block, for add`."""
+    """The place in the model and the reason: `layers/block, for add`."""
     why = node.note or "as written"
     return why if not node.scope or node.scope in why else f"{node.scope}, {why}"
 
 
 def local_bytes(tree: Any) -> int:
-    """The bytes that one device holds of all tensors (or types) in `tree`; of those on different
-    slices of a mesh, the device that holds most."""
+    """The bytes that one device holds of all tensors (or types) in `tree`; if they are on different
+    slices of a mesh, those of the device that holds most."""
     here: Counter[Any] = Counter()
     everywhere = 0
     for t in _types(tree):
@@ -111,7 +111,7 @@ def local_bytes(tree: Any) -> int:
 
 
 def _types(tree: Any) -> list[TensorType]:
-    """Of the types, tensors and arrays in `tree`; what else is in it takes no memory."""
+    """The types of the tensors, arrays and types in `tree`; other leaves take no memory."""
     leaves = flatten(tree)[0]
     types = (type_like(x) if isinstance(x, Tensor) or is_array(x) else x for x in leaves)
     return [t for t in types if isinstance(t, TensorType)]
@@ -127,11 +127,11 @@ def render_plan(
     """The plan of one step as a picture for a rich console; `program` is its graph, or a pipeline's
     schedule.
 
-    `weights` are shown one by one with their layouts; `held` names everything that lives on the
+    `weights` are shown one by one with their layouts; `held` names everything that stays on the
     devices between the parts of a step ("weights", "gradients", "optimizer", ...), each a tree of
-    tensors or types. `model_flops` are the model's own, where they are known. The peak is that of a
-    program that gives weights and state back in their own place, or that of each stage. On a folded
-    mesh the peak and the FLOPs are those of one place, of which a device has several.
+    tensors or types. `model_flops` are the model's own, if known. The peak is that of a program
+    that donates weights and state, or that of each stage. On a folded mesh the peak and the FLOPs
+    are those of one place, of which a device has several.
     """
     instance("render_plan", "the mesh", mesh, Mesh, "give the Mesh that the step runs on")
     fix = 'give tensors by name: model.parameters(), or {"w": w}'
@@ -204,13 +204,13 @@ def _memory_table(held: Mapping[str, Any]) -> Table:
 
 
 def planned_memory(graph: Graph, held: Mapping[str, Any]) -> MemoryPlan:
-    """The peak of one run of `graph`; `held` as in `render_plan`. Gradients count where the program
-    makes them, everything else where it is given to it."""
+    """The peak of one run of `graph`; `held` is as in `render_plan`. Gradients count where the
+    program computes them, all other trees as its arguments."""
     return memory_plan(graph, *_kinds(held))
 
 
 def planned_stages(program: Graph | Schedule, held: Mapping[str, Any]) -> list[MemoryPlan]:
-    """The peak of each stage of a pipeline's schedule; one plan for anything else."""
+    """The peak of each stage of a pipeline's schedule; for anything else one plan."""
     if not isinstance(program, Schedule):
         return [planned_memory(program, held)]
     return list(stage_plans(program, *_kinds(held)).values())
@@ -223,7 +223,7 @@ def _kinds(held: Mapping[str, Any]) -> tuple[dict[str, list[TensorType]], list[T
 
 
 def _one(mesh: Mesh) -> str:
-    """What the figures of a program's inside are of."""
+    """The unit of per-program figures: "a device", or "one place" of a folded mesh."""
     return "a device" if mesh.onto is None else "one place"
 
 
@@ -238,7 +238,7 @@ def _peak_table(plans: Sequence[MemoryPlan], one: str) -> Table:
 
 
 def _traffic_table(program: Graph | Schedule) -> RenderableType:
-    """A row for each kind of collective of a step: axes, times, bytes that a device receives, the
+    """A row for each kind of collective of a step: axes, times, bytes that a device receives,
     reason."""
     rows = traffic(program)
     if not rows:
@@ -280,7 +280,7 @@ def _flops_text(program: Graph | Schedule, mesh: Mesh, model_flops: int | None) 
 
 
 def flops_text(n: float) -> str:
-    """A number of operations for people.
+    """A number of operations as readable text.
 
     >>> flops_text(35_060_985_894), flops_text(1.2e6)
     ('35.1 GFLOP', '1.2 MFLOP')
@@ -294,7 +294,7 @@ def flops_text(n: float) -> str:
 def planned(step: Callable[..., Any], *args: Any) -> Graph:
     """The graph that `step(*args)` will run: recorded and prepared, not run.
 
-    What the function changes in its arguments counts as a result of it.
+    Arguments that the function changes count as its results.
     """
 
     function_of("planned", "the step", step)

@@ -1,4 +1,4 @@
-"""What came out? Losses beside their baselines, and the files of a run, as tables.
+"""Results of a run as tables: losses beside their baselines, and files.
 
 >>> from tessera.show.mesh_picture import plain_text
 >>> nats, bits = {"bigram": 3.5, "model": 2.75}, {"bigram": 2.0, "model": 1.571}
@@ -23,7 +23,7 @@ from ..ir.graph.text import size_text
 
 
 def render_losses(nats: Mapping[str, float], bits: Mapping[str, float]) -> RenderableType:
-    """A row a model: its validation loss in nats per token and in bits per byte."""
+    """A row per model: its validation loss in nats per token and in bits per byte."""
     table = _table("validation")
     table.add_column("nats per token", justify="right")
     table.add_column("bits per byte", justify="right")
@@ -33,7 +33,7 @@ def render_losses(nats: Mapping[str, float], bits: Mapping[str, float]) -> Rende
 
 
 def render_files(folder: Path, files: Sequence[tuple[str, str, int]]) -> RenderableType:
-    """The files of a run's folder: name, what it holds, size."""
+    """The files of a run's folder: name, description, size."""
     table = _table("file")
     table.add_column("holds")
     table.add_column("size", justify="right")

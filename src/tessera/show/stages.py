@@ -1,4 +1,4 @@
-"""What does each pass change? The texts of a program's stages, line beside line.
+"""The stages of a program side by side, with the changes of each pass.
 
 >>> from tessera.ir.graph.text import parse
 >>> before = parse('graph f  v1\\n  %0 = input "x" : f32[8]\\n  %1 = neg %0 : f32[8]\\n  return %0')
@@ -31,7 +31,7 @@ _SPACES = re.compile(r"\s+")
 
 
 def render_stages(stages: Mapping[str, Graph]) -> RenderableType:
-    """A column a stage; equal lines are in one row, whatever the numbers of their nodes."""
+    """A column per stage; equal lines share a row, ignoring the numbers of nodes."""
     texts = [[_line(s) for s in g.text.splitlines()] for g in stages.values()]
     rows = [[i] for i in range(len(texts[0]))]  # per row, the line of each stage, or -1
     for k in range(1, len(texts)):
@@ -64,14 +64,14 @@ def show(stages: Mapping[str, Graph]) -> None:
 
 
 def _line(text: str) -> str:
-    """A line of a graph's text without its comment, and with the blanks that align it closed."""
+    """A line of a graph's text without its comment and alignment."""
     indent = len(text) - len(text.lstrip())
     body, _, _ = text.partition("  # ")
     return " " * max(0, indent - 2) + _SPACES.sub(" ", body.strip())
 
 
 def _beside(rows: list[list[int]], old: list[str], new: list[str]) -> list[list[int]]:
-    """`rows` with the lines of one more stage."""
+    """`rows` extended by the lines of a further stage."""
     keys = [[_NUMBER.sub("%", s) for s in text] for text in (old, new)]
     found: list[list[int]] = []
     before = len(rows[0]) if rows else 0
@@ -82,7 +82,7 @@ def _beside(rows: list[list[int]], old: list[str], new: list[str]) -> list[list[
         upto = at[a_end - 1] + 1 if a_end > a else done
         lines = iter(range(b, b_end))
         for row in rows[done:upto]:
-            # Rows in which the last stage has nothing do not use up a line.
+            # Rows that the last stage does not have do not use up a line.
             found.append([*row, next(lines) if kind == "equal" and row[-1] >= 0 else -1])
         done = upto
         found += [[*[-1] * before, i] for i in lines]

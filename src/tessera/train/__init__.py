@@ -1,1 +1,1 @@
-"""The training loop and what it tells while it runs."""
+"""The training loop, its recipe functions, and its output."""

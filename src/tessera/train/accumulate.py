@@ -1,8 +1,8 @@
-"""Gradient accumulation: a batch that is too large, in microbatches whose gradients are added
-(guide 4, "Advanced Data Parallel Features").
+"""Gradient accumulation: a large batch in microbatches whose gradients are summed (guide 4,
+"Advanced Data Parallel Features").
 
-The batch is laid over an axis in time. The loop that runs holds one microbatch's activations and
-one sum of gradients, however many there are.
+The batch is split over an axis in time. The loop holds one microbatch's activations and one sum of
+gradients, for any number of microbatches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Loss = Callable[[Batch, Any], Tensor]
 
 
 def micro_batches(batch: Batch, count: int) -> list[dict[str, Tensor]]:
-    """`batch` in `count` parts of equal rows, each device's rows cut in place.
+    """`batch` in `count` parts of equal rows, cut within each device's rows.
 
     Raises ShapeError if the rows do not divide.
 
@@ -58,17 +58,16 @@ def accumulated(
 ) -> tuple[Tensor, Any]:
     """(loss, gradients) of `loss_fn(batch, weights)`, computed in `count` microbatches.
 
-    They are those of the whole batch, whatever the loss is. What needs all rows at once, such as
-    the number of labels that count or the statistics of a batch norm, ends one loop over the
-    microbatches, and another begins; what the second reads of the first is kept for all rows.
-    Rows that do not divide into `count` are taken in more microbatches. `goal(loss)` is what is
-    differentiated.
+    Both equal the results of the whole batch, for any loss. A computation that needs all rows,
+    such as the number of labels that count or the statistics of a batch norm, ends one loop over
+    the microbatches, and another begins; values of the first loop that the second reads are kept
+    for all rows. Rows that do not divide into `count` are computed in more microbatches.
+    `goal(loss)` is the value that is differentiated.
 
-    Each device adds up its own gradients in f32, and devices sum them once, after the last
-    microbatch, in `reduce_dtype` as in `ts.grad`. The gradient of a weight that lies split is
-    divided in each microbatch, unless "mesh_invariant": no device holds the sum for all of it.
-
-    Raises UsageError if `batch` is not a dict, and the errors of `ts.grad`.
+    Each device sums its own gradients in f32, and devices sum them once, after the last microbatch,
+    in `reduce_dtype` as in `ts.grad`. The gradient of a split weight is reduced in each microbatch,
+    except at the level "mesh_invariant": no device holds the whole sum. Raises UsageError if
+    `batch` is not a dict, and the errors of `ts.grad`.
 
     >>> import tessera as ts
     >>> w = {"w": ts.tensor([2.0])}

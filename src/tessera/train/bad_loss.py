@@ -1,4 +1,4 @@
-"""Which losses are bad? Those that are no number, and those far above the ones before.
+"""Detection of bad losses: not finite, or far above the losses before.
 
 >>> judge = Judge(spike=3.0)
 >>> [judge.why({"loss": 2.0}) for _ in range(FEW)][-1]
@@ -22,17 +22,17 @@ import numpy as np
 from ..core.errors import TesseraError, warn_no_effect
 
 WATCHED = ("loss", "grad_norm")
-RECENT = 50  # losses with which a new one is compared
+RECENT = 50  # number of losses that a new one is compared with
 FEW = 8  # losses that say nothing yet
 
 
 class LossError(TesseraError, ArithmeticError):
-    """Raised when a loss is no number, or too large, and the policy is to stop."""
+    """Raised when a loss is not finite, or too large, and the policy is to stop."""
 
 
 class Judge:
-    """Says what is wrong with the values of a step. A loss above `spike` times the median of the
-    last 50 good ones is bad; None: only what is not finite."""
+    """Checks the values of a step. A loss above `spike` times the median of the last 50 good ones
+    is bad; None: only a loss that is not finite."""
 
     def __init__(self, spike: float | None) -> None:
         self._spike = spike
@@ -40,7 +40,7 @@ class Judge:
         self._told = False
 
     def why(self, row: Mapping[str, Any]) -> str:
-        """What is wrong with `row`, "" if nothing is."""
+        """The reason why `row` is bad, "" if it is not."""
         for name in WATCHED:
             if isinstance(row.get(name), (float, np.floating)) and not is_finite(row[name]):
                 return f"its {name} is {row[name]}"
@@ -54,8 +54,8 @@ class Judge:
         return ""
 
     def warn_of_unseen(self, row: Mapping[str, Any], policy: str) -> None:
-        """Warns, once, that `row`, what a step has written, leaves `policy` without effect: there
-        is none, or more is asked for than to stop and it has no loss."""
+        """Warns once if `policy` has no effect on `row`, the row of a step: there is no row, or it
+        has no loss and the policy is not the default."""
         asked = f"on_bad_loss={policy!r}"
         asked += "" if self._spike is None else f", spike={self._spike}"
         if not row:
@@ -76,7 +76,7 @@ class Judge:
 
 
 def is_finite(value: object) -> bool:
-    """Whether it is a finite number."""
+    """Returns whether `value` is a finite number."""
     kinds = (int, float, np.integer, np.floating)
     return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -1,5 +1,5 @@
-"""What does a model take of a batch? The ids, and by name what else the batch says of them: where
-documents begin, what is padding. What the model does not take is named."""
+"""Arguments of a model from a batch: ids, and by name attention masks, positions and segments. Keys
+that the model does not take cause a warning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..lang.operands import as_tensor
 from ..lang.tensor import Tensor
 
 READ = ("input_ids", "labels")
-# The loader's word for a position is a model's word in transformers.
+# The loader's names of positions, and their names in transformers.
 ALSO = {"positions": "position_ids"}
 MEANS = {
     "attention_mask": "no token sees padding, or what the mask hides",
@@ -22,7 +22,7 @@ MEANS = {
 
 
 def checked_batch(call: str, batch: Any) -> Mapping[str, Any]:
-    """`batch`, which has `input_ids` and `labels`. Raises UsageError."""
+    """`batch`, checked for `input_ids` and `labels`. Raises UsageError if one is missing."""
     there = list(map(str, batch)) if isinstance(batch, Mapping) else []
     lacking = [key for key in READ if key not in there]
     if not lacking:
@@ -36,9 +36,9 @@ def checked_batch(call: str, batch: Any) -> Mapping[str, Any]:
 
 
 def told(call: str, model_fn: Callable[..., Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What `batch` says besides ids and labels, by the names of the arguments of `model_fn`.
+    """The entries of `batch` besides ids and labels, by the argument names of `model_fn`.
 
-    `positions` are `position_ids` too. Warns of each key that the model does not take.
+    `positions` are also passed as `position_ids`. Warns of each key that the model does not take.
     """
     takes = _arguments(model_fn)
     given: dict[str, Tensor] = {}
@@ -51,7 +51,7 @@ def told(call: str, model_fn: Callable[..., Tensor], batch: Mapping[str, Any]) -
             given[name] = as_tensor(value)
         else:
             unread[key] = name
-    # Positions begin anew where a segment does: without a mask they keep documents apart.
+    # Positions restart at each segment: without a mask they keep documents apart.
     if "attention_mask" not in batch and {*ALSO, *ALSO.values()} & {*given}:
         unread.pop("segment_ids", None)
     for key, name in unread.items():
@@ -68,7 +68,7 @@ def told(call: str, model_fn: Callable[..., Tensor], batch: Mapping[str, Any]) -
 
 
 def _arguments(model_fn: Callable[..., Tensor]) -> list[str]:
-    """The names that `model_fn` has for what follows the ids and the weights."""
+    """The argument names of `model_fn` after the ids and the weights."""
     try:
         given = list(inspect.signature(model_fn).parameters.values())
     except (TypeError, ValueError):  # a callable of C

@@ -1,4 +1,4 @@
-"""How does a command line show an error? In one line: what is wrong, and the way out."""
+"""Errors of a command line, in one line: the problem and its fix."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from ..core.errors import TesseraError
 
 
 def one_line(error: TesseraError, *rows: str) -> str:
-    """The error without its operands and places, which a command line's user did not write, but
-    with those of its `rows` that he cannot know.
+    """The error without its operands and source lines, but with its `rows` of these names, which a
+    user of the command line cannot know.
 
     >>> from tessera.core.errors import UsageError
     >>> error = UsageError("corpus: 'x' is not there", root="x", fix="name another")

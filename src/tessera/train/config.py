@@ -1,7 +1,7 @@
-"""What may a training configuration say? One table of keys; one error lists all that is wrong.
+"""`TrainingConfig`, the table of configuration keys; one error lists all that is wrong.
 
-A configuration is a plain dict; what it leaves out has the defaults of `TrainingConfig` (guide 4,
-"Basic Training Setup", names the first nine keys).
+A configuration is a plain dict; missing keys have the defaults of `TrainingConfig` (guide 4, "Basic
+Training Setup", names the first nine keys).
 
 >>> c = checked({"learning_rate": 1e-3, "d_model": 64})
 >>> c.learning_rate, c.hidden_size, c.compute
@@ -115,7 +115,7 @@ class TrainingConfig:
 
     @property
     def keep(self) -> Keep | None:
-        """Which checkpoints stay; None: all."""
+        """The policy of which checkpoints to keep; None: all."""
         if self.keep_checkpoints is None:
             return None
         return Keep(self.keep_checkpoints, self.keep_every, self.keep_best, self.keep_metric)
@@ -127,12 +127,12 @@ class TrainingConfig:
 
     @property
     def scaled(self) -> bool:
-        """Whether the loss is multiplied by a scale."""
+        """Returns whether the loss is multiplied by a scale."""
         return self.loss_scale is not None or self.mixed_precision == "fp16"
 
     @property
     def dynamic(self) -> bool:
-        """Whether that scale follows overflow."""
+        """Returns whether the loss scale is dynamic."""
         return self.scaled and (self.loss_scale is None or self.loss_scale == "dynamic")
 
     @property
@@ -154,7 +154,7 @@ class TrainingConfig:
 
 KEYS = {f.name: f for f in fields(TrainingConfig)}
 ALIASES = {"d_model": "hidden_size", "num_attention_heads": "num_heads"}
-# Keys that are not ours: the loaders' (data/config.py), and where `adam_optimizer` keeps its state.
+# Keys that other parts read: the loaders (data/config.py) and the state of `adam_optimizer`.
 OTHERS = (*(key for key in data.KEYS if key not in KEYS), "optimizer_state")
 
 
@@ -164,7 +164,7 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
         return config
     mapping("config", "it", config, 'give a dict, e.g. {"learning_rate": 1e-4}')
     values: dict[str, Any] = {}
-    by: dict[str, str] = {}  # the key that says it
+    by: dict[str, str] = {}  # name → the key as it was given
     wrong: list[tuple[str, str]] = []
     for given, value in config.items():
         name = ALIASES.get(given, given) if isinstance(given, str) else given
@@ -197,8 +197,8 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
 
 
 def _instead(key: str) -> str:
-    """The key that says what `key` says elsewhere: in nn.GPTConfig, an optimizer, a peer; or that
-    is most like it; "" where there is none."""
+    """The place of the setting `key` elsewhere (nn.GPTConfig, an optimizer, a peer library), or
+    else the most similar key; "" if there is none."""
     for name in (key, *way_out("arguments", key)):
         if found := way_out("training", name):
             return str(found)
@@ -207,7 +207,7 @@ def _instead(key: str) -> str:
 
 
 def _together(c: TrainingConfig) -> list[tuple[str, str]]:
-    """Values that are right each by itself but do not fit together."""
+    """(key, problem) of values that are valid alone but not together."""
     kv = c.num_kv_heads or c.num_heads
     found = [
         (c.hidden_size % c.num_heads, "num_heads", f"{c.num_heads} does not divide hidden_size"),

@@ -1,4 +1,4 @@
-"""How good is the model on text it has not seen? A mean over fixed batches."""
+"""Evaluation: a mean loss over fixed batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from ..lang.to_host import read_by_all
 def mean_loss(loss: Callable[[Any], Tensor], batches: Iterable[Any]) -> float:
     """The mean of `loss(batch)` over batches; all are dispatched before one is read.
 
-    A batch of a loader, `{"labels": ...}`, counts by its labels that are not -100, so that rows
-    which fill up the last one count nothing; all others count alike. All processes call it.
+    A batch of a loader, `{"labels": ...}`, is weighted by its labels that are not -100, so that
+    padding rows of the last batch do not count; other batches have equal weights. All processes
+    must call it.
 
     >>> import tessera as ts
     >>> mean_loss(lambda batch: ts.tensor(batch).mean(), [[1.0, 2.0], [5.0, 6.0]])

@@ -1,4 +1,4 @@
-"""What if a run's file cannot be written? The run says so in a line, goes on, and tries again.
+"""Files of a run, with retries: a failed write is reported in one line, and tried again at the end.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as there:
@@ -21,7 +21,8 @@ Tell = Callable[[str], None]
 
 
 class Files:
-    """The files of `folder`, each whole or not there; at the end `spare` takes what it cannot."""
+    """The files of `folder`, each written whole or not at all; at the end `spare` gets the files
+    that failed."""
 
     def __init__(self, folder: Path, spare: Path | None, tell: Tell) -> None:
         self.folder, self.spare, self.tell = folder, spare, tell
@@ -29,7 +30,7 @@ class Files:
         self._late: dict[str, bytes] = {}
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file now; where that fails, at the end."""
+        """Writes a file now; if that fails, again at the end."""
         known = name in self._late
         self._late[name] = data
         error = self._put(name, self.folder)
@@ -41,7 +42,7 @@ class Files:
             self.tell(_line(name, self.folder, error) + "; tried again at the end")
 
     def finish(self) -> None:
-        """Tries once more what could not be written; from now on what fails goes to `spare`."""
+        """Tries failed files once more; from now on a failed file goes to `spare`."""
         self.ended = True
         for name in list(self._late):
             error = self._put(name, self.folder)
@@ -49,14 +50,13 @@ class Files:
                 self._at_last(name, error)
 
     def place(self, name: str) -> Path | None:
-        """Where a file is; None where it was not written."""
+        """The path of a file; None if it was not written."""
         folders = [self.folder] if self.spare is None else [self.folder, self.spare]
         there = (folder / name for folder in folders if name not in self._late)
         return next((path for path in there if path.is_file()), None)
 
     def _at_last(self, name: str, error: OSError) -> None:
-        """Tries the spare folder for a file that could not be written, and tells the user where it
-        is or that it is lost."""
+        """Tries the spare folder for a failed file, and reports that it is there or lost."""
         if self.spare is None:
             self.tell(
                 _line(name, self.folder, error) + ", and is lost; spare= names a second folder"

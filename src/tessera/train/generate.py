@@ -1,8 +1,8 @@
-"""What does the model say? Sampling token by token from compiled functions of fixed shapes.
+"""Text generation: sampling token by token from compiled functions of fixed shapes.
 
-A GPT keeps the keys and values of the tokens so far: the prompt is one program, and each further
-token another. A model without such a cache computes the whole window for each token. The window
-never changes its shape: shorter texts are padded after their end, where a causal model cannot look.
+A GPT keeps the keys and values of earlier tokens: the prompt is one program, each further token
+another. A model without such a cache computes the whole window for each token. The window has a
+fixed shape: shorter texts are padded at their end, which a causal model does not see.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ..nn.transformer import GPT
 def _programs(
     window: int, mesh: Mesh | None, config: GPTConfig | None, code: CodeType | None
 ) -> tuple[Callable[..., Any], ...]:
-    """Compiled functions of a model, an `nn.GPT` if it has a `config`, a function if it has `code`.
-    One that is made anew for each call is compiled anew, which a warning says.
+    """Compiled functions of a model: an `nn.GPT` if it has a `config`, or a function with `code`. A
+    function that is created for each call is compiled for each, with a warning.
 
-    Of i32[1, window] and the place `at` i32[1] of the last token: the logits f32[V] there; the same
-    with the cache after it. Of one id i32[1], the cache before it and its place: its logits and the
-    cache after it.
+    The first maps i32[1, window] and the index `at` i32[1] of the last token to the logits f32[V]
+    there; the second also returns the cache. The third maps one id i32[1], the cache before it and
+    its position to its logits and the cache after it.
     """
 
     def full(model: Any, ids: Tensor, at: Tensor) -> Tensor:
@@ -80,17 +80,17 @@ def generate(
     mesh: Mesh | None = None,
     cache: bool = True,
 ) -> list[int]:
-    """`prompt` continued by at most `tokens` tokens; ends early before the token `stop`, or before
-    any of several.
+    """`prompt` continued by at most `tokens` tokens; it ends early before the token `stop`, or
+    before any of several.
 
-    `model` maps ids [1, window] to logits [1, window, V] and is causal. The last `window` tokens
-    are what it sees; None: for an `nn.GPT` as many as there will be, but no more than its
-    `config.seq`. A module computes as after `eval()`. The same seed gives the same tokens.
+    `model` maps ids [1, window] to logits [1, window, V] and is causal. It sees the last `window`
+    tokens; None: for an `nn.GPT` all tokens, but at most its `config.seq`. A module computes as
+    after `eval()`. The same seed gives the same tokens.
 
-    With `cache` an `nn.GPT` computes each token alone, from the keys and values of those before it,
-    until there are more than `window`; from there on, and without a cache, it computes the whole
-    window for each. The logits are the same up to rounding. Raises UsageError if an argument is not
-    what is said here, `model` gives something else than such logits, or they are NaN.
+    With `cache` an `nn.GPT` computes each token alone, from the keys and values of earlier ones,
+    while there are at most `window`; beyond that, and without a cache, it computes the whole window
+    for each token. The logits are the same up to rounding. Raises UsageError if an argument does
+    not fit, or `model` returns other values than such logits, or NaN.
 
     >>> from tessera import nn
     >>> model = nn.GPT(nn.GPTConfig(vocab=16, seq=8, d=8, layers=1, heads=2))
@@ -139,7 +139,7 @@ def generate(
 
 
 def _ids(what: str, given: Any, most: int, fix: str, one: bool = False) -> list[int]:
-    """The ids that `given` holds, or is if it may be `one`. Raises UsageError if one of them is no
+    """The ids in `given`, which may be a single id if `one`. Raises UsageError if one of them is no
     whole number from 0 to `most`."""
     try:
         is_one = hasattr(given, "__array__") or is_whole(given)
@@ -156,7 +156,7 @@ def _ids(what: str, given: Any, most: int, fix: str, one: bool = False) -> list[
 
 
 def _logits(given: Any, window: int) -> Tensor:
-    """What a model gave, which has to be logits [1, window, V]. Raises UsageError."""
+    """The model's result as logits [1, window, V]. Raises UsageError if it is anything else."""
     logits, came = None, "None" if given is None else f"a {type(given).__name__}"
     fix = f"return logits for each token of the window, [1, {window}, V]"
     if isinstance(given, (Tensor, np.ndarray)):
@@ -175,8 +175,8 @@ def _logits(given: Any, window: int) -> Tensor:
 
 
 def _window(c: GPTConfig | None, count: int) -> int:
-    """The tokens that a model sees of a text of `count`: a power of two, so that texts of about
-    one length share a program, or the most that it takes."""
+    """The window for a text of `count` tokens: a power of two, so that texts of similar length
+    share a program, but at most the model's own limit."""
     if c is None:
         fix = "give the number of tokens that the model sees"
         raise UsageError("generate: a function needs a window", fix=fix)
@@ -185,7 +185,8 @@ def _window(c: GPTConfig | None, count: int) -> int:
 
 
 def _has_cache(model: GPT) -> bool:
-    """Whether `prefill` and `decode` compute what the model does; an OptionWarning says why not."""
+    """Returns whether `prefill` and `decode` compute the same as the model; if not, an
+    OptionWarning has the reason."""
     c, own = model.config, type(model)
     for wrong, why, fix in (
         (c.context, f"the sequence is split by context={c.context!r}", "context=None"),
@@ -213,8 +214,8 @@ def _has_cache(model: GPT) -> bool:
 
 @contextlib.contextmanager
 def _inference(model: object) -> Iterator[None]:
-    """The modules of `model` as after `eval()`, and then again as they were. It is for functions
-    that are recorded: other threads, which may train the model, never see it."""
+    """Sets the modules of `model` to `eval()` inside, and back afterwards. It is for recorded
+    functions only, so that other threads, which may train the model, never see it."""
     every = list(model.modules()) if isinstance(model, Module) else []
     before = [(m.__dict__, {"training": m.training}) for m in every if "training" in m.__dict__]
     inside = [m.__dict__ for m in every if m.training]
@@ -233,11 +234,11 @@ def _inference(model: object) -> Iterator[None]:
 def sample(
     logits: Like, draw: np.random.Generator, temperature: float = 1.0, top_k: int = 0
 ) -> int:
-    """One index drawn with softmax(logits / temperature) among the `top_k` largest (0: all).
+    """An index drawn with softmax(logits / temperature) among the `top_k` largest (0: all).
 
-    Temperature 0 takes the largest. `logits` are an array, or what makes one. Raises ShapeError if
-    they are not those of one token, UsageError for numbers below 0, and for logits that say
-    nothing: a NaN, or infinities where finite ones are needed.
+    Temperature 0 takes the largest. `logits` are an array or convertible to one. Raises ShapeError
+    if they are not those of one token, UsageError for numbers below 0, for a NaN, and for
+    infinities where finite logits are needed.
 
     >>> draw = np.random.Generator(np.random.Philox(0))
     >>> sample(np.array([0.0, 3.0, 1.0]), draw, temperature=0.0)

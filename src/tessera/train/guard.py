@@ -1,4 +1,4 @@
-"""What keeps a run alive? It saves, goes on where it ended, and looks at each step's loss.
+"""Guard of a run: saves, resumption, and checks of each step's loss.
 
     live = TrainState(model, optimizer.init(model.parameters()), loader)
     with Run(folder, steps=1000, ...) as run, Guard(run, live, every=100) as guard:
@@ -6,9 +6,9 @@
             with run.step(step) as row:
                 row["loss"] = train_step(live.weights, live.optimizer, next(loader))
 
-A run that is started once more goes on from its newest checkpoint, with the bits of one that never
-stopped. SIGTERM and SIGUSR1, by which schedulers announce the end, save after the step that runs.
-What the processes of a run do after a step the first one decides for all of them.
+A run that is started again continues from its newest checkpoint, with the bits of a run that never
+stopped. SIGTERM and SIGUSR1, by which schedulers announce the end, cause a save after the current
+step. The first process decides for all processes what they do after a step.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ from .signals import Signals
 from .watchdog import Watchdog
 
 POLICIES = ("stop", "rollback", "ignore")
-_LIMIT_S = 3600.0  # of a wait for another process where no limit is given
+_LIMIT_S = 3600.0  # the default limit of a wait for another process
 _COUNT = itertools.count(1)
 
 
 @checked
 class Guard:
-    """Gives out the steps of `run` that are still to be made, and guards the state `live`.
+    """Yields the remaining steps of `run`, and guards the state `live`.
 
     It saves after each `every` steps and after the last one (without `every` only when a signal
-    ends the run) into `root`, by default the run's folder `checkpoints`; `keep` says what stays. A
-    save that fails is said in a line: training goes on, and the checkpoints before it stay. While
-    one is still being written, the next one waits.
+    ends the run) into `root`, by default the run's folder `checkpoints`; `keep` is the policy of
+    which checkpoints to keep. A failed save is reported in one line: training goes on, and earlier
+    checkpoints stay. While one save is being written, the next one waits.
 
-    With `resume` it goes on from the newest checkpoint in `root` that is whole; another folder that
-    `resume` names is read where `root` has none.
+    With `resume` it continues from the newest undamaged checkpoint in `root`; if `root` has none,
+    from another folder that `resume` names.
 
-    A `loss` or `grad_norm` in a row that is no finite number, or a loss above `spike` times the
-    median of the last 50, is handled by `on_bad_loss`: "stop" raises LossError, "rollback" goes
-    back to the newest checkpoint and leaves out the batches up to the bad one, "ignore" goes on. A
-    loader is moved on; where there is none, take batch `step + guard.skipped`. After `rollbacks` of
-    them within the run LossError is raised.
+    A `loss` or `grad_norm` in a row that is not finite, or a loss above `spike` times the median of
+    the last 50, is handled by `on_bad_loss`: "stop" raises LossError, "rollback" goes back to the
+    newest checkpoint and skips the batches up to the bad one, "ignore" continues. A loader is
+    advanced; without one, use batch `step + guard.skipped`. After `rollbacks` of them within the
+    run LossError is raised.
 
     A step (or a save at the end) that takes longer than `hang_s` seconds ends the process with
-    status 124, the stacks of its threads and its last collectives; None sets no limit. The limit
-    holds for the first step, too, which compiles.
+    status 124, after it prints the stacks of its threads and its last collectives; None sets no
+    limit. The limit also holds for the first step, which compiles.
 
     Inside of `with dist.elastic():`, and in processes that `tessera run --elastic` started, it
     keeps a safe point after each step, as `elastic.steps` does: when a device or a process is lost,
-    the run goes on after the last one, or after a checkpoint that is younger. `mesh` is the whole
-    mesh, which the tensors tell unless they lie on slices of it.
+    the run continues after the last one, or after a newer checkpoint. `mesh` is the whole mesh; it
+    is needed only if the tensors are on slices of it.
 
-    Raises UsageError if an argument has no meaning or the loader ends before the run,
-    CheckpointError if what is found does not fit or if the last save of the run fails.
+    Raises UsageError if an argument does not fit or the loader ends before the run, CheckpointError
+    if a checkpoint does not fit or if the last save of the run fails.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Guard:
             self.run.progress.note(f"run: all {self.run.steps} steps were made before")
 
     def _ended(self, step: int) -> int:
-        """The number of the step after `step`, which was made."""
+        """The number of the step after the completed step `step`."""
         word = self._word(step)
         if word["bad"]:
             step = self._bad(step, word["bad"])
@@ -181,12 +181,13 @@ class Guard:
         return after if after == done else self._stand(after)
 
     def _back(self, step: int) -> int:
-        """The number of the step after the last safe point, as a device was lost in `step`."""
+        """The number of the step after the last safe point, because a device was lost in `step`."""
         error, self.run.error = self.run.error, None
         return self._stand(self._safe.after(step, error, **self._now()))
 
     def _stand(self, step: int) -> int:
-        """What goes with a safe point after `step` steps, to which the state has been put."""
+        """Sets the run to `step`, after the state was restored from a safe point, and returns
+        `step`."""
         self.skipped = int(self._safe.given["skipped"])
         self.live.optimizer = self._safe.given["optimizer"]
         self.run.cut(step)
@@ -241,7 +242,7 @@ class Guard:
         return Preempted(number, where)
 
     def _word(self, step: int) -> dict[str, Any]:
-        """What all processes do after `step`, as the first one says."""
+        """The actions of all processes after `step`, as the first process decides them."""
         self._saves.settle()
         row = self.run.last if self.run.last.get("step") == step else {}
         self._judge.warn_of_unseen(row, self._policy)
@@ -257,14 +258,14 @@ class Guard:
         return mine
 
     def _finish(self) -> TesseraError | None:
-        """Waits for what is being written; the error of the last save."""
+        """Waits for pending writes and returns the error of the last save, or None."""
         self._at("the last save")
         error = self._saves.settle(wait=True)
         return error if self._saves.step is None else None
 
     # -- going on ---------------------------------------------------------------------------------
     def _begin(self) -> None:
-        """Goes on from what is there, and says from what; what is still being written counts."""
+        """Resumes from a safe point or checkpoint, after pending writes, and reports which."""
         self._saves.settle(wait=True)
         kept_s = self._safe.open()
         if kept_s and kept_s >= self._of_first(self._saved_s()):
@@ -277,12 +278,12 @@ class Guard:
         self._safe.first(self.begin)
 
     def _saved_s(self) -> float:
-        """When the newest checkpoint was made, in seconds since 1970; 0 without one."""
+        """The time of the newest checkpoint, in seconds since 1970; 0 if there is none."""
         found, _ = manifests(self._saves.storage) if self._resume is not False else ([], {})
         return found[-1].created_s if found else 0.0
 
     def _go_on(self) -> bool:
-        """Whether there is a checkpoint to go on from; the state is that of it then."""
+        """Restores the state from a checkpoint; returns whether there was one."""
         if self._resume is False:
             return False
         places = [self._saves.storage]
@@ -329,7 +330,7 @@ class Guard:
         self.run.progress.note("; ".join(parts))
 
     def _restore(self, place: Storage, tags: Sequence[str]) -> Checkpoint | None:
-        """The first of `tags` that is whole; its tensors lie as those of `live`."""
+        """The first undamaged checkpoint of `tags`; its tensors have the layouts of `live`."""
 
         def together(mine: dict[str, Any]) -> list[Any]:
             limit_s = self._hang_s or _LIMIT_S
@@ -377,7 +378,7 @@ class Guard:
 
     # -- losses -----------------------------------------------------------------------------------
     def _bad(self, step: int, why: str) -> int:
-        """The step that comes next, after one whose loss is bad."""
+        """The number of the step that follows a step with a bad loss."""
         self._saves.settle(wait=True)
         newest = self._saves.newest()
         rows = [
@@ -421,7 +422,7 @@ class Guard:
 
 
 def _give_out(loader: Any) -> None:
-    """One batch that nobody takes, at the end of an epoch of the next one."""
+    """Discards one batch; at the end of an epoch the first of the next."""
     try:
         next(loader)
     except StopIteration:

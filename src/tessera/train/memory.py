@@ -1,4 +1,4 @@
-"""What does a step hold, and what may wait elsewhere? Bytes by program; state in host memory.
+"""Memory of a step: bytes by program, and optimizer state in host memory.
 
 >>> import tessera as ts
 >>> state = offload({"m": ts.zeros((4, 8)), "step": ts.tensor(0)})
@@ -30,7 +30,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class ProgramBytes:
-    """What one run of a program needs on each device, by XLA's own account, in bytes."""
+    """Bytes per device that one run of a program needs, as XLA reports them."""
 
     arguments: int
     results: int
@@ -39,13 +39,13 @@ class ProgramBytes:
 
     @property
     def peak(self) -> int:
-        """All of it together: results that take over arguments' buffers count once."""
+        """The sum of all; results in the memory of donated arguments count once."""
         return self.arguments + self.results + self.temporary - self.reused
 
 
 def program_bytes(function: object) -> ProgramBytes:
-    """The bytes of the program that the compiled `function` ran last, or a training step, or what
-    was captured. Raises UsageError if it has not run.
+    """The bytes of the last program that the compiled `function`, a training step or a captured
+    function ran. Raises UsageError if it has not run.
 
     >>> import tessera as ts
     >>> double = ts.jit(lambda x: x * 2.0)
@@ -67,20 +67,20 @@ def program_bytes(function: object) -> ProgramBytes:
 
 # -- state in host memory -------------------------------------------------------------------------
 def offload(tree: Any) -> Any:
-    """The same tree, its tensors in host memory. Each comes back to the devices when it is used.
+    """The tree with its tensors in host memory. Each comes back to the devices when it is used.
 
-    Copies are started, not waited for; everything that is no tensor stays as it is.
+    It starts the copies and does not wait for them; other leaves are unchanged.
     """
     return _each(lambda t: away(t)[0], tree)
 
 
 def fetched(tree: Any) -> Any:
-    """The same tree with its tensors on the devices; the copies in host memory stay behind."""
+    """The tree with its tensors on the devices, without the copies in host memory."""
     return _each(back, tree)
 
 
 def _each(move: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """The tree with each tensor moved; one that stands in several places stays one."""
+    """The tree with each tensor moved; a tensor in several places is moved once."""
     moved: dict[int, Tensor] = {}
 
     def one(t: Any) -> Any:
@@ -95,15 +95,15 @@ def _each(move: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of tensors by where they are, all devices together."""
+    """Bytes of tensors by place, over all devices."""
 
     device: int
     host: int
 
 
 def held(tree: Any) -> Held:
-    """Where the tensors of `tree` are, one of several names once. Those that are not made yet are
-    nowhere."""
+    """The bytes of the tensors of `tree` by place; a tensor with several names counts once. Tensors
+    that are not yet created do not count."""
     device = host = 0
     for t in {id(t): t for t in flatten(tree)[0]}.values():
         if isinstance(t, Tensor):
@@ -118,7 +118,7 @@ def held(tree: Any) -> Held:
 def initial_state(
     optimizer: Optimizer, weights: dict[str, Tensor], strategy: Strategy | str | None = None
 ) -> State:
-    """`optimizer.init` in host memory, the state of one weight on the devices at a time."""
+    """`optimizer.init` in host memory, with the state of one weight at a time on the devices."""
     out: State = {}
     for name, w in weights.items():
         for kind, part in optimizer.init({name: w}, strategy).items():
@@ -134,11 +134,11 @@ Kept = Callable[[Tensor | None, Any, Any], Any]
 
 
 class StreamedUpdate:
-    """`optimizer.update` weight by weight, the state of one weight on the devices at a time.
+    """`optimizer.update` weight by weight, with the state of one weight at a time on the devices.
 
-    `programs` are the compiled updates by weight. `keep(finite, new, old)` chooses what a step
-    leaves behind (`optim.apply_if_finite` where `finite` is a tensor). Weights, gradients and
-    fetched state give up their buffers.
+    `programs` are the compiled updates by weight. `keep(finite, new, old)` chooses the result of a
+    step (`optim.apply_if_finite` if `finite` is a tensor). Weights, gradients and fetched state are
+    donated.
     """
 
     def __init__(self, optimizer: Optimizer, keep: Kept) -> None:

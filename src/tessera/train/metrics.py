@@ -1,4 +1,4 @@
-"""What happened at each step? A line of JSON a step, on disk before the next step starts.
+"""Metrics of a run: one line of JSON per step, on disk before the next step starts.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as out:
@@ -35,9 +35,12 @@ __all__ = ["MetricsWriter", "Row", "Value", "column", "read_metrics"]
 
 @checked
 class MetricsWriter:
-    """Writes rows to `path`: a tracker, and a context manager. `append` goes on with a file that
-    exists. Rows that cannot be written wait for the next one, and `tell` takes a line that says so
-    once; a file that was deleted is written anew. Raises UsageError where there can be no file."""
+    """A tracker that writes rows to `path`; a context manager.
+
+    `append` continues an existing file. Rows that cannot be written wait for the next one, and
+    `tell` receives one line about it, once; a deleted file is written again. Raises UsageError if
+    the file cannot be created.
+    """
 
     __slots__ = ("_file", "_late", "path", "tell")
 
@@ -48,12 +51,12 @@ class MetricsWriter:
         self.tell: Callable[[str], None] | None = tell or _to_stderr
         with file_access("metrics", self.path, "written", "name a file in a folder of your own"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Without a buffer it is known how much of a row was written.
+            # Unbuffered, so that it is known how much of a row was written.
             self._file = open(self.path, "a+b" if append else "w+b", buffering=0)  # noqa: SIM115
         self._late = b""
 
     def config(self, settings: Mapping[str, Any]) -> None:
-        """Writes nothing: the settings of a run lie in a file beside this one."""
+        """No-op: the settings of a run are in a separate file."""
 
     def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
         """Writes one row. Raises UsageError for a value that no row can hold."""
@@ -70,8 +73,8 @@ class MetricsWriter:
         self._write()
 
     def _write(self) -> None:
-        """Writes what waits. Where the disk refuses, the rows are kept and tried again at the next
-        one; the user is told once."""
+        """Writes pending rows. If the disk refuses, they stay pending until the next row; the user
+        is told once."""
         try:
             if not self._there():
                 content = self.content()
@@ -96,13 +99,13 @@ class MetricsWriter:
             return False
 
     def content(self) -> bytes:
-        """All rows, those too that are not on disk."""
+        """All rows, including pending ones."""
         handle = self._file.fileno()
         return os.pread(handle, os.fstat(handle).st_size, 0) + self._late
 
     def cut(self, step: int) -> int:
-        """Takes out the rows from `step` on, which are to come again; how many there were. Rows
-        before the first of them stay on disk all the time."""
+        """Removes the rows from `step` on, which will be written again, and returns their number.
+        Earlier rows stay on disk all the time."""
         content = self.content()
         rows = content.splitlines(keepends=True)
         kept = [row for row in rows if _step(row) < step]
@@ -136,7 +139,7 @@ class MetricsWriter:
 
 
 def _step(row: bytes) -> float:
-    """The step of a row; of one that is cut off none that stays."""
+    """The step of a row; infinity for an incomplete row, which is removed."""
     if not row.endswith(b"\n"):
         return math.inf
     try:

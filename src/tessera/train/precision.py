@@ -1,8 +1,8 @@
-"""Which loss is differentiated, and when is a step dropped? Mixed precision as a config says it.
+"""Mixed precision of a recipe: autocast, loss scale, and skipped steps.
 
 Products run in the narrow dtype inside `ts.autocast` (docs/precision.md has the rule of each op);
-weights, gradients, optimizer state and losses stay f32. fp16 needs a scale on the loss, which
-`optim.LossScale` moves.
+weights, gradients, optimizer state and losses stay f32. fp16 needs a loss scale, which
+`optim.LossScale` adapts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ State = dict[str, Any]
 
 
 def autocast_of(c: TrainingConfig) -> AbstractContextManager[Settings]:
-    """`ts.autocast` as `mixed_precision` says."""
+    """`ts.autocast` by the key `mixed_precision`."""
     return autocast(c.compute or f32, enabled=c.compute is not None)
 
 
 def scaler_of(c: TrainingConfig) -> LossScale:
-    """The scale's settings. A fixed scale starts at its number and never moves."""
+    """The settings of the loss scale. A fixed scale never changes."""
     if isinstance(c.loss_scale, (int, float)):
         fixed = float(c.loss_scale)
         return LossScale(init_scale=fixed, min_scale=min(fixed, 1.0), max_scale=fixed + 1.0)
@@ -38,23 +38,23 @@ def scaler_of(c: TrainingConfig) -> LossScale:
 
 
 def initial_scale(c: TrainingConfig, mesh: Mesh | None) -> State:
-    """`loss_scale` f32[] and `good_steps` i32[], as an optimizer state holds them."""
+    """`loss_scale` f32[] and `good_steps` i32[], as parts of an optimizer state."""
     made = scaler_of(c).init(mesh)
     return {"loss_scale": made["scale"], "good_steps": made["good"]}
 
 
 def scaled(c: TrainingConfig, loss: Tensor, state: State) -> Tensor:
-    """The loss to differentiate."""
+    """The scaled loss, for differentiation."""
     return scaler_of(c).scale(loss, _scale(state)) if c.scaled else loss
 
 
 def unscaled(c: TrainingConfig, grads: Any, state: State) -> tuple[Any, Tensor | None]:
-    """(the gradients of the loss itself, whether all are finite; None where nobody asks)."""
+    """(unscaled gradients, bool[] that is true if all are finite; None without a scale)."""
     return scaler_of(c).unscale(grads, _scale(state)) if c.scaled else (grads, None)
 
 
 def kept(finite: Tensor | None, new: Any, old: Any) -> Any:
-    """`new`, or `old` where a gradient was not finite."""
+    """`new`, or `old` if a gradient was not finite."""
     return new if finite is None else apply_if_finite(finite, new, old)
 
 
@@ -67,9 +67,9 @@ def moved_scale(c: TrainingConfig, finite: Tensor | None, state: State) -> State
 
 
 def scale_of_now(c: TrainingConfig, was: Mapping[str, Any], mine: State) -> State:
-    """What of a saved scale is not taken where a run goes on with `c`: all of it, for that of
-    `mine`, the state of now, unless the scale followed overflow in `was`, the configuration of
-    before, and still does."""
+    """The entries of the current state `mine` that replace a saved scale when a run continues with
+    `c`. They are none if the scale was dynamic in `was`, the saved configuration, and still is;
+    otherwise both."""
     before = TrainingConfig(
         loss_scale=was.get("loss_scale"), mixed_precision=was.get("mixed_precision", False)
     )

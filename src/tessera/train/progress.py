@@ -1,4 +1,4 @@
-"""How far is the run? A bar with loss, tokens/s and MFU; in a log file, a line every few steps.
+"""Progress of a run: a bar with loss, tokens/s and MFU; in a log file, a line every few steps.
 
 >>> with TrainProgress(steps=4, every=2, console=Console(file=sys.stdout)) as progress:
 ...     for step in range(4):
@@ -27,10 +27,11 @@ from ..core.devices import process_index
 
 
 class TrainProgress:
-    """Shows a run of `steps` steps; a context manager. Of several processes the first one shows it.
+    """Shows the progress of a run of `steps` steps; a context manager. Only the first process shows
+    it.
 
-    On a terminal it is one bar that moves; elsewhere it is a line every `every` steps and one for
-    the last step, so that a log stays readable.
+    On a terminal it is a progress bar; elsewhere it is a line every `every` steps and one for the
+    last step, so that a log stays readable.
     """
 
     __slots__ = ("_bar", "_task", "console", "every", "steps")
@@ -68,7 +69,7 @@ class TrainProgress:
         tokens_per_s: float | None = None,
         mfu: float | None = None,
     ) -> None:
-        """Says that `step` (from 0) is done. `mfu` is the part of the peak, between 0 and 1."""
+        """Marks `step` (from 0) as done. `mfu` is a fraction of the peak, between 0 and 1."""
         facts = facts_text(loss, tokens_per_s, mfu)
         done = step + 1
         if self.console.is_terminal:
@@ -96,7 +97,7 @@ class TrainProgress:
 
 
 def facts_text(loss: float | None, tokens_per_s: float | None, mfu: float | None) -> str:
-    """The text beside the bar; a number that is not known is left out.
+    """The text beside the bar, without unknown numbers.
 
     >>> facts_text(4.25, None, None), facts_text(None, None, 0.31)
     ('loss 4.2500', 'MFU 31.0 %')
@@ -106,7 +107,7 @@ def facts_text(loss: float | None, tokens_per_s: float | None, mfu: float | None
 
 
 def speed_text(tokens_per_s: float | None = None, mfu: float | None = None) -> str:
-    """A speed for people; what is not known is left out.
+    """A speed as readable text, without unknown numbers.
 
     >>> speed_text(12_000.0, 0.31)
     ' 12.0k tokens/s  MFU 31.0 %'

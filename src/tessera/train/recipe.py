@@ -1,7 +1,7 @@
-"""The functions that a training script is written in: weights and state are dicts of tensors.
+"""Functions of a training script; weights and optimizer state are dicts of tensors.
 
-They are the names that guide 4 leaves to its reader: thin functions over `nn.GPT` and `optim`, led
-by one configuration (`train/config.py` checks it and has the table of keys).
+They have the names that guide 4 uses: thin functions over `nn.GPT` and `optim`, with one
+configuration (`train/config.py` checks it and has the table of keys).
 
 >>> import tessera as ts
 >>> config = {"vocab_size": 32, "hidden_size": 16, "num_layers": 1, "num_heads": 2,
@@ -69,17 +69,17 @@ from .unused import warn_of_needs, warn_of_unused
 Config = TrainingConfig | Mapping[str, Any]
 Weights = dict[str, Tensor]
 State = dict[str, Any]
-# (ids, weights), and by name what the batch says besides, where it is asked for.
+# Called with (ids, weights), and by name with the batch's other entries that it takes.
 Model = Callable[..., Tensor]
-# What an optimizer state holds besides the optimizer's own.
+# The entries of an optimizer state besides those of the optimizer.
 EXTRA = ("loss_scale", "good_steps", "config")
 
 
 # -- the model ------------------------------------------------------------------------------------
 def initialize_model_weights(config: Config) -> Weights:
-    """The weights of a GPT of the configured sizes by name, made when they are first used.
+    """The weights of a GPT of the configured sizes by name, created at their first use.
 
-    Starts `ts.seed` from the key `seed`, so one configuration always gives one model.
+    It calls `ts.seed` with the key `seed`, so equal configurations give equal weights.
     """
     c = checked(config)
     random.seed(c.seed)
@@ -121,8 +121,8 @@ def transformer_model(
 
 
 def _sizes(weights: Weights, **choices: Any) -> GPTConfig:
-    """The configuration of a transformer, read from the names and shapes of its weights. Raises
-    UsageError if a weight that tells a size is missing."""
+    """The configuration of a transformer, from the names and shapes of its weights. Raises
+    UsageError if a weight that gives a size is missing."""
     block = "blocks.block."
     need = ("embed.weight", f"{block}attention.out", f"{block}mlp.up")
     missing = [n for n in need if n not in weights] if isinstance(weights, Mapping) else list(need)
@@ -165,13 +165,13 @@ class _ConfiguredModel:
 def make_model(config: Config) -> Model:
     """`transformer_model` with the precision, dropout and recomputation of `config`.
 
-    Equal configurations give equal models, so a compiled step knows them again.
+    Equal configurations give equal models, so a compiled step is reused.
     """
     return _ConfiguredModel(checked(config))
 
 
 def _need_function(who: str, model_fn: object) -> None:
-    """Raises UsageError where the model is a class, or a module, which has weights of its own."""
+    """Raises UsageError if the model is a class or a module, which has weights of its own."""
     if isinstance(model_fn, (type, Module)) or not callable(model_fn):
         raise unfit(
             who,
@@ -186,9 +186,9 @@ def compute_loss(model_fn: Model, batch: Mapping[str, Tensor], weights: Weights)
     """Mean cross-entropy f32[] of `model_fn` on a batch of `input_ids` and `labels`; labels of -100
     do not count.
 
-    What else the batch has goes to the arguments of `model_fn` that have its names: `positions` as
-    `position_ids`, which keep packed documents apart, and `attention_mask`. Warns of a key that the
-    model does not take. Raises UsageError if ids or labels are missing.
+    Other entries of the batch are passed to the arguments of `model_fn` with their names:
+    `positions` as `position_ids`, which keep packed documents apart, and `attention_mask`. Warns of
+    a key that the model does not take. Raises UsageError if ids or labels are missing.
     """
     _need_function("compute_loss", model_fn)
     batch = checked_batch("compute_loss", batch)
@@ -200,7 +200,7 @@ def compute_loss(model_fn: Model, batch: Mapping[str, Tensor], weights: Weights)
 
 # -- the optimizer --------------------------------------------------------------------------------
 def schedule_of(config: Config) -> Schedule:
-    """The learning rate by step: up in a straight line, then as `schedule` says.
+    """The learning rate by step: linear warmup, then the decay of the key `schedule`.
 
     The first of `warmup_steps` steps has the rate `learning_rate / (warmup_steps + 1)`.
     """
@@ -221,7 +221,7 @@ def schedule_of(config: Config) -> Schedule:
 
 
 def optimizer_of(config: Config) -> Optimizer:
-    """The optimizer that the configuration describes."""
+    """The optimizer of the configuration."""
     c = checked(config)
     lr, decay, betas = schedule_of(c), float(c.weight_decay), c.betas
     match c.optimizer:
@@ -242,7 +242,7 @@ def optimizer_of(config: Config) -> Optimizer:
 def initialize_optimizer_state(
     weights: Weights, config: Config, strategy: Strategy | str | None = None
 ) -> State:
-    """The optimizer state before the first step; `strategy` lays it out (see `Optimizer.init`).
+    """The optimizer state before the first step, laid out by `strategy` (see `Optimizer.init`).
 
     Warns of keys that have no effect, such as `momentum` with AdamW.
     """
@@ -265,14 +265,14 @@ def optimizer_step(
 
 
 def apply_optimizer_update(weights: Weights, grads: Weights, state: State) -> Weights:
-    """The new weights; `state` is changed in place and says which configuration holds."""
+    """The new weights; `state`, which contains the configuration, is changed in place."""
     new, made = optimizer_step(weights, grads, state, _config_in(state, "apply_optimizer_update"))
     state.update(made)
     return new
 
 
 def adam_optimizer(weights: Weights, grads: Weights, config: dict[str, Any]) -> Weights:
-    """The new weights; the state is kept, and changed in place, at `config["optimizer_state"]`."""
+    """The new weights; the state at `config["optimizer_state"]` is changed in place."""
     state = config.get("optimizer_state") if isinstance(config, dict) else None
     if state is None:
         raise UsageError(
@@ -283,7 +283,7 @@ def adam_optimizer(weights: Weights, grads: Weights, config: dict[str, Any]) -> 
 
 
 def initialize_parameter_states(weights: Weights, config: Config) -> dict[str, State]:
-    """A state for each weight by itself, so that each may have another owner (guide 4, ZeRO)."""
+    """A separate state for each weight, so that each may have another owner (guide 4, ZeRO)."""
     c = checked(config)
     out = {}
     for name, w in weights.items():
@@ -294,7 +294,7 @@ def initialize_parameter_states(weights: Weights, config: Config) -> dict[str, S
 
 
 def adam_update_single_param(weight: Tensor, grad: Tensor, state: State) -> Tensor:
-    """The new weight; `state`, one of `initialize_parameter_states`, is changed in place."""
+    """The new weight; `state`, from `initialize_parameter_states`, is changed in place."""
     c = _config_in(state, "adam_update_single_param")
     name = state["name"]
     slots = {k: v for k, v in state.items() if k not in ("step", "name", "config")}
@@ -329,7 +329,7 @@ def _on_device(call: str, c: TrainingConfig) -> TrainingConfig:
 
 # -- gradients ------------------------------------------------------------------------------------
 def clip_gradients(grads: Weights, max_norm: float) -> Weights:
-    """The gradients, scaled down to a global norm of `max_norm` where it is above."""
+    """The gradients, scaled down to a global norm of at most `max_norm`."""
     clipped: Weights = clip_by_global_norm(grads, max_norm)[0]
     return clipped
 
@@ -344,8 +344,8 @@ def gradients_of(
     optimizer_state: State,
     config: Config,
 ) -> tuple[Tensor, Weights, Tensor | None]:
-    """(loss, gradients, whether all are finite) of a batch: scaled for the backward pass, unscaled
-    and clipped as `config` says. The last is None where the loss has no scale."""
+    """(loss, gradients, bool[] that is true if all are finite) of a batch: scaled for the backward
+    pass, unscaled and clipped by `config`. The last is None without a loss scale."""
     c, batch = checked(config), checked_batch("gradients_of", batch)
 
     def loss_of(part: Mapping[str, Tensor], weights: Weights) -> Tensor:
@@ -370,9 +370,9 @@ def training_step(
     optimizer_state: State,
     config: Config,
 ) -> tuple[Tensor, Weights, State]:
-    """(loss, new weights, new state): one step that does what every key of `config` says.
+    """(loss, new weights, new state) after one step with all settings of `config`.
 
-    A step whose scaled gradients overflow changes nothing but the loss scale.
+    A step whose scaled gradients overflow changes only the loss scale.
     """
     c = _on_device("training_step", checked(config))
     loss, grads, finite = gradients_of(model_fn, batch, weights, optimizer_state, c)
@@ -387,12 +387,12 @@ Step = Callable[[Mapping[str, Tensor], Weights, State], tuple[Tensor, Weights, S
 
 
 def make_step(config: Config, model_fn: Model | None = None) -> Step:
-    """A compiled `step(batch, weights, state)` -> (loss, weights, state) that reuses the buffers of
-    weights and state, so the old ones cannot be used after it.
+    """A compiled `step(batch, weights, state)` -> (loss, weights, state) that donates weights and
+    state, so the old ones cannot be used after it.
 
-    With `offload_optimizer_state` the state stays in host memory: one program gives the gradients,
-    then each weight is updated by a program of its own. The step has `.programs`, the compiled
-    functions that it runs.
+    With `offload_optimizer_state` the state stays in host memory: one program computes the
+    gradients, then each weight is updated by its own program. The step has `.programs`, the
+    compiled functions that it runs.
     """
     c = checked(config)
     if model_fn is not None:

@@ -1,5 +1,4 @@
-"""What may stand in a row of metrics, and when? Numbers, texts, booleans and None, set while the
-step is made.
+"""Rows of metrics: numbers, texts, booleans and None, set during a step.
 
 >>> import numpy as np
 >>> row = StepRow(3, {"loss": 2.5})
@@ -20,8 +19,8 @@ from ..observe.metrics_file import Value
 
 
 class StepRow(dict[str, Any]):
-    """The row of step `number`, a dict that is written where the step ends. Setting a key after
-    that, or one of `own`, which the run writes, raises UsageError."""
+    """The row of step `number`, a dict that is written at the end of the step. A later assignment,
+    or one to a key in `own`, which the run writes, raises UsageError."""
 
     def __init__(
         self, number: Any, values: Mapping[str, Any], own: Collection[str] = ("step",)
@@ -58,8 +57,8 @@ class StepRow(dict[str, Any]):
 
 
 def plain(who: str, name: str, value: Any) -> Value:
-    """A value of a row as Python has it: a number of any library, of one element, is a number.
-    Raises UsageError for what is no number, text, boolean or None."""
+    """A value of a row as a Python value; an array of one element becomes a number. Raises
+    UsageError for any other type than number, text, boolean or None."""
     one = math.prod(getattr(value, "shape", ())) == 1
     found = value.item() if one and hasattr(value, "item") else value
     if found is None or isinstance(found, (bool, int, float, str)):

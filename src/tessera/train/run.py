@@ -1,4 +1,4 @@
-"""What is left of a run? A folder: its settings, a row a step, the curve, the weights.
+"""The folder of a run: settings, a row per step, the loss curve, the weights.
 
 >>> import io, tempfile
 >>> from tessera.train.metrics import read_metrics
@@ -61,14 +61,14 @@ CONTENTS = {
     WEIGHTS: "the trained weights",
     "sample.txt": "text that the model wrote",
 }
-"""The files of a run and what they hold, in the order in which they are shown."""
+"""The files of a run and their descriptions, in the order in which they are shown."""
 
 SPEED_WINDOW = 20  # the bar shows the median speed of so many steps
 
 
 class Preempted(SystemExit):
-    """Ends a program that was asked to end by `signal`, with the status of a shell for that: 128
-    and its number. `saved` says where its state is."""
+    """Ends a program after a signal, with the shell's exit status for it: 128 and its number.
+    `saved` tells where the state was saved."""
 
     def __init__(self, number: int, saved: str) -> None:
         super().__init__(128 + number)
@@ -77,17 +77,17 @@ class Preempted(SystemExit):
 
 @checked
 class Run:
-    """A run of `steps` steps and its folder; a context manager around the training loop.
+    """A run of `steps` steps with its folder; a context manager around the training loop.
 
-    `model_flops` (a step's, all devices) and `peak_flops` (a second's) give the MFU where both are
-    known. `trackers`, one or several, get the settings and every row too, and are closed with the
-    run. `weights` gives what is saved when the run ends, also where an interrupt or an error ends
-    it. What cannot be written (a full disk, a folder that is gone) is said in a line and tried
+    `model_flops` (per step, all devices) and `peak_flops` (per second) give the MFU if both are
+    known. `trackers`, one or several, also receive the settings and every row, and are closed with
+    the run. `weights` returns the tensors that are saved when the run ends, also after an interrupt
+    or an error. A failed write (a full disk, a missing folder) is reported in one line and tried
     again at the end, then in the folder `spare`; training goes on. Of several processes the first
-    one writes and shows; the others have the same values in a folder of their own that goes with
-    them. With `resume` the files of an earlier run in `folder` stay, and its rows go on: those from
-    the first step that is made are taken out, with a line. Without it they are removed, with a line
-    too. Raises UsageError if the folder cannot be made, or an argument has no meaning.
+    one writes and shows; the others have the same values in temporary folders. With `resume` the
+    files of an earlier run in `folder` stay, and its rows are continued: rows from the first
+    repeated step on are removed, with a line. Without it all are removed, with a line too. Raises
+    UsageError if the folder cannot be made, or an argument does not fit.
     """
 
     def __init__(
@@ -140,22 +140,23 @@ class Run:
         self.tracker.config(settings)
         self._times: list[float] = []
         self.made = 0
-        """How many steps of the run are made, those of the processes before it included."""
+        """The number of completed steps of the run, including those of earlier processes."""
         self.last: Row = {}
-        """The row of the step that was made last."""
+        """The row of the last completed step."""
         self.mesh: Mesh | None = None
-        """What is open inside of a step, where a guard keeps safe points."""
+        """The mesh that is current inside of a step, if a guard keeps safe points."""
         self.goes_back: Callable[[BaseException], bool] = lambda error: False
-        """Whether a guard handles an error in a step, which is `error` then."""
+        """True if a guard handles an error in a step, which is then in `error`."""
         self.waits = False
-        """Whether a guard is entered that was asked for no step yet."""
+        """True while a guard is entered that has given out no step yet."""
         self.error: BaseException | None = None
-        self._next = 0  # the step after those that have a row; an earlier one comes again
-        self._looks = resume  # for rows that come again, where no guard has
+        self._next = 0  # the first step without a row; an earlier one is repeated
+        self._looks = resume  # True if rows of repeated steps may have to be removed
         self._failed = self._told_twice = False
 
     def _clear(self) -> None:
-        """Removes the files of an earlier run, which would be taken for this one's, with a line."""
+        """Removes the files of an earlier run, which would be mistaken for this one's, with a
+        line."""
         gone = []
         for name in CONTENTS:
             path = self.folder / name
@@ -179,12 +180,14 @@ class Run:
     @within("run.step", 'write with run.step(i) as row: row["loss"] = step(batch)')
     @contextmanager
     def step(self, number: int, **values: Value) -> Iterator[dict[str, Any]]:
-        """Times step `number` and writes its row: `values`, what the body puts in, its speed.
+        """Times step `number` and writes its row: `values`, entries set in the body, and the speed.
 
-        Tensors in the row are read before the clock stops, so asynchronous work is counted. Where a
-        process has no device of their mesh, all of them read together.
-        Statistics in it become a value each: `grads/w/norm`. Raises UsageError for a value that is
-        neither a number nor a text, a key that the run writes itself, and one that is set later.
+        Tensors in the row are read before the clock stops, so asynchronous work is counted. If a
+        process has no device of their mesh, all processes read together.
+
+        Statistics become one entry per value: `grads/w/norm`. Raises UsageError for a value that is
+        neither a number nor a text, for a key that the run writes itself, and for one that is set
+        later.
         """
         whole("Run.step", "the number", number, 0)
         if self.waits:
@@ -207,15 +210,15 @@ class Run:
                 self.error = error
                 return
             if not made and len(row) > len(values):  # an interrupt came after the step
-                with suppress(BackendError):  # where others hold its values
+                with suppress(BackendError):  # other processes may hold its values
                     self._done(number, row, start)
             raise
         finally:
             row.written = True
 
     def _see_again(self, number: int) -> None:
-        """Takes out the rows of steps that come again: of a run that is resumed, or goes back after
-        a step that failed. Where neither says that they do, a line says it, once."""
+        """Removes the rows of steps that are repeated, in a run that is resumed or goes back after
+        a failed step. A repeated step of another run is reported in one line, once."""
         if self._looks or (self._failed and number < self._next):
             again = self.cut(number)
             if again:
@@ -247,7 +250,8 @@ class Run:
 
     @property
     def median_speed(self) -> str:
-        """The median step's time, tokens/s and MFU; the first, which compiles, is left out."""
+        """The median time of a step, with tokens/s and MFU, without the first step, which
+        compiles."""
         if not self._times:
             return "none was made"
         step_s = median(self._times[1:] or self._times)
@@ -258,8 +262,8 @@ class Run:
         return read_metrics(self.metrics.path)
 
     def cut(self, step: int) -> int:
-        """Takes out the rows from `step` on, which is made once more; how many there were. Trackers
-        are told so."""
+        """Removes the rows from `step` on, which is repeated, and returns their number. It also
+        tells the trackers."""
         self.last, self.made, self._next = {}, step, step
         self._looks = self._failed = False
         self._others.cut(step)
@@ -290,7 +294,7 @@ class Run:
             self.progress.note(self._ended_by(error, lost))
 
     def _save_at_end(self) -> str | None:
-        """Saves the weights; gives what is wrong with them where that cannot be."""
+        """Saves the weights; returns the problem if that fails, else None."""
         assert self._weights is not None
         try:
             self.save_weights(self._weights())
@@ -305,7 +309,7 @@ class Run:
             return False
 
     def _ended_by(self, error: BaseException, lost: str | None) -> str:
-        """One line: what ended the run, and where its weights are."""
+        """One line with the cause of the end of the run, and the place of its weights."""
         if isinstance(error, Preempted):
             return f"run: ended by {error.signal} after {self.made} steps; {error.saved}"
         what = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
@@ -325,7 +329,7 @@ class Run:
         self._files.write(name, (text.rstrip("\n") + "\n").encode())
 
     def save_curve(self, title: str, baselines: Mapping[str, float]) -> None:
-        """Draws loss.png from the rows: `loss` and, where it is there, `val_loss`."""
+        """Draws loss.png from the rows: `loss` and, if present, `val_loss`."""
         path = self._files.place("metrics.jsonl")
         if path is None:
             self.progress.note("run: there are no rows to draw loss.png from")
@@ -340,7 +344,7 @@ class Run:
     def save_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Writes weights.safetensors: whole tensors by name. Raises UsageError without its library.
 
-        Each tensor is gathered to the host of the first process: all processes call it.
+        Each tensor is gathered to the host of the first process: all processes must call it.
         """
         save = library("save_weights", "safetensors.numpy", "demo").save
         arrays = {}
@@ -350,20 +354,20 @@ class Run:
         self._files.write(WEIGHTS, save(arrays))
 
     def files(self) -> list[tuple[str, str, int]]:
-        """(name, what it holds, bytes) of the files that are there."""
+        """(name, description, bytes) of the files that exist."""
         there = ((name, what, self._files.place(name)) for name, what in CONTENTS.items())
         return [(name, what, path.stat().st_size) for name, what, path in there if path]
 
 
 def _numbers(name: str, value: Any) -> dict[str, Any]:
-    """A value of a row as what trackers take."""
+    """A value of a row as entries for trackers."""
     if isinstance(value, Statistics):
         return dict(value.flat(f"{name}/"))
     return {name: plain("run", name, value)}
 
 
 def fresh_folder(root: str | Path, name: str) -> Path:
-    """`root/name`, or with -2, -3, ... where there is one: no run overwrites another."""
+    """`root/name`, or with -2, -3, ... if it exists, so that no run overwrites another."""
     path, n = Path(root) / name, 1
     while path.exists():
         n += 1

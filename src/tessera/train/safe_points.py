@@ -1,8 +1,9 @@
-"""How does a guarded run go back when devices or processes are lost? As `elastic.steps` does.
+"""Safe points of a guarded run, to go back to when devices or processes are lost, as in
+`elastic.steps`.
 
-The body of a step is `run.step`, which takes the error of a lost device, and the state is what the
-guard saves. A safe point is kept inside of `with dist.elastic():`, and in the processes of
-`tessera run --elastic`.
+The body of a step is `run.step`, which catches the error of a lost device, and the state is that
+which the guard saves. Safe points are kept inside of `with dist.elastic():`, and in the processes
+of `tessera run --elastic`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from .run import Run
 
 
 class SafePoints:
-    """The safe points of `run`. `given` has all that a step changes: what is in its dicts and
-    modules is put back in place, numbers are read from it."""
+    """The safe points of `run`. `given` has all that a step changes: dicts and modules are restored
+    in place, numbers are read from it."""
 
     def __init__(self, run: Run, given: dict[str, Any], mesh: Mesh | None) -> None:
         self.run, self.given, self.mesh = run, given, mesh
@@ -28,8 +29,8 @@ class SafePoints:
         self._last: Any = None
 
     def open(self) -> float:
-        """When the last safe point of the processes before was made, in seconds since 1970; 0
-        without one."""
+        """The time of the last safe point of earlier processes, in seconds since 1970; 0 if there
+        is none."""
         now = policy()
         if now is None and environment.text(environment.ELASTIC):
             now = elastic() if self.mesh or _on_mesh(self.given) else None
@@ -41,8 +42,8 @@ class SafePoints:
         return 0.0 if self._last is None else float(self._last.created_s)
 
     def first(self, found: int | None) -> int:
-        """The number of the first step: `found`, to which the state has been put, or where that is
-        None the one after the last safe point."""
+        """The number of the first step: `found`, whose state is restored already, or with None the
+        step after the last safe point."""
         if self._loop is None:
             return found or 0
         number = self._loop.first(self._last if found is None else None, found or 0)
@@ -50,7 +51,7 @@ class SafePoints:
         return number
 
     def after(self, number: int, error: BaseException | None = None, **now: Any) -> int:
-        """The number of the step after step `number`; `now` is what in the state is new."""
+        """The number of the step after step `number`; `now` are the new values of the state."""
         if self._loop is None:
             return number + 1
         self.given.update(now)
@@ -59,14 +60,14 @@ class SafePoints:
         return then
 
     def keep(self, step: int, **now: Any) -> None:
-        """A safe point after `step` steps, to which something else has put the state."""
+        """Keeps a safe point after `step` steps, for a state that was restored or changed
+        otherwise."""
         if self._loop is not None:
             self.given.update(now)
             self._loop.keep(step)
 
     def leave(self, step: int, **now: Any) -> None:
-        """A safe point after `step` steps for the processes that come after these, if they find
-        it."""
+        """Keeps a safe point after `step` steps for later processes, if they can find it."""
         if self._loop is not None and self._loop.outlives:
             self.keep(step, **now)
 

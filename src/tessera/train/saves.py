@@ -1,6 +1,6 @@
-"""What does a guarded run save, and when? The state after each `every` steps, one at a time.
+"""Saves of a guarded run: its state after each `every` steps, one save at a time.
 
-A save that fails is said in a line; training goes on, and the checkpoints before it stay.
+A failed save is reported in one line; training goes on, and earlier checkpoints stay.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainState:
-    """What a step changes: `weights` (a module, or a dict of tensors), `optimizer` (its state, a
-    dict, of `optim.from_optax` a tuple), and `loader`, which has `state_dict()` and
-    `load_state_dict()`. A step that makes new ones puts them back here."""
+    """The state that a step changes: `weights` (a module, or a dict of tensors), `optimizer` (its
+    state, a dict, or a tuple for `optim.from_optax`), and `loader`, which has `state_dict()` and
+    `load_state_dict()`. A step that returns new values must assign them here."""
 
     weights: Any
     optimizer: Any
@@ -37,14 +37,14 @@ class TrainState:
 
     @property
     def config(self) -> TrainingConfig | None:
-        """The configuration of a recipe, which its optimizer's state has."""
+        """The configuration of a recipe, from its optimizer state."""
         found = self.optimizer.get("config") if isinstance(self.optimizer, dict) else None
         return found if isinstance(found, TrainingConfig) else None
 
 
 class Saves:
-    """The saves of `run`, whose state is `live`, into `storage`; `step` is the one that was saved
-    last, None before and where that save has failed."""
+    """The saves of `run`, whose state is `live`, into `storage`; `step` is the last saved step,
+    None before the first save and after a failed one."""
 
     def __init__(
         self, run: Run, live: TrainState, storage: Storage, keep: Keep | None, every: int | None
@@ -54,20 +54,20 @@ class Saves:
         self._keep = keep
         self.owed = self._told_late = False  # a save that is still to be made
         self._mark: Any = None
-        self._others = set[str]()  # the ids of those of another run, which this one did not go on
+        self._others = set[str]()  # ids of another run's checkpoints
 
     def leave_out(self) -> None:
-        """Notes that what is there now is of another run."""
+        """Marks the current checkpoints as those of another run."""
         with suppress(CheckpointError):
             self._others = {m.id for m in manifests(self.storage)[0]}
 
     def made(self) -> list[Manifest]:
-        """The checkpoints of this run that can be read, the oldest first."""
+        """The readable checkpoints of this run, the oldest first."""
         return [m for m in manifests(self.storage)[0] if m.id not in self._others]
 
     def due(self, step: int) -> bool:
-        """Whether it is time for a save after `step` steps: one that is owed waits for the one that
-        is being written."""
+        """Returns whether to save after `step` steps. A save waits until the previous one is
+        written."""
         if self.every is not None and step % self.every == 0:
             self.owed, self._told_late = True, False
         now = self.owed and not pending()
@@ -79,7 +79,8 @@ class Saves:
         return now
 
     def save(self, step: int, skipped: int) -> None:
-        """Begins to save the state after `step` steps. Raises UsageError if no step changed it."""
+        """Starts a save of the state after `step` steps. Raises UsageError if no step changed the
+        state."""
         if step == self.step:
             return
         before = self._mark
@@ -105,22 +106,21 @@ class Saves:
         self.step = step
 
     def look(self) -> None:
-        """Marks the state as it is now: each step of an optimizer replaces the count of its
-        steps."""
+        """Remembers the current state, by the optimizer's step count, which each step replaces."""
         state = self.live.optimizer
         first = next(iter(flatten(state)[0]), None)
         count = state.get("step") if isinstance(state, dict) else first
         self._mark = count._data if isinstance(count, Tensor) else None
 
     def tensors(self) -> Any:
-        """What of the optimizer's state is saved with the weights."""
+        """The part of the optimizer's state that is saved with the weights."""
         state = self.live.optimizer
         if not isinstance(state, dict):
             return state
         return {name: x for name, x in state.items() if name != "config"}
 
     def _see_gone(self) -> None:
-        """Says that what was saved last is there no longer, as where a drive has gone."""
+        """Reports if the last checkpoint has disappeared, for example with its drive."""
         folder, step = self.storage.folder, self.step
         if folder is not None and step is not None and not pending():
             tag = step_tag(step)
@@ -130,7 +130,7 @@ class Saves:
                 )
 
     def settle(self, wait: bool = False) -> TesseraError | None:
-        """Says which saves have failed; the last error."""
+        """Reports failed saves, and returns the last error."""
         last = None
         for tag, last in failures(wait):
             what = str(last).splitlines()[0]
@@ -144,7 +144,7 @@ class Saves:
         return last
 
     def newest(self) -> str | None:
-        """The tag of the newest checkpoint that can be read."""
+        """The tag of the newest readable checkpoint, or None."""
         with suppress(CheckpointError):
             found = self.made()
             return found[-1].tag if found else None

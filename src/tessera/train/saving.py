@@ -1,7 +1,7 @@
-"""How do weights and optimizer state of a recipe go to the disk? As `checkpoint.save` writes them.
+"""Checkpoints of a recipe's weights and optimizer state, in the format of `checkpoint.save`.
 
-A checkpoint of step 1000 has the tag `step-00001000`. What it holds besides tensors, the
-configuration and the position of the loader, is its `state`.
+A checkpoint of step 1000 has the tag `step-00001000`. The configuration and the position of the
+loader are its `state`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def step_tag(step: int) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `load_checkpoint` found; `loader` is the data's position, None where none was saved."""
+    """The result of `load_checkpoint`; `loader` is the data's position, None if none was saved."""
 
     step: int
     weights: dict[str, Tensor]
@@ -56,11 +56,11 @@ def save_checkpoint(
     metrics: Mapping[str, Any] | None = None,
     async_io: bool = False,
 ) -> Path:
-    """Writes a checkpoint of `step` and gives its folder.
+    """Writes a checkpoint of `step` and returns its folder.
 
-    It goes below `folder`, or the configuration's `checkpoint_folder`; of older ones there, those
-    stay that the configuration keeps. `loader` has a `state_dict()`, or is such a value. Of several
-    processes all call it, and each writes its own blocks. With `async_io` a thread writes, as in
+    It is below `folder`, or the configuration's `checkpoint_folder`; older ones there are kept by
+    the configuration's policy. `loader` has a `state_dict()`, or is such a value. All processes
+    must call it, and each writes its own blocks. With `async_io` a thread writes, as in
     `checkpoint.save`. Raises CheckpointError if the folder cannot be written.
     """
     number = whole("save_checkpoint", "the step", step, 0)
@@ -90,12 +90,12 @@ def load_checkpoint(
     *,
     like: tuple[Mapping[str, Tensor], State] | None = None,
 ) -> Checkpoint:
-    """The checkpoint of `step`, or the latest, and the random state of its time.
+    """The checkpoint of `step`, or the latest; it also restores the random state.
 
-    `like` gives weights and optimizer state whose layouts are taken, and the configuration, which
-    may be another than that of before; without it tensors have no mesh, and the configuration is
-    the saved one. Raises CheckpointError if there is no such checkpoint, if it is damaged, or if
-    `like` has other names or shapes.
+    `like` gives weights and optimizer state with the wanted layouts, and the configuration, which
+    may differ from the saved one; without it tensors have no mesh, and the configuration is the
+    saved one. Raises CheckpointError if there is no such checkpoint, if it is damaged, or if `like`
+    has other names or shapes.
     """
     pair = isinstance(like, (tuple, list)) and len(like) == 2
     if like is not None and not (pair and all(isinstance(x, Mapping) for x in like)):
@@ -131,10 +131,10 @@ def first_whole(
     together: Callable[[dict[str, Any]], list[Any]],
     tell: Callable[[str], None],
 ) -> checkpoint.Checkpoint | None:
-    """The first of `tags` that no process finds damaged, None if there is none. `together` gives
-    what each process says; `tell` takes a line for each that is passed over.
+    """The first of `tags` that no process finds damaged, None if there is none. `together` gathers
+    the results of all processes; `tell` receives a line for each damaged one.
 
-    Raises CheckpointError for one that is whole and does not fit `weights` and `optimizer`.
+    Raises CheckpointError for an undamaged one that does not fit `weights` and `optimizer`.
     """
     for tag in tags:
         mine: dict[str, Any] = {"error": "", "damaged": False}
@@ -155,7 +155,7 @@ def first_whole(
 
 
 def _damaged(tag: str, place: Storage) -> bool:
-    """Whether a checkpoint is not what was saved, rather than one of something else."""
+    """Returns whether the checkpoint is damaged, rather than one of another model."""
     try:
         verified(place, tag)
     except CheckpointError:
@@ -164,7 +164,7 @@ def _damaged(tag: str, place: Storage) -> bool:
 
 
 def _nested(flat: Mapping[str, Any]) -> State:
-    """The tree of tensors by the names "m/blocks.up"."""
+    """A nested state from names such as "m/blocks.up"."""
     state: State = {}
     for name, t in flat.items():
         kind, _, of = name.partition("/")
@@ -176,7 +176,7 @@ def _nested(flat: Mapping[str, Any]) -> State:
 
 
 def _see_old(folder: Path) -> None:
-    """Raises CheckpointError if the checkpoints in `folder` have the form of before."""
+    """Raises CheckpointError if the checkpoints in `folder` have the old format."""
     old = sorted(p.parent.name for p in folder.glob("step-*/state.json"))
     if old:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""How does a run hear that it is to end? SIGTERM and SIGUSR1, by which schedulers announce it."""
+"""Signals that announce the end of a run: SIGTERM and SIGUSR1, as schedulers send them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Signals:
-    """Which signal has arrived, as `heard`; 0 before. A second one ends the process at once."""
+    """The signal that has arrived, as `heard`; 0 before. A second one ends the process at once."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.heard = 0
@@ -24,13 +24,14 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def open(self) -> None:
-        """Listens, where that can be: in the main thread."""
+        """Installs the handlers, if called in the main thread."""
+        # Python installs handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             arrived = Immediate(self._arrived)
             self._before = {n: signal.signal(n, arrived) for n in SIGNALS}
 
     def close(self) -> None:
-        """The handlers of before are in force."""
+        """Restores the previous handlers."""
         for which, handler in self._before.items():
             signal.signal(which, handler)
 

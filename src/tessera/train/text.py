@@ -1,7 +1,7 @@
-"""Which tokens does a run read? A corpus, its tokenizer and its token files, made once and kept.
+"""Text of a run: a corpus with its tokenizer and token files, made once and cached.
 
-What is kept is found again by a hash of the corpus' text: a file that changed is never missed, and
-a second run starts at once.
+The cache is keyed by a hash of the corpus' text: a changed file is never missed, and a second run
+starts at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from ..data.tokenizer import Tokenizer
 from ..data.tokens import Batch, open_tokens, write_tokens
 
 FORMAT = b"1"
-"""Changes when what is kept would be made differently."""
+"""Must change when the cached files would be made differently."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Text:
-    """A corpus as tokens. `train` and `val` are rows of ids, each document closed by an end."""
+    """A corpus as tokens. `train` and `val` are arrays of ids, each document closed by an end
+    token."""
 
     name: str
     files: int
@@ -47,14 +48,14 @@ class Text:
         )
 
     def bigram_loss(self, windows: list[Batch]) -> float:
-        """Nats per token on `windows` of a bigram counted on all training tokens."""
+        """Nats per token on `windows` of a bigram model fitted to all training tokens."""
         inputs = np.concatenate([w.inputs for w in windows])
         targets = np.concatenate([w.targets for w in windows])
         found = bigram.fit(self.train, self.tokenizer.vocab)
         return found.nats_per_token(inputs, targets)
 
     def bits_per_byte(self, nats_per_token: float, windows: list[Batch]) -> float:
-        """What a loss on `windows` is worth in bits per byte of their text."""
+        """A loss on `windows`, converted to bits per byte of their text."""
         targets = np.concatenate([w.targets for w in windows])
         return self.tokenizer.bits_per_byte(nats_per_token, targets)
 
@@ -66,7 +67,7 @@ def prepare(
     cache: str | Path = "runs/.cache",
     max_mb: float = 16.0,
 ) -> Text:
-    """The text under `root` (None: the standard library's source) as tokens, kept under `cache`.
+    """The text under `root` (None: the standard library's source) as tokens, cached under `cache`.
 
     Raises UsageError if there is no such text, or if no vocabulary has that size.
     """
@@ -88,10 +89,10 @@ def prepare(
 
 def _make(corpus: Corpus, vocab: int, kept: Path) -> None:
     """Trains the tokenizer and writes the token files into the folder `kept`, which appears only
-    when it is whole."""
+    when it is complete."""
     made = tokenizer.train((d.text for d in corpus.train), vocab)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    # Under its own name only when it is whole: a run that is stopped leaves nothing half made.
+    # Renamed only when complete, so that a stopped run leaves no partial cache.
     part = Path(tempfile.mkdtemp(prefix=".making-", dir=kept.parent))
     try:
         made.save(part / "tokenizer.json")
@@ -101,7 +102,7 @@ def _make(corpus: Corpus, vocab: int, kept: Path) -> None:
         try:
             part.rename(kept)
         except OSError:
-            if not kept.is_dir():  # where it is, another run was faster and made the same
+            if not kept.is_dir():  # if it exists, another run made the same
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -122,6 +123,6 @@ def _document(h: Any, document: Document) -> None:
 
 
 def _feed(h: Any, part: bytes) -> None:
-    # With its length, so that no two lists of texts run together the same way.
+    # With its length, so that different lists of texts never give the same bytes.
     h.update(len(part).to_bytes(8, "little"))
     h.update(part)

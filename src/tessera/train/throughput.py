@@ -1,8 +1,8 @@
-"""How well is the machine used? The model's arithmetic over time, as a part of the GEMM peak.
+"""Model FLOPs utilization (MFU): the model's FLOPs over time, as a part of the measured GEMM peak.
 
-MFU (model FLOPs utilisation: Chowdhery et al. 2022) counts what the model needs: three times the
-matrix products of its forward pass. What is computed twice to save memory does not count, so a
-program cannot look better by doing more. The peak is measured, not read from a data sheet.
+MFU (Chowdhery et al. 2022) counts the FLOPs that the model needs: three times the matrix products
+of its forward pass. Recomputation does not count, so a program cannot look better by computing
+more. The peak is measured, not taken from a data sheet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORWARD_AND_BACKWARD = 3
 
 
 def model_flops(loss: Callable[..., Any], *args: Any) -> int:
-    """FLOPs of one training step of `loss(*args)` over all devices: forward products, three times.
+    """FLOPs of one training step of `loss(*args)` over all devices: forward products, times three.
 
     Nothing is computed; `args` may be types.
     """
@@ -44,12 +44,12 @@ def product_flops(graph: Graph) -> int:
 
 @cache
 def gemm_peak(size: int | None = None, dtype: Any = f32, seconds: float = 1.0) -> float:
-    """The fastest FLOP/s that this machine reached in products of `size` x `size` matrices (None:
+    """The highest FLOP/s that this machine reached in products of `size` x `size` matrices (None:
     1024 on a CPU, elsewhere 8192).
 
-    One program on one device, which on a CPU uses every core. Runs of a few milliseconds, the best
-    of what fits into `seconds`: a busy machine lets some of them pass undisturbed. It is measured
-    once in a process.
+    It runs one program on one device, which on a CPU uses every core: runs of a few milliseconds,
+    of which the best within `seconds` counts, as on a busy machine some are undisturbed. It is
+    measured once per process.
     """
     on_cpu = platform() == "cpu"
     if size is None:
@@ -64,7 +64,7 @@ def gemm_peak(size: int | None = None, dtype: Any = f32, seconds: float = 1.0) -
             x = x @ w
         return x, x[0, 0]
 
-    # Rows that average: the values keep their size however often they are multiplied.
+    # A matrix that averages rows: values keep their size over any number of products.
     w = tensor(np.full((size, size), 1.0 / size, np.float32), dtype=dtype)
     x = tensor(np.ones((size, size), np.float32), dtype=dtype)
     product(x, w)[1].item()

@@ -1,7 +1,7 @@
-"""Where do the numbers of a run go besides its folder? Trackers: TensorBoard, W&B, your own.
+"""Trackers of a run's metrics: TensorBoard, W&B, your own.
 
-A tracker is told the settings once and a row a step. Anything with these three methods is one; one
-that has `cut(step)` too is told where a run goes back to, so that no step is in it twice:
+A tracker receives the settings once and a row per step. Any object with these three methods is one;
+if it also has `cut(step)`, that is called when a run goes back, so that no step is in it twice:
 
 >>> class Printed:
 ...     def config(self, settings): print("settings", settings)
@@ -34,21 +34,21 @@ NAMES = ("jsonl", "tensorboard", "wandb")
 
 
 class Tracker(Protocol):
-    """What takes the rows of a run. Values are numbers, texts, booleans or None."""
+    """The interface of a tracker. Values are numbers, texts, booleans or None."""
 
     def config(self, settings: Mapping[str, Any]) -> None:
-        """Takes the settings of the run, before the first row."""
+        """Receives the settings of the run, before the first row."""
 
     def log(self, step: int, values: Mapping[str, Value | np.generic]) -> None:
-        """Takes the row of a step."""
+        """Receives the row of a step."""
 
     def close(self) -> None:
-        """Writes what is not written yet. It is the last call."""
+        """Writes pending data. It is the last call."""
 
 
 @checked
 class TensorBoard:
-    """Event files in `folder` for TensorBoard: a number is a scalar, anything else a text.
+    """Event files in `folder` for TensorBoard: a number is a scalar, any other value a text.
 
     Raises UsageError without its library, tensorboardX.
     """
@@ -74,8 +74,8 @@ class TensorBoard:
                 self._writer.add_text(name, str(value), step)
 
     def cut(self, step: int) -> None:
-        """Hides what was logged from `step` on, in this file and in those before it, as TensorBoard
-        does where a program was started again."""
+        """Hides entries from `step` on, in this file and in earlier ones, as TensorBoard does after
+        a restart."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         again = SessionLog(status=SessionLog.START)
@@ -87,10 +87,10 @@ class TensorBoard:
 
 @checked
 class WandB:
-    """A run of Weights & Biases under `project`, its files in `folder`.
+    """A run of Weights & Biases under `project`, with its files in `folder`.
 
-    `mode` is "online", "offline" (files only, for `wandb sync` later) or "disabled"; None leaves it
-    to the library's own settings. Raises UsageError without its library, wandb.
+    `mode` is "online", "offline" (files only, for `wandb sync` later) or "disabled"; None: the
+    library's own settings. Raises UsageError without its library, wandb.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class WandB:
         self.folder = path_of("WandB", "folder", folder)
         with file_access("WandB", folder, "made", "name another folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
-        # Given as a value, so that a mode in the environment holds where none is asked for.
+        # Passed only if given, so that a mode in the environment is not overridden.
         chosen: dict[str, Any] = {} if mode is None else {"mode": mode}
         self._run: Any = wandb.init(project=project, name=name, dir=str(self.folder), **chosen)
 
@@ -124,9 +124,8 @@ class WandB:
 
 @checked
 class Several:
-    """One tracker that tells several, or a single one. Each is closed, also where another fails to
-    close. Where one cannot write (OSError) and there is a `tell`, it takes a line for that and the
-    rest goes on."""
+    """A tracker that forwards to one or several. Each is closed, even if another fails to close. If
+    one cannot write (OSError) and there is a `tell`, it receives a line and the others go on."""
 
     def __init__(
         self, trackers: Tracker | Sequence[Tracker], tell: Callable[[str], None] | None = None
@@ -162,7 +161,7 @@ class Several:
                 self._tell(f"run: {type(t).__name__} cannot write: {error.strerror or error}")
 
     def cut(self, step: int) -> None:
-        """Tells those that have `cut`: the rows from `step` on come again."""
+        """Calls `cut` of the trackers that have it: rows from `step` on are repeated."""
         for t in self.trackers:
             cut = getattr(t, "cut", None)
             if callable(cut):
@@ -182,9 +181,9 @@ class Several:
 
 
 def tracker(name: str, folder: str | Path, *, resume: bool = False) -> Tracker:
-    """The tracker called `name`, writing below `folder`; of several processes the first one has it,
-    the others one that takes nothing. With `resume` the rows of "jsonl" come after those that are
-    in its file. Raises UsageError for another name."""
+    """The tracker called `name`, writing below `folder`; only the first process has it, the others
+    get one that does nothing. With `resume` the rows of "jsonl" are appended to its file. Raises
+    UsageError for another name."""
     made: dict[str, Callable[[], Tracker]] = {
         "jsonl": lambda: MetricsWriter(
             Path(folder, "tracked.jsonl"), append=flag("tracker", "resume", resume)

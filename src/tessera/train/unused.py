@@ -1,9 +1,9 @@
-"""Which keys of a configuration have no effect? Those that another key would have to ask for, and
-those that the model of a user's own loop leaves out: a model takes the batch and the weights, not
-the configuration, so these keys reach it by `make_model(config)` only.
+"""Warnings for configuration keys without effect.
 
-What is recorded shows whether it does what a key says: products in the narrow dtype, layers that
-are computed again in the backward pass, random numbers.
+Such a key needs another key, or is not followed by the model of a user's own loop: a model takes
+the batch and the weights, not the configuration, so `mixed_precision`, `gradient_checkpointing` and
+`dropout` reach it only by `make_model(config)`. The recorded graph shows whether it follows a key:
+products in the narrow dtype, recomputed layers, random numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOW = {
     "gradient_checkpointing": "pass make_model(config) as model_fn, or loop by ts.scan(policy=)",
     "dropout": "pass make_model(config) as model_fn, or call nn.dropout in the model",
 }
-# What a key needs to have an effect, in words and as a question.
+# The condition under which a key has an effect, as text and as a predicate.
 NEEDS: dict[str, tuple[str, Callable[[TrainingConfig], bool]]] = {
     "min_learning_rate": (
         'schedule "cosine" or "linear"', lambda c: c.schedule in ("cosine", "linear")
@@ -39,7 +39,7 @@ NEEDS: dict[str, tuple[str, Callable[[TrainingConfig], bool]]] = {
 
 
 def warn_of_needs(call: str, c: TrainingConfig) -> None:
-    """Warns of keys that are not at their defaults and that another key leaves without effect."""
+    """Warns of keys that are not at their defaults and have no effect because of another key."""
     for key, (needs, there) in NEEDS.items():
         value = getattr(c, key)
         if value != KEYS[key].default and not there(c):
@@ -52,8 +52,8 @@ def warn_of_needs(call: str, c: TrainingConfig) -> None:
 
 
 def warn_of_unused(call: str, c: TrainingConfig) -> None:
-    """Warns of keys of `c` that nothing follows in the program recorded so far, which has the
-    model, its loss and its gradients."""
+    """Warns of keys of `c` that the program recorded so far does not follow, with its model, loss
+    and gradients."""
     recorder = current()
     if recorder is None:
         return
@@ -78,7 +78,7 @@ def warn_of_unused(call: str, c: TrainingConfig) -> None:
 
 
 def _all(nodes: Iterable[Node]) -> Iterator[Node]:
-    """`nodes` and those in the bodies of loops and branches."""
+    """Yields `nodes` and those in the bodies of loops and branches."""
     for n in nodes:
         yield n
         for value in n.attrs.values():

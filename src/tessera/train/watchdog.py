@@ -1,7 +1,7 @@
-"""What if a step never ends? After a limit the process says where it stands, and ends.
+"""Watchdog: after a time limit the process reports its state and ends.
 
-A thread of Python's writes the report. If it cannot run, as the engine holds the interpreter's
-lock, `faulthandler` writes the stacks a little later and ends the process all the same.
+A Python thread writes the report. If it cannot run, because the engine holds the interpreter lock,
+`faulthandler` writes the stacks a little later and ends the process.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from ..lang.engine import engine
 
 HUNG = 124
-"""The status of a process that was ended, as `timeout` of the shell has it."""
+"""The exit status of a process that the watchdog ended, as in the shell's `timeout`."""
 _SPARE_S = 10.0
 _LAST = 5  # collectives in the report
 
 
 class Watchdog:
-    """Ends the process when what it was told of last has taken longer than `limit_s` seconds."""
+    """Ends the process if the last stage that was announced takes longer than `limit_s` seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -30,7 +30,7 @@ class Watchdog:
         self._thread.start()
 
     def at(self, what: str) -> None:
-        """The program comes to `what`, and its time begins."""
+        """Announces the stage `what`, and restarts the clock."""
         self._what, self._since_s = what, time.monotonic()
         faulthandler.dump_traceback_later(self.limit_s + _SPARE_S, exit=True, file=2)
 
@@ -51,8 +51,10 @@ class Watchdog:
         ]
         last = engine().last_collectives(_LAST)
         lines += ["the last collectives:", *(f"  {line}" for line in last)] if last else []
+        # Not `print`: a thread that hangs may hold the lock of stderr.
         os.write(2, ("\n".join([*lines, "the stacks of all threads:"]) + "\n").encode())
         faulthandler.dump_traceback(file=2, all_threads=True)
+        # SystemExit here would end this thread only.
         os._exit(HUNG)
 
 

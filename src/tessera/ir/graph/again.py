@@ -1,8 +1,9 @@
-"""What does a forward pass keep for its backward? As few bytes as the rest follows from.
+"""Rematerialization: the values that a forward pass keeps for its backward pass.
 
-Results of products and sums are kept. What is computed element by element is computed again where
-it is read, if that saves bytes: a least cut between what can be kept and what the backward takes,
-as PyTorch's AOTAutograd makes it (Jain et al. 2020, "Checkmate": the general case).
+They are as few bytes as possible. Results of matrix products and reductions are kept. An
+elementwise value is computed again where it is read, if that saves bytes: a min-cut between the
+values that can be kept and the values that the backward reads, as in PyTorch's AOTAutograd (Jain et
+al. 2020, "Checkmate": the general case).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ MOST_FLOPS = 16  # an element: random bits take more
 
 
 def is_free(n: Node) -> bool:
-    """Whether `n` is made of nothing, and so made again wherever it is read."""
+    """Returns whether `n` creates its value without arguments, so that each reader creates it
+    again."""
     return n.kind.memory == "created" and not n.args
 
 
 def free_nodes(nodes: Iterable[Node]) -> frozenset[Node]:
-    """What depends on no input: made again wherever it is read, like masks and tables of angles."""
+    """The nodes that depend on no input, like masks and tables of angles: each reader recomputes
+    them."""
     found: set[Node] = set()
     for n in nodes:
         if is_free(n) or (n.args and all(a in found for a in n.args)):
@@ -30,8 +33,7 @@ def free_nodes(nodes: Iterable[Node]) -> frozenset[Node]:
 
 
 def is_form(n: Node) -> bool:
-    """Whether `n` only shows its one argument in another form: as a view, in another dtype, or a
-    part of it."""
+    """Returns whether `n` only changes the form of its one argument: a view, a cast, or a slice."""
     kind = n.kind
     other = kind.memory == "moves" and kind.elements in ("computed", "chosen")
     return len(n.args) == 1 and n.op != "item" and (kind.memory == "view" or other)
@@ -40,12 +42,12 @@ def is_form(n: Node) -> bool:
 def kept(
     wanted: Iterable[Node], own: Container[Node], given: Container[Node]
 ) -> tuple[frozenset[Node], frozenset[Node]]:
-    """(what a forward of the nodes `own` keeps, what is computed again from that and from what is
-    `given` in any case) so that its backward has the values `wanted`.
+    """(nodes that the forward keeps, nodes that the backward recomputes) for the values `wanted`.
 
-    Of equal cuts it is the one by which least is computed again.
+    `own` are the nodes of the forward pass. Values in `given` are available at no cost. Of several
+    minimum cuts, the one that recomputes least is taken.
     """
-    import networkx  # which loops and pipelines alone need
+    import networkx  # only loops and pipelines need it, and it is slow to import
 
     net = networkx.DiGraph()
     todo, seen = list(wanted), set[Node]()
@@ -75,7 +77,7 @@ def kept(
 
 
 def _follows(n: Node) -> bool:
-    """Whether `n` is computed from its arguments at little cost wherever it is read."""
+    """Returns whether `n` is cheap to recompute from its arguments at each reader."""
     kind = n.kind
     if n.attrs.get("again"):
         return True

@@ -1,4 +1,4 @@
-"""How does a graph grow? A `Builder` derives each node's type and inserts what its layout needs."""
+"""Graph builder: adds nodes, infers their types, and inserts collectives for their layouts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .node import NO_ATTRS, Graph, Node, copied, input_node
 
 
 class Builder:
-    """Grows one graph. Call it to add a node: `b("mul", x, y)`; layouts are settled on the way.
+    """Builds one graph: a call adds a node, `b("mul", x, y)`, and redistributes its arguments.
 
-    `options` are those of the program that the graph is, or is a part of. With `strict` a
-    collective that is to be inserted is an error. While it is `ordered`, sums over devices are
-    added in the order of the options, whatever the level; sums of gradients that `summed` brings to
-    their layout are sent in `reduce_dtype` (None: in the dtype that they come in).
+    `options` are those of the program that contains the graph. With `strict`, an inserted
+    collective is an error. While `ordered` is set, sums over devices are added in the order of the
+    options, at every level. Sums of gradients that `summed` redistributes are sent in
+    `reduce_dtype` (None: in their own dtype).
     """
 
     def __init__(
@@ -42,24 +42,25 @@ class Builder:
         self.inputs: list[Node] = []
         self.scope = ""
         self.loc: str | None = None  # set while nodes are derived from others (gradients)
-        self.origin: Node | None = None  # what is differentiated now
-        self.constants: Set[Node] = set()  # by which no gradient flows, now
-        self.origins: dict[Node, Node] = {}  # of nodes of gradients: what they are the gradient of
+        self.origin: Node | None = None  # the node that is being differentiated
+        self.constants: Set[Node] = set()  # no gradient flows through these
+        self.origins: dict[Node, Node] = {}  # gradient node → its forward node
         self.finals: dict[Node, Node] = {}  # nodes of the last `graph()` that had to be made anew
         self.gathers_again = options.schedule.reshard_after_forward is not False
-        # Of a pipeline: the slices that its stages lie on, of which mesh, and along which axis.
+        # For a pipeline: the mesh slices of its stages, the mesh they are slices of, and its axis.
         self.slices: tuple[Mesh, ...] = ()
         self.whole: Mesh | None = None
         self.stages_axis = ""
-        self.is_body = False  # of a loop or a branch, whose gradient is summed outside of it
-        self.replaced: dict[Node, Node] = {}  # what stands for a node in the finished graph
-        self.reports: list[object] = []  # what functions said of themselves, for `dist.inspect`
+        self.is_body = False  # a loop or branch sums its gradient outside
+        self.replaced: dict[Node, Node] = {}  # node → its replacement in the finished graph
+        self.reports: list[object] = []  # reports of functions, for `dist.inspect`
         self._moved: dict[tuple[Node, TensorType, bool, bool], Node] = {}
         self._gathered: dict[Node, Node] = {}  # weights, for the forward and the backward pass
 
     @contextmanager
     def at(self, loc: str | None, scope: str) -> Iterator[None]:
-        """What is added inside is of this line and scope, such as those of a node it is made of."""
+        """Sets line and scope of the nodes that are added inside, for example those of the node
+        that they decompose."""
         before = self.loc, self.scope
         self.loc, self.scope = loc, scope
         try:
@@ -91,8 +92,8 @@ class Builder:
         return self._add(Node(op, args, got.outs, attrs or NO_ATTRS, loc, self.scope))
 
     def on_one_mesh(self, args: tuple[Node, ...]) -> tuple[Node, ...]:
-        """`args`, those without an axis in time that others have as values that are whole along
-        it; what a stage of a pipeline holds, as a value of the mesh."""
+        """`args` on one mesh. An argument that lacks the mesh's axis in time is whole along it; a
+        value on a pipeline stage's slice becomes a value of the whole mesh."""
         mesh: Mesh | None = None
         for m in dict.fromkeys(a.types[0].mesh for a in args):
             if m is not None and m not in self.slices:
@@ -105,8 +106,8 @@ class Builder:
         return tuple([self.onto(a, mesh) for a in args])
 
     def onto(self, x: Node, mesh: Mesh) -> Node:
-        """`x`, which is whole along the axes that it or `mesh` lacks, on `mesh`. For a pipeline's
-        stages it is whole along their axis too."""
+        """`x` on `mesh`. It is whole along the axes that its own mesh or `mesh` lacks, and for a
+        stage of a pipeline also along the stages' axis."""
         if x.type.mesh is None or x.type.mesh == mesh or len(x.types) > 1:
             return x
         if mesh.time and self.stages_axis in x.type.split_axes:
@@ -118,9 +119,9 @@ class Builder:
         return known
 
     def _awake(self, op: Op, args: tuple[Node, ...]) -> tuple[Node, ...]:
-        """`args` as a program whose bits no layout at rest may change sees them: whole along the
-        axes over which they only rest, but for ops that treat each element by itself and those that
-        read blocks as they lie."""
+        """`args` gathered along the axes of their layout at rest, in a program whose bits must not
+        depend on that layout. Elementwise ops and ops that read blocks in place take them as they
+        are."""
         if op.name in NAMES or op.own or op.bodies:  # it reads blocks, or is a change of layout
             return args
         apart = op.elements in ("computed", "same", "chosen")  # whichever block they are in
@@ -131,7 +132,7 @@ class Builder:
         )
 
     def _wakes(self, x: Node, to: TensorType) -> bool:
-        """Whether `x` made in the layout at rest `to` would be made whole, as `_awake` has it."""
+        """Returns whether `_awake` would gather `x`, created in the layout at rest `to`."""
         return bool(to.rest) and self.options.mesh_invariant and x.op == broadcast_to.name
 
     def _add(self, node: Node) -> Node:
@@ -144,8 +145,8 @@ class Builder:
 
     def _again(self, n: Node) -> Node:
         """`n` as a gradient reads it: a matrix at rest that was gathered for the forward pass is
-        gathered again, so that nobody keeps it whole. Vectors, such as those of norms, are small:
-        they stay."""
+        gathered again, so that no device keeps it whole. Vectors, such as those of norms, are small
+        and stay gathered."""
         if n in self.origins:
             return n
         if n not in self._gathered:
@@ -174,13 +175,13 @@ class Builder:
         return self.redistribute(x, want, f"for {op}")
 
     def summed(self, g: Node, to: TensorType, reason: str) -> Node:
-        """The gradient `g` in the layout `to`, its sums over devices sent in `reduce_dtype`: each
-        device's term is rounded to it."""
+        """The gradient `g` in the layout `to`. Its sums over devices are sent in `reduce_dtype`:
+        each device's term is rounded to it."""
         time = g.type.mesh.time if g.type.mesh is not None else ()
         sent = self.reduce_dtype
         if sent is None or not g.type.partial:
             return self.redistribute(g, to, reason)
-        if time:  # what a device adds up itself is not rounded
+        if time:  # local sums of a device are not rounded
             g = self.redistribute(g, completed(g.type, time), reason)
         if sent is not g.type.dtype:
             g = self("cast", g, dtype=sent, terms=True)
@@ -190,8 +191,8 @@ class Builder:
     def redistribute(
         self, x: Node, to: TensorType, reason: str = "", *, as_is: bool = False
     ) -> Node:
-        """`x` in the layout `to`; `reason` marks the steps as inserted, "" as written. `as_is`
-        sends it in its own dtype, also if it was made of narrower values."""
+        """`x` in the layout `to`. `reason` marks the steps as inserted, "" as written by the user.
+        `as_is` sends the value in its own dtype, even if it was cast from a narrower one."""
         if x.type is to:
             return x
         if x.type.mesh != to.mesh and x.type.mesh is not None and to.mesh is not None:
@@ -225,8 +226,8 @@ class Builder:
         return made
 
     def _between(self, x: Node, to: TensorType, reason: str) -> Node:
-        """`x` on the mesh of `to`, which has an axis in time more or less, or is a stage's slice or
-        the mesh that it is a slice of."""
+        """`x` on the mesh of `to`. The two meshes differ by an axis in time, or one is a stage's
+        slice of the other."""
         assert x.type.mesh is not None and to.mesh is not None
         if to.mesh in self.slices and self.whole is not None:
             if x.type.mesh not in self.slices:
@@ -240,14 +241,14 @@ class Builder:
         return x
 
     def _narrow(self, x: Node, to: TensorType) -> Node | None:
-        """What crosses wires in place of `x`, in fewer bytes."""
+        """A narrower value to send in place of `x`, in fewer bytes; None if there is none."""
         found: Node | None = narrowed(self, x)
         if found is None and not to.partial and not x.type.varying:
             found = rounded(self, x)
         return found
 
     def _spread(self, x: Node, to: TensorType, reason: str) -> Node:
-        """`x` as a value of its own on each device along all axes for which `to` is."""
+        """`x` as a varying value, along all axes along which `to` varies."""
         if not set(x.type.varying) <= set(to.varying):
             raise LayoutError(
                 "a value that differs between devices stands where one value is needed",
@@ -261,7 +262,8 @@ class Builder:
         )
 
     def _made(self, x: Node, to: TensorType, reason: str) -> Node:
-        """A makeable `x` made in the layout `to`: what it is made of, being smaller, moves."""
+        """The makeable value `x`, created in the layout `to`: its smaller arguments are
+        redistributed in its place."""
         if x.kind.creates:
             return self(x.op, *x.args, **{**x.attrs, "layout": to})
         parts = (self.redistribute(a, spread_to(to, a.type), reason) for a in x.args)
@@ -270,12 +272,12 @@ class Builder:
         return self(x.op, *parts, **x.attrs)
 
     def graph(self, outputs: Iterable[Node]) -> Graph:
-        """What was recorded, in program order, with every replaced node gone."""
+        """The recorded graph, in program order, without the nodes in `replaced`."""
         self.finals = {}
         if not self.replaced:
             return self._graph(self.nodes, outputs)
         new: dict[Node, Node] = {}
-        # A stand-in is made where it is first read.
+        # A replacement is placed before its first reader.
         nodes = copied([n for n in self.nodes if n not in self.replaced], new, self.replaced)
         out = tuple(new[self.replaced.get(o, o)] for o in outputs)
         self.finals = new
@@ -287,8 +289,8 @@ class Builder:
 
 
 def _alike(ins: Sequence[TensorType]) -> bool:
-    """Whether what rests among `ins` rests alike, and nothing else of them is split or partial
-    there: then blocks meet the blocks that belong to them."""
+    """Returns whether the values at rest among `ins` rest in the same layout, and no other of `ins`
+    is split or partial over their axes. Then an elementwise op can work block by block."""
     places = {(i - t.rank, t.dims[i]) for t in ins for i in range(t.rank) if _axes_at(t, i)}
     rest = {a for t in ins for a in t.rest}
     taken = {
@@ -303,8 +305,8 @@ def _axes_at(t: TensorType, dim: int) -> set[str]:
 
 
 def _makeable(x: Node, depth: int = 3) -> bool:
-    """Whether `x` costs less to make again in another layout than to cut: it is created, spread
-    from something smaller, or computed point by point from such values."""
+    """Returns whether `x` costs less to create again in another layout than to cut: it is created
+    without arguments, broadcast from a smaller value, or elementwise on such values."""
     if x.kind.creates:
         return True
     if x.op == broadcast_to.name:
@@ -317,7 +319,8 @@ def _makeable(x: Node, depth: int = 3) -> bool:
 
 
 def spread_to(to: TensorType, t: TensorType) -> TensorType:
-    """The layout of an argument of type `t` that spreads to `to`: as `to` where the dims agree."""
+    """The layout of an argument of type `t` that is broadcast to `to`: that of `to` in the dims of
+    equal size."""
     extra = to.rank - t.rank
     dims = (
         d if n == m else (Factor(n),) for d, n, m in zip(to.dims[extra:], t.shape, to.shape[extra:])

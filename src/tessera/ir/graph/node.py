@@ -1,4 +1,4 @@
-"""What is computed: nodes in program order, each with its type. A node is data, nothing more."""
+"""`Node` and `Graph`: the ops of a program in program order, each with its type, as plain data."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ _VISITS = itertools.count()
 
 
 class Scope(str):
-    """The path of the modules that a node is recorded in, outermost first. `visits` has a number
-    for each of them, another one each time that the program enters it. The nodes of a gradient
-    have the path alone."""
+    """The path of the modules in which a node is recorded, outermost first.
+
+    `visits` has a number for each module of the path; each entry of a module gets a new one. Nodes
+    of a gradient have the path alone.
+    """
 
     visits: tuple[int, ...] = ()
 
 
 def entered(scope: str, name: str) -> Scope:
-    """The scope inside of `scope` after `name` is entered."""
+    """The scope `name` inside of `scope`."""
     made = Scope(f"{scope}/{name}" if scope else name)
     visits = scope.visits if isinstance(scope, Scope) else ()
     made.visits = (*visits, *[next(_VISITS)] * (1 + name.count("/")))
@@ -65,8 +67,8 @@ class Node:
 
     @property
     def kind(self) -> Op:
-        """Its op as a value, which holds all that is known about it. Raises GraphError where a text
-        names an op that does not exist."""
+        """The `Op` of this node, with its rules. Raises GraphError if no op has the node's name, as
+        may happen in a text."""
         return OPS.get(self.op) or (INPUT if self.op == "input" else op_named(self.op))
 
     @property
@@ -75,8 +77,8 @@ class Node:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that one device receives while this node runs, loops not counted; on a folded mesh
-        from other devices, for all of its places."""
+        """Bytes that one device receives in one run of this node. On a folded mesh: the bytes from
+        other devices, for all places of the device."""
         if not self.is_collective:
             return 0
         t = self.args[0].type
@@ -91,19 +93,19 @@ class Node:
 
     @property
     def ins(self) -> tuple[TensorType, ...]:
-        """The types of what it is computed from: of an item those of all results."""
+        """The types of its arguments; for an `item`, the types of all results of its argument."""
         return self.args[0].types if self.op == "item" else tuple([a.type for a in self.args])
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of one run, over all devices; those that several devices do
-        alike count once."""
+        """Floating-point operations of one run, over all devices. Work that several devices repeat
+        counts once."""
         flops = self.kind.flops(self.ins, self.types, self.attrs)
-        # A graph that is run counts those of its nodes on all devices itself.
+        # A graph in the attributes already counts its nodes on all devices.
         return flops * (1 if self.kind.bodies else ways(self.type.varying, self.type.sizes))
 
     def with_args(self, args: tuple[Node, ...]) -> Node:
-        """This node applied to `args`; itself where these are its arguments."""
+        """This node applied to `args`; the node itself if these are its arguments already."""
         if args == self.args:
             return self
         # Not `replace`, which takes three times as long: passes do this for every second node.
@@ -114,12 +116,13 @@ class Node:
 
 
 Emit = Callable[[Node], Node]  # puts a new node before the one that is looked at
-# From a node as it was and as it is with its new arguments: what stands for it, None for itself.
+# Called with a node as it was, and as it is with its new arguments. Returns the replacement, or
+# None to keep the node.
 Rule = Callable[[Node, Node, Emit], "Node | None"]
 
 
 def input_node(type: TensorType, name: str) -> Node:
-    """An input of a graph, of that type and name."""
+    """An input node of type `type` and name `name`."""
     return Node("input", (), (type,), {"name": name})
 
 
@@ -127,7 +130,7 @@ def input_node(type: TensorType, name: str) -> Node:
 class Graph:
     """A recorded function: nodes in program order, inputs, outputs, and options.
 
-    `nodes` include the inputs. `options` are those that the function was recorded under.
+    `nodes` include the inputs. `options` are those of the recording.
     """
 
     name: str
@@ -147,14 +150,14 @@ class Graph:
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of one run, over all devices, loops counted; those that several
-        devices do alike count once."""
+        """Floating-point operations of one run, over all devices and all iterations of loops. Work
+        that several devices repeat counts once."""
         return sum(n.flops for n in self.nodes if n.op != "input")
 
     @cached_property
     def key(self) -> object:
-        """The same for graphs that compute the same under the same options, whatever their names
-        and places in the user's files; None where that cannot be said."""
+        """A hashable key, equal for graphs that compute the same under the same options, regardless
+        of names and source lines. None if an attribute cannot be hashed."""
         place = {n: i for i, n in enumerate(self.nodes)}
         nodes = tuple(
             [
@@ -196,12 +199,12 @@ class Graph:
         return parse, (self.text,)
 
     def collectives(self) -> Iterator[tuple[Node, int]]:
-        """(node, how often it runs) for each collective, those in loops included."""
+        """Yields (node, number of runs) for each collective, including those in loops."""
         yield from _collectives(self.nodes, 1)
 
     @property
     def wire_bytes(self) -> int:
-        """The bytes that one device receives from others in one run."""
+        """The bytes that one device receives from other devices in one run."""
         return sum(n.wire_bytes * times for n, times in self.collectives())
 
     def rewrite(self, rule: Rule | None, bodies: Callable[[Graph], Graph] | None = None) -> Graph:
@@ -210,7 +213,7 @@ class Graph:
         `rule(was, now, emit)` gets a node as it was, and as it is with its new arguments and
         bodies. It returns the replacement: None for `now`, an earlier node, or a new one that it
         added by `emit`. `bodies` rewrites the bodies of loops and branches; None: by the same rule.
-        If nothing changes, it returns the graph itself.
+        Returns the graph itself if nothing changes.
         """
         if rule is None and not any(n.op in BODIES for n in self.nodes):
             return self
@@ -253,9 +256,8 @@ class Graph:
     ) -> Graph:
         """The part of this graph that computes `outputs` from `inputs`.
 
-        A node among `inputs` that is computed here is an input of the part. Each key of `swap` is a
-        node that is replaced by its value, which is one of `inputs`. Raises UsageError where
-        `outputs` need more than these.
+        An inner node of this graph may be one of `inputs`. `swap` maps a node to the one of
+        `inputs` that replaces it. Raises UsageError if `outputs` depend on other inputs.
         """
         for what, given in (("inputs", inputs), ("outputs", outputs)):
             if not isinstance(given, Sequence) or not all(isinstance(n, Node) for n in given):
@@ -280,16 +282,16 @@ class Graph:
 
 
 def _keyed(value: object) -> object:
-    """An attribute as a part of a key: 0.0 and -0.0 differ, and so do 1 and True."""
+    """An attribute as a hashable part of a key: 0.0 and -0.0 differ, and so do 1 and True."""
     if isinstance(value, Graph):
-        return value.key if value.key is not None else []  # which cannot be hashed either
+        return value.key if value.key is not None else []  # unhashable: the outer key is None too
     if isinstance(value, tuple):
         return tuple(map(_keyed, value))
     return repr(value) if isinstance(value, (float, bool)) else value
 
 
 def need_graph(name: str, value: object) -> Graph:
-    """`value`, which must be a Graph. Raises UsageError."""
+    """`value` as a Graph. Raises UsageError if it is anything else."""
     fix = "record one with graph.trace(fn, ...), or take the .graph of a compiled function"
     return taken(name, value, Graph, fix)
 
@@ -303,8 +305,8 @@ def _collectives(nodes: Iterable[Node], times: int) -> Iterator[tuple[Node, int]
 
 
 def reachable(outputs: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
-    """All nodes that `outputs` depend on, themselves included, but for `stop` and what only those
-    depend on."""
+    """All nodes that `outputs` depend on, including themselves. The search stops at the nodes in
+    `stop`, which are not included."""
     seen: set[Node] = set()
     todo = list(outputs)
     while todo:
@@ -321,11 +323,11 @@ def copied(
     swap: Mapping[Node, Node] = NO_SWAP,
     among: Container[Node] | None = None,
 ) -> list[Node]:
-    """Copies of `roots` on new arguments, each behind copies of the nodes that it needs. `new` maps
-    nodes to their copies: those that it has are not copied again, and the new ones are added to it.
+    """Copies of `roots` with new arguments, each preceded by copies of the nodes that it needs.
 
-    An argument that is a key of `swap` is read from its value. Where `among` is given, only its
-    nodes are copied without being roots; any other that is missing is a KeyError.
+    `new` maps nodes to their copies: nodes that it has are not copied again, and new copies are
+    added to it. An argument that is a key of `swap` is replaced by its value. With `among`, only
+    nodes of `among` are copied besides the roots; a KeyError is raised for any other missing node.
     """
     made: list[Node] = []
     for root in roots:

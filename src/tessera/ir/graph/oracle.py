@@ -1,8 +1,8 @@
-"""What should a graph compute? NumPy's answer, in global terms or block by block.
+"""Reference interpreter of graphs in NumPy: on global arrays, or block by block.
 
-`evaluate` ignores layouts: a collective is the identity. `evaluate_blocks` runs each device's
-local computation on its own block and carries out a change of layout by putting the blocks
-together and cutting them again, so that it shares no code with the collectives of the engine.
+`evaluate` ignores layouts: a collective is the identity. `evaluate_blocks` runs each device's local
+computation on its own block. It changes a layout by joining the blocks and cutting them again, so
+it shares no code with the collectives of the engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Coords = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where local code runs: the whole array (`coords` None) or the block at `coords`."""
+    """The place where local code runs: the whole array (`coords` None) or the block at `coords`."""
 
     coords: Coords | None = None
 
@@ -73,7 +73,7 @@ def dim_index(t: TensorType, dim: int, coords: Coords) -> Array:
 
 
 def dim_valid(t: TensorType, dim: int, coords: Coords) -> Array:
-    """Which local elements along `dim` are real, and not padding."""
+    """A mask of the local elements along `dim`: True for real elements, False for padding."""
     ok = np.ones(1, np.bool_)
     for d in t.digits(dim):
         at = 0
@@ -85,7 +85,7 @@ def dim_valid(t: TensorType, dim: int, coords: Coords) -> Array:
 
 
 def every_coords(mesh: Mesh | None) -> list[Coords]:
-    """The coordinates of every device, row-major."""
+    """The coordinates of every device, in row-major order."""
     if mesh is None:
         return [{}]
     ranges = [range(n) for n in mesh.shape]
@@ -95,10 +95,10 @@ def every_coords(mesh: Mesh | None) -> list[Coords]:
 def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of `graph` for global arrays, computed by NumPy as if there were one device.
 
-    An array has the shape of its input, and becomes of its dtype: floats those of another width,
-    whole numbers those that hold them. Raises GraphError if the graph is not valid, UsageError if
-    there are not as many arrays as inputs or one cannot be read, ShapeError and DTypeError if one
-    is another than its input.
+    Each array must have the shape of its input and is cast to its dtype: floats to the input's
+    width, whole numbers only if it holds all their values. Raises GraphError if the graph is not
+    valid, UsageError if the number of arrays is not that of the inputs or a value is no array,
+    ShapeError and DTypeError if an array does not match its input.
     """
     names = ", ".join(n.attrs["name"] for n in need_graph("evaluate", graph).inputs)
     if not isinstance(inputs, (list, tuple)):
@@ -115,7 +115,8 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
 
 
 def _given(n: Node, value: object) -> Array:
-    """`value` as the input `n` takes it: what devices have of their own lies along leading dims."""
+    """`value` as an array for the input `n`; a varying value has one leading dim per varying
+    axis."""
     t, what = n.type, f"input {n.attrs['name']!r}"
     x = None
     with contextlib.suppress(ValueError, TypeError, RuntimeError):
@@ -137,7 +138,7 @@ def _given(n: Node, value: object) -> Array:
 
 
 def computed(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """`evaluate` of arrays as they are: floats of 64 bits are computed in 64 bits."""
+    """`evaluate` without casts: f64 arrays are computed in f64."""
     env: dict[Node, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for n in graph.nodes:
         if n.op == "input":
@@ -151,7 +152,7 @@ def computed(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
 
 
 def value_of(n: Node, args: list[Array]) -> Any:
-    """The result of `n` in global terms; what devices have of their own lies along leading dims."""
+    """The global result of `n`. A varying value has one leading dim per varying axis."""
     if n.op in NAMES:
         return args[0]
     if n.op == reinterpret.name:
@@ -185,12 +186,12 @@ def value_of(n: Node, args: list[Array]) -> Any:
 
 
 def _rank(n: Node, coords: Coords) -> Array:
-    """The place of `coords` along the axes of `n`."""
+    """The rank of `coords` along the axes of `n`."""
     return Place(coords).rank(n.attrs["axes"], n.type.sizes)
 
 
 def _moved(n: Node, blocks: Sequence[Array]) -> list[Array]:
-    """Every device's block after `n` has moved whole blocks between them."""
+    """The blocks of all devices after `n` has moved whole blocks between them."""
     every = every_coords(n.type.mesh)
     source = {to: src for src, to in n.attrs.get("pairs", ())}
     out = []
@@ -208,10 +209,8 @@ def _moved(n: Node, blocks: Sequence[Array]) -> list[Array]:
 
 # -- block by block -------------------------------------------------------------------------------
 def cut(t: TensorType, value: Array, fill: float = 0) -> list[Array]:
-    """The block of every device of `value`; partial sums live on the first device of their axis.
-
-    Padding holds `fill`.
-    """
+    """The blocks of `value`, one per device. The first device of a partial axis holds the whole
+    sum, the others zeros. Padding holds `fill`."""
     blocks = []
     for coords in every_coords(t.mesh):
         block = np.asarray(value)[tuple(coords[a] for a in t.varying)]
@@ -232,12 +231,12 @@ FOLD = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def join(t: TensorType, blocks: Sequence[Array]) -> Array:
-    """The global value of blocks: splits are put together, partial values folded.
+    """The global value of `blocks`: splits are concatenated, partial values reduced.
 
-    Raises GraphError if two devices that must hold the same hold different numbers.
+    Raises GraphError if two replicas hold different numbers.
     """
     out: dict[tuple[int, ...], Array] = {}
-    first: dict[tuple[int, ...], Array] = {}  # by coordinates, those of replicas at 0
+    first: dict[tuple[int, ...], Array] = {}  # key: coordinates, 0 for replicated axes
     kinds = dict(t.partial)
     for coords, block in zip(every_coords(t.mesh), blocks, strict=True):
         ok = [dim_valid(t, i, coords) for i in range(t.rank)]
@@ -270,19 +269,20 @@ def _close(a: Array, b: Array) -> bool:
     if np.array_equal(a, b):
         return True
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    # Not to the bit: a BLAS may take another path for another alignment.
+    # Equal only within a tolerance: BLAS may take another code path for another memory alignment.
     return bool(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True))
 
 
 def _change(src: TensorType, dst: TensorType, blocks: Sequence[Array]) -> list[Array]:
-    """Blocks of `dst` from blocks of `src`; partial axes that stay are kept apart."""
+    """The blocks of `dst` from the blocks of `src`. Axes that are partial in both are handled one
+    coordinate at a time."""
     stay = [a for a, _ in src.partial if a in dst.partial_axes]
     every = every_coords(src.mesh)
     done: list[Any] = [None] * len(every)
     n = ways(stay, src.sizes)
     for part in product(*(range(src.sizes[a]) for a in stay)):
         mine = [all(c[a] == p for a, p in zip(stay, part, strict=True)) for c in every]
-        # The value as this part alone sees it: as if the staying axes did not exist.
+        # The value as one coordinate of the staying axes sees it, as if those axes did not exist.
         inner_src = src.with_partial(tuple(p for p in src.partial if p[0] not in stay))
         inner_dst = dst.with_partial(tuple(p for p in dst.partial if p[0] not in stay))
         chosen = list(blocks)
@@ -298,7 +298,7 @@ def _change(src: TensorType, dst: TensorType, blocks: Sequence[Array]) -> list[A
 
 
 def mask(x: Array, ok: Array, dim: int, kind: str) -> Array:
-    """`x` with the identity of `kind` where `ok` (along `dim`) is false."""
+    """`x` with the identity of the reduction `kind` where `ok` (along `dim`) is False."""
     shape = [1] * np.ndim(x)
     shape[dim] = -1
     return np.where(ok.reshape(shape), x, np.asarray(identity(kind, x.dtype), x.dtype))
@@ -307,7 +307,8 @@ def mask(x: Array, ok: Array, dim: int, kind: str) -> Array:
 def evaluate_blocks(graph: Graph, inputs: Sequence[Array], padding: float = 0) -> list[Array]:
     """The outputs for global arrays, computed block by block on the graph's mesh.
 
-    `padding` is what floats hold where a block is short: no output may depend on it.
+    `padding` is the value of float inputs in the padding of short blocks: no output may depend on
+    it.
     """
     blocks = []
     for n, x in zip(graph.inputs, inputs, strict=True):
@@ -319,7 +320,7 @@ def evaluate_blocks(graph: Graph, inputs: Sequence[Array], padding: float = 0) -
 def run_blocks(
     graph: Graph, inputs: Sequence[Sequence[Array]], mesh: Mesh | None
 ) -> list[list[Array]]:
-    """Per output, the blocks of all devices, from blocks of the inputs."""
+    """The blocks of all devices for each output, from the blocks of the inputs."""
     every = every_coords(mesh)
     env: dict[Node, Any] = {}
     for n, x in zip(graph.inputs, inputs, strict=True):
@@ -367,7 +368,8 @@ def run_blocks(
 
 
 def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[list[Array]]:
-    """A scan, block by block: the body's own collectives need all devices in step."""
+    """A scan, block by block. All devices run each iteration together, because the body may have
+    collectives."""
     carry, ys = _iterations(
         n,
         args,
@@ -384,12 +386,12 @@ def _scan_blocks(n: Node, args: list[list[Array]], mesh: Mesh | None) -> list[li
 def _rows(
     iterations: Sequence[Array], t: TensorType, shape: tuple[int, ...], axis: int = 0
 ) -> Array:
-    """What all iterations of a scan gave, stacked to `shape`."""
+    """The results of all iterations of a scan, stacked to `shape`."""
     return np.stack(iterations, axis=axis) if iterations else np.zeros(shape, t.dtype.numpy)
 
 
 def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
-    """A scan in global terms: the scanned dim follows those of what devices have of their own."""
+    """A scan on global arrays: the scanned dim follows the dims of the varying axes."""
     carry, ys = _iterations(
         n,
         args,
@@ -404,7 +406,7 @@ def _scan_whole(n: Node, args: list[Array]) -> tuple[Array, ...]:
 
 
 def _on_dims(go: Array, of: TensorType, t: TensorType) -> Array:
-    """Each device's own bool, of type `of`, over the dims of a value of type `t`."""
+    """The bool `go` of type `of`, one per device, reshaped to broadcast over the type `t`."""
     own = [t.sizes[a] if a in of.varying else 1 for a in t.varying]
     return np.reshape(go, (*own, *(1,) * t.rank))
 
@@ -416,8 +418,10 @@ def _iterations(
     pick: Callable[[Any, TensorType, int], Any],
     stay: Callable[[Any, Any, Any, TensorType], Any],
 ) -> tuple[list[Any], list[list[Any]]]:
-    """(the last carry, per stacked result what each iteration gave) of the scan `n`. `pick` takes a
-    row; `stay(go, new, old, type)` is the new value on the devices that go on, else the old one.
+    """(final carry, the results of each iteration per stacked output) of the scan `n`.
+
+    `pick` takes one row. `stay(go, new, old, type)` is the new value on the devices that continue,
+    and the old one on the others.
     """
     consts, carries, length = n.attrs["consts"], n.attrs["carries"], n.attrs["length"]
     fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]

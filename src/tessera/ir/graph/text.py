@@ -1,4 +1,4 @@
-"""How is a graph read by people and kept in files? One text form; `to_text(parse(s)) == s`.
+"""Text form of graphs, for people and files; `to_text(parse(s)) == s`.
 
 >>> print(EXAMPLE)
 graph step  v1  mesh dp=2 tp=4
@@ -47,7 +47,7 @@ graph step  v1  mesh dp=2 tp=4
 # Columns stay aligned up to here; a longer line pushes only itself.
 _LEFT, _MIDDLE = 52, 28
 
-# What may stand in a comment without quotes.
+# Values that a comment holds without quotes.
 _LOC = re.compile(r"[^\s\"=;]+:\d+\Z")
 _SCOPE = re.compile(r"(?!inserted\Z|receives\Z)[\w.\-/\[\]<>]+\Z")
 _NOTE = re.compile(r"[^\s\";]+(?: [^\s\";]+)*\Z")
@@ -55,8 +55,8 @@ _NOTE = re.compile(r"[^\s\";]+(?: [^\s\";]+)*\Z")
 
 # ---- writing -----------------------------------------------------------------------------------
 def to_text(graph: Graph, around: ProgramOptions = PLAIN) -> str:
-    """The text of `graph`, without a final newline. Its options are shown where they are not those
-    of what it stands in."""
+    """The text of `graph`, without a final newline. Its options are shown if they differ from
+    `around`, those of the enclosing program."""
     rows = list(_rows(graph, "  "))
     left = _width((a for a, types, _ in rows if types), _LEFT)
     middle = _width((types for _, types, comment in rows if comment), _MIDDLE)
@@ -94,7 +94,7 @@ def _name(name: str) -> str:
 
 
 def _widest(graph: Graph) -> Mesh | None:
-    """The mesh of `graph`, with its axes in time where a part of it has any."""
+    """The mesh of `graph`, with axes in time if any node has them."""
     meshes = (t.mesh for n in graph.nodes for t in n.types if t.mesh is not None)
     return next((m for m in meshes if m.time), graph.mesh)
 
@@ -119,7 +119,7 @@ def _ids(ids: tuple[int, ...]) -> str:
 
 
 def _ref(n: Node, number: Mapping[Node, int]) -> str:
-    # A node from elsewhere is an error that verify reports; its text must not be one as well.
+    # A node of another graph is an error that `verify` reports, so its text must not raise one.
     return f"%{number[n]}" if n in number else "%?"
 
 
@@ -136,7 +136,7 @@ def _line(n: Node, number: Mapping[Node, int]) -> tuple[str, str]:
 
 
 def _rows(graph: Graph, indent: str) -> Iterator[tuple[str, str, str]]:
-    """(node, types, comment) of every line; a body follows its node, indented."""
+    """Yields (node, types, comment) of each line; a body follows its node, indented."""
     number = {n: i for i, n in enumerate(graph.nodes)}
     if graph.inputs != tuple(n for n in graph.nodes if n.op == "input"):
         yield f"{indent}inputs {', '.join(_ref(n, number) for n in graph.inputs)}", "", ""
@@ -191,7 +191,7 @@ def _comment(n: Node) -> str:
     return "  ".join([*fields, *(["; ".join(why)] if why else [])])
 
 
-_NEVER = re.compile(r"(?!)")
+_NEVER = re.compile(r"(?!)")  # matches no text, so the text is quoted
 
 
 # ---- reading -----------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ _WORDS: Mapping[str, object] = {"None": None, "True": True, "False": False}
 
 
 def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
-    """The graph that prints as `text`; `around` are the options of the enclosing program.
+    """The graph whose text is `text`; `around` are the options of the enclosing program.
 
-    Raises GraphError, with the line, if it is not a graph's text.
+    Raises GraphError, with the line, if the text is not a graph.
     """
     if not isinstance(text, str):
         raise UsageError(
@@ -226,7 +226,7 @@ def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
 
 
 class _Line:
-    """The tokens of one line, taken from the left; `comment` is what follows `#`."""
+    """The tokens of one line, consumed from the left; `comment` is the text after `#`."""
 
     def __init__(self, number: int, text: str) -> None:
         self.number, self.text = number, text.rstrip()
@@ -262,7 +262,7 @@ class _Line:
         return here[0] == kind and value in ("", here[1])
 
     def follows(self, mark: str) -> bool:
-        """Whether `mark` stands after the token here."""
+        """Returns whether `mark` is the next token after the current one."""
         return self.tokens[self.at + 1 : self.at + 2] == [("mark", mark)]
 
     def take(self, kind: str, value: str = "") -> str:
@@ -279,7 +279,8 @@ class _Line:
         return True
 
     def listed(self, read: Callable[[], Any], close: str = "") -> list[Any]:
-        """Items with commas between, up to `close` or the end; a comma may trail."""
+        """Items separated by commas, up to `close` or the end of the line; a trailing comma is
+        allowed."""
         out = []
         while self.more and not (close and self.sees("mark", close)):
             out.append(read())
@@ -339,7 +340,7 @@ class _Parser:
         return graph
 
     def guard(self, line: _Line, read: Callable[[], Any]) -> Any:
-        """What `read` gives; its errors become errors of this line."""
+        """Returns the result of `read()`. Its errors become errors of this line."""
         try:
             return read()
         except GraphError:
@@ -348,8 +349,8 @@ class _Parser:
             line.wrong(str(error).splitlines()[0])
 
     def read_mesh(self, line: _Line) -> Mesh:
-        """The mesh of a line such as `dp=2 tp=4 devices=(...) onto=(...) at=(...)`; `onto` and `at`
-        are sizes and ids of the mesh that it is folded onto."""
+        """The mesh of a text such as `dp=2 tp=4 devices=(...) onto=(...) at=(...)`; `onto` and `at`
+        are the sizes and ids of the mesh that it is folded onto."""
         sizes: dict[str, int] = {}
         time: dict[str, int] = {}
         lists: dict[str, list[int]] = {}
@@ -376,8 +377,8 @@ class _Parser:
         return in_time(mesh, time) if mesh is None or time else mesh
 
     def body(self, name: str) -> Graph:
-        """The nodes up to `return`, as a graph. Inputs stand in the order of their nodes, unless a
-        line names another."""
+        """The nodes up to `return`, as a graph. Inputs are in the order of their nodes, unless a
+        line `inputs` gives another order."""
         nodes: list[Node] = []
         inputs: list[Node] | None = None
         order: _Line | None = None
@@ -408,8 +409,8 @@ class _Parser:
         return nodes[int(text[1:])]
 
     def node(self, line: _Line, nodes: list[Node]) -> Node:
-        """One line, `%3 = op %1 key=value : type  # loc scope note`, and the graphs below it, which
-        are attributes."""
+        """The node of one line, `%3 = op %1 key=value : type  # loc scope note`, with the graphs
+        below it as attributes."""
         number = line.take("node")
         if number != f"%{len(nodes)}":
             line.wrong(f"expected %{len(nodes)}, found {number}")
@@ -470,7 +471,8 @@ _QUOTED = re.compile(r"(loc|scope|note)=(\"(?:[^\"\\]|\\.)*\")(?:  |; |\Z)")
 
 
 def _read_comment(line: _Line) -> tuple[str, str, str]:
-    """(loc, scope, note) of a comment; what a device receives is derived, so it is passed over."""
+    """(loc, scope, note) of a comment. The received bytes are skipped, as they are derived from the
+    node."""
     found = {"loc": "", "scope": "", "note": ""}
     rest = line.comment
     while rest:

@@ -1,7 +1,7 @@
-"""Values on a mesh with an axis in time, on the mesh of the devices: whole, or one turn's part.
+"""Values on a mesh with an axis in time, as values on the mesh of the devices: whole, or one turn.
 
-A value `at_rest` is whole along the axis, with its sums over the axis completed. `one_turn` is what
-one place of the axis has of it. Between the two, rows are cut where they lie: nothing moves.
+A value `at_rest` is whole along the axis in time, with its sums over the axis completed. `one_turn`
+is the part of one coordinate of the axis. Rows are cut in place between the two: no data moves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .node import Node
 
 
 def depends_on_time(t: TensorType) -> bool:
-    """Whether a value of type `t` differs between the turns of its mesh's axis in time."""
+    """Returns whether a value of type `t` differs between the turns of its mesh's axis in time."""
     time = t.mesh.time if t.mesh is not None else ()
     return any(a in time for a in (*t.split_axes, *t.partial_axes, *t.varying))
 
@@ -32,8 +32,8 @@ def turns_of(t: TensorType) -> int:
 
 
 def combined(t: TensorType) -> str:
-    """How the turns of a value of type `t` make the whole: "sum", "max" or "min" of them; "same"
-    where each turn has the whole; "" where each has a part."""
+    """The reduction that makes a value of type `t` from its turns: "sum", "max" or "min"; "same" if
+    every turn has the whole value; "" if each turn has a part."""
     if not depends_on_time(t):
         return "same"
     time = t.mesh.time if t.mesh is not None else ()
@@ -41,7 +41,7 @@ def combined(t: TensorType) -> str:
 
 
 def combining(kind: str, dtype: DType) -> Op:
-    """The op that combines two turns' values of this dtype, whose `combined` is `kind`."""
+    """The op that combines the values of two turns, by the reduction `kind` of `combined`."""
     if dtype is bool_:
         return OPS["logical_or"]
     return add if kind == "sum" else maximum if kind == "max" else minimum
@@ -59,13 +59,13 @@ def on_fewer_axes(t: TensorType, mesh: Mesh | None) -> TensorType:
 
 @lru_cache(maxsize=4096)
 def at_rest(t: TensorType) -> TensorType:
-    """`t` on the mesh of the devices, whole along its axis in time."""
+    """The type `t` on the mesh of the devices, whole along the axis in time."""
     return on_fewer_axes(t, t.mesh.space) if t.mesh is not None and t.mesh.time else t
 
 
 @lru_cache(maxsize=4096)
 def one_turn(t: TensorType) -> TensorType:
-    """The part of a value of type `t` that one turn has, on the mesh of the devices."""
+    """The type of one turn's part of a value of type `t`, on the mesh of the devices."""
     if t.mesh is None or not t.mesh.time:
         return t
     time = t.mesh.time
@@ -75,7 +75,7 @@ def one_turn(t: TensorType) -> TensorType:
 
 
 def place_of_time(t: TensorType) -> tuple[int, int, int]:
-    """Where the axis in time splits `t`: the dim, and the product of sizes above and below it."""
+    """(dim that the axis in time splits, product of sizes above it, product of sizes below it)."""
     assert t.mesh is not None
     (axis,) = t.mesh.time
     dim = next(i for i, d in enumerate(t.dims) if any(axis in f.axes for f in d))
@@ -85,8 +85,8 @@ def place_of_time(t: TensorType) -> tuple[int, int, int]:
 
 
 def cut(b: Builder, x: Node, t: TensorType) -> Node:
-    """The turns of a value of type `t`, stacked; `x` is that value at rest. Of a sum the first turn
-    has all."""
+    """The turns of a value of type `t`, stacked; `x` is that value at rest. The first turn of a sum
+    holds the whole sum, the others zeros."""
     shape, count = t.shape, turns_of(t)
     if combined(t):
         x = b("reshape", x, shape=(1, *shape))

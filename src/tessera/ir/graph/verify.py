@@ -1,6 +1,6 @@
-"""Is a graph well formed? `verify` derives every type again and names the pass that broke one.
+"""Verifier of graphs: infers every type again and names the pass that broke one.
 
-It runs after each pass, so a wrong rewrite is found where it happened and not where it hurts.
+It runs after each pass, so a wrong rewrite is reported at the pass that made it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class _Verifier:
         )
 
     def run(self) -> Mesh | None:
-        """Checks each node in order, then the ends; returns the mesh that all of them are on."""
+        """Checks each node in order, then inputs and outputs; returns the mesh that all of them are
+        on."""
         seen: set[Node] = set()
         for n in self.graph.nodes:
             if n in seen:
@@ -66,7 +67,8 @@ class _Verifier:
         return self.mesh
 
     def ends(self, seen: set[Node]) -> None:
-        """Inputs and outputs are nodes of the graph, each input once, each output one value."""
+        """Checks that inputs and outputs are nodes of the graph, each input once, each output of
+        one value."""
         inputs = set(self.graph.inputs)
         if len(inputs) < len(self.graph.inputs):
             self.wrong("an input is listed twice")
@@ -111,7 +113,7 @@ class _Verifier:
         return op
 
     def node(self, n: Node, op: Op) -> None:
-        """The rule of the op, asked again, gives the types that the node and its arguments have."""
+        """Checks the types of the node and its arguments against the op's rule."""
         if n.op == "item":
             self.item(n)
             return

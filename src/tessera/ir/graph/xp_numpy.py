@@ -1,7 +1,7 @@
-"""The local array functions, by NumPy: the oracle's half of the `xp` protocol.
+"""Local array functions in NumPy: the oracle's side of the `xp` protocol.
 
-The engine's half (runtime/xp_jax.py) has the same names. Narrow floats are computed in f32 and
-rounded back, as the engine does.
+The engine's side (runtime/xp_jax.py) has the same names. Narrow floats are computed in f32 and
+rounded back, as in the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = Any
 
 
 def _wide(x: Array) -> Array:
-    """Narrow floats as f32, everything else as it is."""
+    """`x` with narrow floats as f32; other dtypes are unchanged."""
     x = np.asarray(x)
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "iub" else x
 
@@ -38,7 +38,7 @@ def _compare(f: Callable[..., Array]) -> Callable[[Array, Array], Array]:
 
 
 def _of_one(f: Callable[[float], float]) -> Callable[[Array], Array]:
-    """A function of one number, of each element."""
+    """The function `f` of one number, applied to each element."""
     return np.vectorize(f, otypes=[np.float64])
 
 
@@ -69,9 +69,9 @@ where = np.where
 
 
 def _as(dtype: DType, *given: Array) -> np.dtype[Any]:
-    """The NumPy dtype of a result: what the node says, but f64 arguments stay f64 for f32.
+    """The NumPy dtype of a result: the node's dtype, but f64 if that is f32 and an argument is f64.
 
-    No program has f64; tests feed it to the oracle to compare gradients with differences.
+    No program has f64; tests pass f64 to the oracle to compare gradients with finite differences.
     """
     double = dtype is f32 and any(np.asarray(x).dtype == np.float64 for x in given)
     return np.dtype(np.float64) if double else dtype.numpy
@@ -105,7 +105,7 @@ def sum(x: Array, dims: tuple[int, ...]) -> Array:
 
 
 def identity(kind: str, dtype: np.dtype[Any]) -> float:
-    """The value that changes nothing under a sum, max or min."""
+    """The identity element of a sum, max or min."""
     if kind == "sum":
         return 0
     if dtype.kind in "iu":
@@ -116,7 +116,8 @@ def identity(kind: str, dtype: np.dtype[Any]) -> float:
 
 
 def _first(kind: str, x: Array) -> dict[str, Any]:
-    """The maximum or minimum of no elements starts from its identity, as NumPy has none."""
+    """The keyword `initial` for the maximum or minimum of an empty array, for which NumPy has no
+    default."""
     return {} if x.size else {"initial": identity(kind, x.dtype)}
 
 
@@ -286,7 +287,7 @@ def attention_grad(
 
 
 def _shares(q: Array, k: Array, causal: bool, scale: float) -> Array:
-    """Which share each query takes of each key [..., R, S, T]."""
+    """The attention weights of each query over the keys [..., R, S, T]."""
     scores = np.einsum("...rsd,...td->...rst", _wide(q), _wide(k)) * scale
     if causal:
         seq, keys = scores.shape[-2:]
@@ -311,7 +312,7 @@ def ragged_contract(x: Array, y: Array, counts: Array, dtype: DType) -> Array:
 
 
 def _runs(counts: Array) -> Iterator[tuple[int, int, int, Any]]:
-    """(a, j, e, its rows) of each run."""
+    """Yields (a, j, e, slice of its rows) of each run."""
     import builtins
 
     ends = np.cumsum(counts, -1)
@@ -375,8 +376,8 @@ def window(
     stride: tuple[int, ...],
     pads: tuple[tuple[int, int], ...],
 ) -> Array:
-    """The maximum or the sum of each window of the last dims, which are padded by what does not
-    change it; or the first place of the window that holds the maximum."""
+    """The maximum ("max") or sum ("sum") of each window of the last dims, padded with the identity;
+    "first" gives the index in the window of its first maximum."""
     lowest: Any = 0
     if kind != "sum":
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
@@ -396,7 +397,8 @@ def window(
 
 # -- matrices -------------------------------------------------------------------------------------
 def _each(f: Callable[..., Any], *xs: Array) -> Any:
-    """`f` of each matrix of a batch, in the arguments' dtype; NaN where there is no answer."""
+    """`f` applied to each matrix of a batch, in the dtype of the arguments; NaN where `f` raises
+    LinAlgError."""
 
     def several(*matrices: Array) -> tuple[Array, ...]:
         made = f(*matrices)

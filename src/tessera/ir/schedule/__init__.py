@@ -1,1 +1,1 @@
-"""What runs when: steps, pipelines, algorithms of collectives."""
+"""Schedule IR: steps and buffers, pipelines, algorithms of collectives."""

@@ -1,10 +1,10 @@
-"""How does a graph become a schedule? Its nodes in order, cut into steps at the collectives.
+"""Schedules of graphs: the nodes in order, cut into steps at the collectives.
 
-Without options neighbours that compute are one step, and nothing waits but for what it reads. With
-`overlap` a step computes only what needs the same collectives and is needed by the same ones, so no
-collective waits for work that it does not need; with `overlap=False` everything waits for each
-collective. The body of a loop that has collectives becomes a schedule of its own, by the same
-options. order.py has the order of the nodes.
+Without options, neighbouring compute nodes are one step, and a step waits only for what it reads.
+With `overlap`, the nodes of a compute step depend on the same collectives and are needed by the
+same collectives, so no collective waits for unrelated work. With `overlap=False`, each step waits
+for the one before it. The body of a loop with collectives is a schedule of its own, by the same
+options. The order of the nodes is that of order.py.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def build_schedule(graph: Graph) -> Schedule:
 
 
 def with_regions(s: Schedule) -> Schedule:
-    """`s`, in which each compute step whose graph has collectives is a region, with its own steps.
-    Steps of one graph have one body."""
+    """`s` with a region in place of each compute step whose graph has collectives. Steps with the
+    same graph share one body."""
     bodies: dict[Graph, Schedule] = {}
 
     def step(x: Step) -> Step:
@@ -72,13 +72,13 @@ def with_regions(s: Schedule) -> Schedule:
 
 
 def is_loop(n: Node) -> bool:
-    """Whether `n` is a loop with collectives in its body."""
+    """Returns whether `n` is a loop with collectives in its body."""
     return n.op == "scan" and any(True for _ in n.attrs["body"].collectives())
 
 
 # -- the steps ------------------------------------------------------------------------------------
 def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[Node]]:
-    """The nodes of each step. What picks one result of several stays with its node."""
+    """The nodes of each step. An `item` node is in the step of its argument."""
     nodes = list(_needed(nodes, set(graph.outputs)))
     sides = _sides(nodes) if o.overlap else {}
     groups: list[list[Node]] = []
@@ -109,8 +109,9 @@ def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[N
 
 
 def _one_ahead(steps: Sequence[Sequence[Node]]) -> dict[int, tuple[int, ...]]:
-    """For each step that gathers again what was gathered before, what it waits for: the work before
-    the last such step. So one is gathered while the one before it is used, and not all at once."""
+    """For each step that gathers a value again, the step that it waits for: the last compute before
+    the previous such step. So a value is gathered while the one before it is used, and not all at
+    once."""
     first = {(n.op, n.args) for s in steps for n in s if not n.attrs.get("again")}
     found: dict[int, tuple[int, ...]] = {}
     work = before = -1
@@ -126,9 +127,9 @@ def _one_ahead(steps: Sequence[Sequence[Node]]) -> dict[int, tuple[int, ...]]:
 
 
 def _sides(nodes: Sequence[Node]) -> dict[Node, tuple[int, int]]:
-    """For each of `nodes` that computes, the collectives and loops that it needs and those that
-    need it, as bits. Where nodes of one step have the same, no step waits for what its nodes do
-    not need."""
+    """For each compute node two bit masks of collectives and loops: its dependencies, and its
+    dependents. If the nodes of a step agree on both, no step waits for work that its nodes
+    do not need."""
     before, behind = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, 0)
     own: dict[Node, int] = {}
     for n in nodes:
@@ -144,8 +145,8 @@ def _sides(nodes: Sequence[Node]) -> dict[Node, tuple[int, int]]:
 
 
 def _needed(nodes: Iterable[Node], given: set[Node]) -> Iterator[Node]:
-    """`nodes` without those made of nothing, but for what is given back and, right before it, what
-    a loop or a collective reads: these take buffers."""
+    """`nodes` without the free ones that no step needs as buffers. A free node stays if it is an
+    output, or if a loop or collective reads it: then it comes right before its reader."""
     done: set[Node] = set()
     for n in nodes:
         if n.is_collective or is_loop(n):
@@ -158,7 +159,7 @@ def _needed(nodes: Iterable[Node], given: set[Node]) -> Iterator[Node]:
 
 
 def _kind(n: Node, o: ScheduleOptions) -> object:
-    """What nodes must share to be one step."""
+    """The key that nodes of one step share."""
     if n.is_collective:
         t = n.args[0].type
         kind = dict(t.partial).get(n.attrs["axes"][0])
@@ -168,8 +169,8 @@ def _kind(n: Node, o: ScheduleOptions) -> object:
 
 
 def _fits(bucket: Sequence[Node], n: Node, o: ScheduleOptions) -> bool:
-    """Whether `n` goes with the collectives in `bucket`: it needs none of them, and there is
-    room."""
+    """Returns whether `n` may join the collectives in `bucket`: it reads none of them, and there is
+    room in `bucket_bytes`."""
     held = sum(m.args[0].type.local_bytes for m in bucket)
     room = held + n.args[0].type.local_bytes <= (o.bucket_bytes or 0)
     return room and not any(a in bucket for a in n.args)
@@ -182,9 +183,9 @@ def _step(
     buffer: dict[Node, int],
     after: tuple[int, ...],
 ) -> Step:
-    """The step that runs the nodes `group`: what they read becomes inputs of a graph of its own,
-    and `out` fills the buffers that `buffer` names. Free nodes are copied into each step that reads
-    them."""
+    """The step that runs the nodes `group`. Values that they read from outside become inputs of the
+    step's graph; `out` fills the buffers that `buffer` gives. Free nodes are copied into each step
+    that reads them."""
     writes = tuple(buffer[n] for n in out)
     first = group[0]
     if is_loop(first):
@@ -203,7 +204,7 @@ def _step(
         for a in n.args:
             if a in new:
                 continue
-            if a in buffer and a not in made:  # what is free may be made below its reader
+            if a in buffer and a not in made:  # a free node may come after its reader
                 new[a] = input_node(a.type, f"b{buffer[a]}")
                 inputs.append(new[a])
                 reads.append(buffer[a])
@@ -221,10 +222,10 @@ def _step(
 
 
 def _in_streams(steps: Sequence[Step]) -> list[Step]:
-    """`steps`, in which a collective comes after the one before it of its op and axes, where that
-    holds up nothing that computes. Of such sums the engine would else make one, at the end: they
-    are in order also where a step that computes does not read both, as long as the work that the
-    earlier needs comes no later than what the later needs."""
+    """`steps` with each collective ordered after the previous one of its op and axes, where that
+    delays no compute. Otherwise the engine would combine such sums into one, at the end. Sums are
+    also ordered if no compute step reads both, as long as the work that the earlier needs comes no
+    later than that of the later."""
     made = {b: i for i, s in enumerate(steps) for b in s.writes}
     reads = [{made[b] for b in s.reads if b in made} for s in steps]
     work = [0 if isinstance(s, Collective) else 1 << i for i, s in enumerate(steps)]

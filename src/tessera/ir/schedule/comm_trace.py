@@ -1,4 +1,4 @@
-"""Which bytes will cross a wire, and whose line asks for them? `TESSERA_COMM_TRACE=1` prints it.
+"""Trace of a program's communication, a line per collective; `TESSERA_COMM_TRACE=1` prints it.
 
 >>> from tessera.ir.graph.text import parse
 >>> print(*trace_lines(parse('''graph step  v1  mesh dp=2 tp=4
@@ -23,12 +23,12 @@ Row = tuple[str, str, str, str, str]
 
 
 def trace_lines(program: Graph | Schedule) -> list[str]:
-    """One line of text for each collective of `program`, in program order; of a schedule also for
-    each value that is sent to another mesh.
+    """One line of text for each collective of `program`, in program order; for a schedule also one
+    for each value that is sent to another mesh.
 
-    A line has the kind, the mesh axes, the bytes that one device receives each time, how many times
-    it runs in a loop, the type of the result, the user's line, the scope, and why Tessera inserted
-    it (nothing if the user wrote it). Raises UsageError for anything else.
+    A line has the kind, the mesh axes, the bytes that one device receives each time, the number of
+    runs in a loop, the type of the result, the user's line, the scope, and the reason for an
+    inserted collective. Raises UsageError if `program` is neither a graph nor a schedule.
     """
     if isinstance(program, Schedule):
         rows = list(_steps(program, 1))
@@ -39,8 +39,8 @@ def trace_lines(program: Graph | Schedule) -> list[str]:
 
 
 def _steps(s: Schedule, times: int) -> Iterator[Row]:
-    """A row for each collective and each send of `s`, which runs `times` times; loops and regions
-    give those of their bodies."""
+    """Yields a row for each collective and each send of `s`, which runs `times` times, including
+    the bodies of loops and regions."""
     for step in s.steps:
         match step:
             case Collective():

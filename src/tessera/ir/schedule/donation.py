@@ -1,4 +1,4 @@
-"""Which step may build its results in the memory of what the caller gave up? The last to read it.
+"""Input-output aliases of steps: results that reuse the memory of donated arguments.
 
 >>> from ..graph.build import Builder
 >>> from .build import build_schedule
@@ -24,12 +24,12 @@ from .schedule import Compute, Region, Schedule
 
 
 def donation_aliases(s: Schedule) -> tuple[Mapping[int, int], ...]:
-    """Per step, places among its reads to the places among its writes that take their memory: a
-    donated argument, or what was sent of it, of the type of the result, whose memory nobody reads
-    later. Steps of one graph have the same.
+    """For each step, a map from reads to the writes that take their memory, as indices into both.
+    Such a read is a donated argument, or was sent from one, has the type of the result, and has no
+    later reader. Steps with the same graph have the same aliases.
 
-    Sums over microbatches stay out: the engine would add them up in place only after it has all
-    terms, which saves little.
+    Sums over microbatches are excluded: the engine would add them in place only once all terms
+    exist, which saves little memory.
     """
     root = _shared(s)
     last: dict[int, int] = {}
@@ -50,11 +50,10 @@ def donation_aliases(s: Schedule) -> tuple[Mapping[int, int], ...]:
 def aliases_in(
     graph: Graph, given: Iterable[int], kind: Callable[[TensorType], object] = lambda t: t
 ) -> Mapping[int, int]:
-    """Places of inputs in `given` to those of the outputs that take their memory, which are of the
-    same `kind`. Each goes to what is made of it in the fewest elementwise ops, a weight to the
-    weight after the step and a moment to the next moment: else one would have to be copied out of
-    the way of the other. What is left goes in order.
-    """
+    """A map from inputs in `given` to the outputs of the same `kind` that take their memory, as
+    indices. An input is paired with the output that is fewest elementwise ops away, a weight with
+    the updated weight and a moment with the updated moment; another pairing would cost a copy.
+    Remaining inputs and outputs are paired in order."""
     places = {graph.inputs[i]: i for i in sorted(given)}
     if not places:
         return {}
@@ -80,7 +79,7 @@ def aliases_in(
 
 
 def _sources(out: Node) -> Mapping[Node, int]:
-    """What `out` is made of element by element, with the number of ops between."""
+    """The nodes that `out` is computed from elementwise, with the number of ops between."""
     found = {out: 0}
     for n in (todo := [out]):
         in_place = n.kind.elements in ("computed", "same") or n.kind.memory == "view"
@@ -93,8 +92,8 @@ def _sources(out: Node) -> Mapping[Node, int]:
 
 
 def _shared(s: Schedule) -> Sequence[int]:
-    """Per buffer, the first one whose memory it may have: what is sent to where it is already, and
-    what a step hands on."""
+    """For each buffer, the first buffer whose memory it may share: a send may leave a value in
+    place, and a step may return its input."""
     root = list(range(len(s.buffers)))
 
     def of(b: int) -> int:

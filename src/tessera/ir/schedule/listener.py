@@ -1,4 +1,4 @@
-"""Who looks on while the steps of a schedule run? The stepped executor tells; a profile listens."""
+"""Watchers of a run: the stepped executor reports each step to them, and a profile is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .schedule import Schedule
 
 
 class Watcher(Protocol):
-    """Told of every step, when it is done. Times are of `time.perf_counter`, in seconds."""
+    """Receives a call for every step when it is done. Times are `time.perf_counter`, in seconds."""
 
     def step(
         self,
@@ -21,11 +21,11 @@ class Watcher(Protocol):
         launched_s: float,
         ready_s: dict[int, float],
     ) -> None:
-        """`launched_s` says when Python could go on, `ready_s` per device when its results were
-        there."""
+        """`launched_s` is when the launch returned to Python; `ready_s` is when each device had its
+        results."""
 
     def begin(self, schedule: Schedule) -> None:
-        """A run of `schedule` begins."""
+        """Called when a run of `schedule` begins."""
 
 
 _watcher: ContextVar[Watcher | None] = ContextVar("tessera_watcher", default=None)

@@ -1,9 +1,9 @@
-"""The order in which the nodes of a graph run: its own, but for what the options move.
+"""Execution order of a graph's nodes: program order, changed by the schedule options.
 
-With `overlap` a collective comes as soon as its operand is made. What has its operand from the
-start, or shares it (a weight that is gathered, a block that goes around a ring), would fill memory
-if it came at once: it comes one block of work before its use. `prefetch` says how many blocks that
-is for weights. Sums that may wait for each other form buckets.
+With `overlap` a collective runs as soon as its operand is computed. A collective whose operand is
+an input, or a shared result of another collective (a weight that is gathered, a block that goes
+around a ring), would fill memory if it ran early: it runs one block of work before its use.
+`prefetch` sets that number of blocks for weights. Sums that can wait for each other form buckets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..graph.node import Graph, Node
 
 
 def ordered(graph: Graph, o: ScheduleOptions) -> list[Node]:
-    """The nodes of `graph` without its inputs, in the order in which they run under `o`."""
+    """The nodes of `graph` without its inputs, in their execution order under `o`."""
     nodes = [n for n in graph.nodes if n.op != "input"]
     gathers = {
         n
@@ -35,8 +35,8 @@ def ordered(graph: Graph, o: ScheduleOptions) -> list[Node]:
 
 
 def _late(nodes: Sequence[Node]) -> set[Node]:
-    """The collectives whose operand is given, or is another collective's result that more than one
-    reads: to come as soon as the operand is there would keep a value for nothing."""
+    """The collectives whose operand is an input, or the result of another collective with several
+    readers. Running them early would only hold their results longer."""
     readers: dict[Node, int] = {}
     for n in nodes:
         for a in set(n.args):
@@ -50,7 +50,7 @@ def _late(nodes: Sequence[Node]) -> set[Node]:
 
 
 def _early(nodes: Sequence[Node], late: Collection[Node]) -> list[Node]:
-    """Each collective right behind what it sends, but for those that are `late`."""
+    """`nodes` with each collective right after its operand, except those in `late`."""
     follow: dict[Node, list[Node]] = {}
     moved: set[Node] = set()
     for n in nodes:
@@ -70,8 +70,8 @@ def _early(nodes: Sequence[Node], late: Collection[Node]) -> list[Node]:
 
 
 def _ahead(nodes: Sequence[Node], chosen: Collection[Node], distance: int) -> list[Node]:
-    """The collectives `chosen`, each `distance` blocks of work before its use. A block begins where
-    one of them, or what one sends on, is first used."""
+    """`nodes` with each of the collectives `chosen` moved to `distance` blocks of work before its
+    use. A block begins where one of them, or the result that it sends on, is first used."""
     moved = {m for g in chosen for m in (g, *_chain(g))}
     sources = {_source(g) for g in chosen}
     work = [n for n in nodes if n not in moved]
@@ -109,7 +109,7 @@ def _ahead(nodes: Sequence[Node], chosen: Collection[Node], distance: int) -> li
 
 
 def _chain(g: Node) -> list[Node]:
-    """The nodes that only change the form between a collective and what it sends, nearest first."""
+    """The nodes between a collective and its source that only change the form, nearest first."""
     found = []
     n = g.args[0]
     while is_form(n):
@@ -124,7 +124,7 @@ def _source(g: Node) -> Node:
 
 
 def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
-    """Sums held back until `most` bytes are together or one of them is needed."""
+    """`nodes` with sums held back until they have `most` bytes or one of them is read."""
     out: list[Node] = []
     held: list[Node] = []
 

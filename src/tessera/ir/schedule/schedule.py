@@ -1,10 +1,10 @@
-"""In which order, with which buffers? A `Schedule` is a program as steps, and holds all that runs.
+"""Schedule IR: a program as steps and buffers, with all that is needed to run it.
 
-There are five kinds of steps; who reads a schedule says what it does for each of them. `Compute`
-and `Collective` run a small graph, `Send` hands values to another mesh, and two run a schedule of
+There are five kinds of steps, and code that reads a schedule handles each of them. `Compute` and
+`Collective` run a small graph, `Send` copies values to another mesh, and two run a schedule of
 their own: `Loop` many times, `Region` once, as the program of a slice of the mesh (a stage of a
-pipeline). Steps hand values to each other in buffers. What a step reads it waits for; `after` names
-further steps that it must follow. Everything else may overlap.
+pipeline). Steps pass values in buffers. A step waits for the buffers that it reads; `after` names
+further steps that it must follow. All other steps may overlap.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from ..graph.node import Graph, Node, copied, input_node
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """What every step has: the buffers that it reads and fills, one for each input and output of
-    its graph; the `stage` of a pipeline; the steps `after` which it comes; a `note` of its purpose.
-    """
+    """The fields of every step: the buffers that it reads and fills, one for each input and output
+    of its graph; its pipeline `stage`; the steps `after` which it runs; a `note` on its purpose."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -44,12 +43,13 @@ class _Step:
 
     @property
     def runs(self) -> object:
-        """What it runs. Steps that run one thing (microbatches of a stage) have one program."""
+        """The graph or schedule that it runs. Steps that run the same one (microbatches of a stage)
+        share a program."""
         return self.graph
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh that it runs on, as far as its types say it."""
+        """The mesh that it runs on, from the types of its graph; None if they have none."""
         return self.graph.mesh
 
     @property
@@ -59,7 +59,7 @@ class _Step:
 
     @property
     def what(self) -> str:
-        """What the step does, as text, e.g. "all_reduce over dp f32[8] +dp by ring"."""
+        """A description of the step, e.g. "all_reduce over dp f32[8] +dp by ring"."""
         return self.kind
 
     @property
@@ -78,7 +78,7 @@ class Compute(_Step):
 
 @dataclass(frozen=True, eq=False)
 class Collective(_Step):
-    """Runs a graph of collectives alone: of one op, over the same axes, in one buffer."""
+    """Runs a graph of collectives only: all of one op, over the same axes, in one buffer."""
 
     graph: Graph
     kind = "collective"
@@ -102,14 +102,14 @@ class Collective(_Step):
 
 @dataclass(frozen=True, eq=False)
 class Send(_Step):
-    """Hands values to another mesh, where they have `types`. It computes nothing."""
+    """Copies values to another mesh, where they have `types`. It computes nothing."""
 
     types: tuple[TensorType, ...]
     kind = "send"
 
     @cached_property
     def graph(self) -> Graph:
-        """A graph that gives what it takes, on the mesh where the values go."""
+        """A graph that returns its inputs, on the mesh that the values are sent to."""
         xs = tuple(input_node(t, f"b{b}") for b, t in zip(self.reads, self.types, strict=True))
         return Graph("send", xs, xs, xs)
 
@@ -133,13 +133,13 @@ class Region(_Step):
 
 @dataclass(frozen=True, eq=False)
 class Loop(_Step):
-    """Runs `body`, which has collectives, `length` times; if that is None, as long as the first
-    carry is true.
+    """Runs `body`, which has collectives, `length` times; if that is None, while the first carry is
+    true.
 
-    The body takes `consts` values that stay, `carries` that it gives anew, and a row of each other
-    value, from the last one if it runs in `reverse`. The results are the carries at the end and
-    the stacks of what else the body gives; `gives` are the places among them of those that are
-    written.
+    The body takes `consts` loop-invariant values, `carries` values that it returns updated, and a
+    row of each other value, from the last row if it runs in `reverse`. The results are the final
+    carries and the stacked other outputs of the body; `gives` are the indices of the results that
+    are written.
     """
 
     body: Schedule
@@ -154,12 +154,12 @@ class Loop(_Step):
 
     @property
     def times(self) -> int:
-        """How often it runs, as far as it is known: once for a loop without a length."""
+        """The number of iterations; 1 for a loop without a length, whose number is not known."""
         return turns(self.length)
 
     @cached_property
     def graph(self) -> Graph:
-        """The loop as one node of a graph, and the results that are picked."""
+        """The loop as one node of a graph, and the results in `gives` as its outputs."""
         body, own = self.body.graph, self.consts + self.carries
         types = [n.type for n in body.inputs]
         types[own:] = [stacked(t, self.length) for t in types[own:]]
@@ -187,8 +187,8 @@ class Schedule:
 
     `buffers` are types by number; the first ones hold the inputs, in order. `options` are those of
     the program and of the graph of each step. `donated` are inputs that the caller gives up: their
-    memory is free after the last step that reads them. `table` names a pipeline's table and the
-    number of its microbatches.
+    memory is free after the last step that reads them. `table` is a pipeline's table and number of
+    microbatches as text.
     """
 
     name: str
@@ -203,7 +203,7 @@ class Schedule:
 
     @property
     def is_staged(self) -> bool:
-        """Whether it spans several meshes, so that no one program can be all of it: a pipeline."""
+        """Returns whether it spans several meshes, so that it cannot be one program: a pipeline."""
         own = (None, self.mesh)
         return bool(self.table) or any(
             isinstance(step, Send | Region)
@@ -212,7 +212,7 @@ class Schedule:
         )
 
     def collectives(self) -> Iterator[tuple[Node, int]]:
-        """(node, how often it runs) for each collective, those in loops and regions included."""
+        """Yields (node, number of runs) for each collective, also in loops and regions."""
         for step in self.steps:
             match step:
                 case Collective():
@@ -227,27 +227,27 @@ class Schedule:
                     assert_never(step)
 
     def along(self, step: Send) -> tuple[str, ...]:
-        """The axes of the mesh that `step` sends along: those that a slice which it sends from or
-        to lacks."""
+        """The axes of the mesh that `step` sends along: those that its source or target slice
+        lacks."""
         ends = [t.mesh for t in (*step.types, *(self.buffers[b] for b in step.reads)) if t.mesh]
         return tuple(
             a for a in (self.mesh.axes if self.mesh else ()) if any(a not in m for m in ends)
         )
 
     def arrivals(self, step: Send) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """For each value that `step` sends, the bytes that a device gets, and the devices: those
-        that do not hold their block already."""
+        """For each value that `step` sends: (bytes that a device receives, devices that do not
+        already hold their block)."""
         ends = zip((self.buffers[b].mesh for b in step.reads), step.types, strict=True)
         return tuple([(t.device_bytes, _lacking(mesh, t.mesh)) for mesh, t in ends])
 
     def received(self, step: Send) -> tuple[int, ...]:
-        """The bytes that a device gets of each value that `step` sends: 0 where every device that
-        is sent to holds its block already."""
+        """The bytes that a device receives of each value that `step` sends; 0 if every target
+        device already holds its block."""
         return tuple([size if devices else 0 for size, devices in self.arrivals(step)])
 
     @cached_property
     def graph(self) -> Graph:
-        """The steps as one graph, in their order; of a schedule on one mesh."""
+        """The steps as one graph, in their order. The schedule must be on one mesh."""
         made = {b: input_node(self.buffers[b], f"b{b}") for b in self.inputs}
         inputs, nodes = tuple(made.values()), dict[Node, None]()
         for step in self.steps:
@@ -274,7 +274,8 @@ class Schedule:
 
     @cached_property
     def freed(self) -> tuple[tuple[int, ...], ...]:
-        """For each step, the buffers that no later step reads; inputs belong to the caller."""
+        """For each step, the buffers that no later step reads, except inputs, which the caller
+        owns."""
         out: list[list[int]] = [[] for _ in self.steps]
         for b, (_, last) in enumerate(self.lifetimes):
             if b not in self.inputs and 0 <= last < len(self.steps):
@@ -285,9 +286,8 @@ class Schedule:
     def held_bytes(self) -> tuple[int, ...]:
         """For each step, the bytes per device of the buffers that are alive while it runs.
 
-        Inputs are included. The memory that a step needs for its own intermediates is not. A result
-        that reuses the memory of a donated input counts like any other (cost/memory.py is more
-        exact).
+        Inputs are included; temporaries within a step are not. A result that reuses the memory of a
+        donated input counts like any other (cost/memory.py is more exact).
         """
         size = [t.device_bytes for t in self.buffers]
         given = sum(size[b] for b in self.inputs)
@@ -310,7 +310,7 @@ class Schedule:
 
     @cached_property
     def waits(self) -> tuple[frozenset[int], ...]:
-        """Per step, all steps that are done before it begins, by buffers and `after`."""
+        """For each step, all steps that are complete before it begins, by buffers and `after`."""
         made = {b: i for i, s in enumerate(self.steps) for b in s.writes}
         out: list[frozenset[int]] = []
         for s in self.steps:
@@ -340,9 +340,9 @@ class Schedule:
 
     @property
     def hash(self) -> str:
-        """The hash of its text without the comments.
+        """The hash of the text without its comments.
 
-        Two processes with the same schedule have the same hash, wherever the user's lines are.
+        Two processes with the same schedule have the same hash, even if the user's lines differ.
         """
         bare = "\n".join(line.partition("  # ")[0].rstrip() for line in self.text.split("\n"))
         return hashlib.sha256(bare.encode()).hexdigest()[:16]
@@ -350,7 +350,8 @@ class Schedule:
 
 @lru_cache(maxsize=1024)
 def _lacking(a: Mesh | None, b: Mesh | None) -> tuple[int, ...]:
-    """The devices of `b` that do not hold their block of a value that lies alike on `a`."""
+    """The devices of `b` that do not already hold their block of a value that has the same layout
+    on `a`."""
     if a is None or b is None:
         one = b or a
         return tuple(one.ids) if one is not None else ()
@@ -366,6 +367,6 @@ def _lacking(a: Mesh | None, b: Mesh | None) -> tuple[int, ...]:
 
 
 def need_schedule(name: str, value: object) -> Schedule:
-    """`value`, which must be a Schedule. Raises UsageError."""
+    """`value` as a Schedule. Raises UsageError if it is anything else."""
     fix = "take the .schedule of a compiled function, or read a text: schedule.parse(text)"
     return taken(name, value, Schedule, fix)

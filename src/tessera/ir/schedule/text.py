@@ -1,9 +1,8 @@
-"""The text of a schedule, which can be read back: `to_text(parse(s)) == s`.
+"""Text form of schedules, which can be parsed; `to_text(parse(s)) == s`.
 
-A line names each buffer with its type and the steps between which it lives, a line each step with
-what it reads and fills, and below a step stands what it runs: a graph, or a schedule. Steps that
-run one thing (the microbatches of a pipeline) show it once: the first has it, the others say
-`as s3`.
+Each buffer has a line with its type and the steps between which it is alive. Each step has a line
+with the buffers that it reads and fills, and below it the graph or schedule that it runs. Steps
+that run the same one (the microbatches of a pipeline) show it once: the later ones say `as s3`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ VERSION = 1
 
 
 def to_text(s: Schedule, around: ProgramOptions = PLAIN) -> str:
-    """The text of `s`, without a final newline. Its options are shown where they are not those of
-    what it stands in."""
+    """The text of `s`, without a final newline. Its options are shown if they differ from `around`,
+    those of the enclosing program."""
     mesh = _head(s)
     own = s.options.text()
     options = " ".join(filter(None, (s.table, "" if own == around.text() else own)))
@@ -117,7 +116,8 @@ _TABLE = re.compile(r"(pipeline=(?!(?:True|False)\b).*? microbatches=\d+)? ?(.*)
 
 
 def parse(text: str) -> Schedule:
-    """The schedule whose text is `text`. Raises GraphError, with the line, if it is not one."""
+    """The schedule whose text is `text`. Raises GraphError, with the line, if the text is not a
+    schedule."""
     if not isinstance(text, str):
         raise UsageError(
             f"parse: takes a schedule's text, not a {type(text).__name__}",
@@ -140,7 +140,7 @@ class _Parser:
         )
 
     def schedule(self) -> Schedule:
-        """The whole schedule: its head, the buffers, the steps, what it returns."""
+        """The whole schedule: head, buffers, steps, outputs."""
         head = re.match(
             rf'schedule ("(?:[^"\\]|\\.)*"|\S+)  v{VERSION}'
             r"(?:  mesh ([^#]*?))?(?:  options ([^#]*))?\Z",
@@ -151,7 +151,7 @@ class _Parser:
         name = head[1] if head[1][0] != '"' else self._guard(lambda: str(json.loads(head[1])))
         steps: list[Step] = []
         mesh = self._mesh(head[2]) if head[2] else None
-        # A pipeline's table stands before the options, one of which has its name.
+        # A pipeline's table comes before the options, since one option is also named `pipeline`.
         table, text = _TABLE.match(head[3] or "").groups()  # type: ignore[union-attr]
         if text:
             self.options = self._guard(lambda: parse_options(text))
@@ -183,7 +183,7 @@ class _Parser:
         )  # fmt: skip
 
     def _step(self, steps: list[Step], types: list[TensorType]) -> Step:
-        """One step; what it runs stands below it, or is that of an earlier step (`like`)."""
+        """One step. Its graph or schedule is below it, or is that of an earlier step (`like`)."""
         found = _LINE.match(self._line()[2:])
         if found is None or int(found["number"]) != len(steps):
             self.wrong(f"expected step s{len(steps)}")
@@ -213,7 +213,7 @@ class _Parser:
         )  # fmt: skip
 
     def _below(self, kind: str) -> Graph | Schedule:
-        """What stands below a step's line."""
+        """The graph or schedule below a step's line."""
         first, lines = self.at, []
         while self._line().startswith("    "):
             lines.append(self._line()[4:])

@@ -1,4 +1,4 @@
-"""Is a schedule well formed, and does it compute what its graph does?"""
+"""Verifier of schedules: buffers, types, options and the order of steps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .schedule import Collective, Compute, Loop, Region, Schedule, Send, Step, n
 def verify_schedule(s: Schedule) -> None:
     """Raises GraphError if the schedule breaks a rule of Schedule IR.
 
-    - Each buffer is filled once, and before it is read; what is returned is filled.
+    - Each buffer is filled once, and before it is read; outputs are filled.
     - A step's buffers have the types of its graph, and the graphs of steps have the schedule's
       options.
-    - A compute step holds no collectives, also none in the bodies of loops; a collective step holds
+    - A compute step has no collectives, also not in the bodies of loops; a collective step has
       nothing else.
     - `after` names earlier steps.
     - The same holds for the bodies of loops and regions.
 
-    All devices run the steps in this one order, so they come to the collectives of a group in one
-    order.
+    All devices run the steps in this one order, so all members of a group run its collectives in
+    the same order.
     """
     need_schedule("verify", s)
     filled = set(s.inputs)
@@ -42,8 +42,8 @@ def verify_schedule(s: Schedule) -> None:
 
 
 def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
-    """Raises GraphError unless step `i` reads what is filled, fills what is not, in the types of
-    its graph, and holds what a step of its kind may hold."""
+    """Raises GraphError unless step `i` reads filled buffers, fills empty ones, in the types of its
+    graph, and contains only nodes that its kind allows."""
     numbers = "its graph takes and gives other numbers of values than it reads and fills"
     if len(step.reads) != _takes(step):
         _wrong(s, i, numbers)
@@ -94,7 +94,7 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
 
 
 def _takes(step: Step) -> int:
-    """How many values `step` takes, by what it runs."""
+    """The number of values that `step` takes, from its graph or body."""
     match step:
         case Compute() | Collective():
             return len(step.graph.inputs)

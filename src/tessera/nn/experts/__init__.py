@@ -1,1 +1,1 @@
-"""Layers of experts: routing, dispatch over a mesh, combination of the results."""
+"""Mixture of experts: routing, dispatch over a mesh, combination of the results."""

@@ -1,4 +1,4 @@
-"""What does one call of `moe` do? Where weights and tokens go, how much room; and then does it."""
+"""One call of `moe`: placement of weights and tokens, capacity, and the computation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from .weights import Weights, expert_axes, weights_of
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, settled: the weights where they work, the tokens' layout, the room, the wire."""
+    """A call with all settings fixed: weights on the experts' devices, layout of tokens, capacity,
+    wire."""
 
     options: Options
     weights: Weights
@@ -46,13 +47,13 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """The rows of weights: one an expert, more where it has replicas."""
+        """The number of rows of weights: one per expert, plus replicas."""
         return self.weights.first.shape[0]
 
-    # -- what it does -----------------------------------------------------------------------------
+    # -- computation ------------------------------------------------------------------------------
     def run(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Choice, Tensor]:
-        """(Σ gate · expert(token) for tokens x [.., d], what was chosen, how many choices found no
-        room). Tokens for which `mask` [..] is False go to no expert."""
+        """(Σ gate · expert(token) for tokens x [.., d], the routing choice, number of dropped
+        choices). Tokens with `mask` [..] False go to no expert."""
         o, w, tokens = self.options, self.weights, self.tokens
         rows = tokens.grouped(F.complete(x))
         there = None if mask is None else tokens.each(F.complete(mask))
@@ -82,7 +83,8 @@ class Call:
         return act(up) if gate is None else act(gate) * up
 
     def _through(self, rows: Tensor, w: Mapping[str, Tensor]) -> Tensor:
-        """`rows` [*, t, d] through networks whose weights have the dims * too, or broadcast."""
+        """`rows` [*, t, d] through networks whose weights have the dims * too, or broadcast over
+        them."""
         if self.options.network is None:
             up, gate = F.matmul(rows, w["up"]), w.get("gate")
             h = self._hidden(up, None if gate is None else F.matmul(rows, gate))
@@ -102,7 +104,7 @@ class Call:
         return out
 
     def _runs(self) -> Runs:
-        """One device's experts, of rows that they have in order."""
+        """The experts of one device, applied to rows in the order of the experts."""
         if self.options.network is not None or self.options.block is not None:
             return in_blocks(self._experts(), self.options.block)
         network = self.weights.tied(self.options.placement)
@@ -122,7 +124,7 @@ class Call:
         return run
 
     def _experts(self) -> Experts:
-        """One device's experts, of rows in blocks of one expert each."""
+        """The experts of one device, applied to rows in blocks of one expert each."""
         network = self.weights.tied(self.options.placement)
         if self.options.network is not None:
             return self._own(network)
@@ -144,7 +146,7 @@ class Call:
         return run
 
     def _own(self, network: Mapping[str, Tensor]) -> Experts:
-        """`_experts` of a network of the user's own."""
+        """`_experts` for a user-defined network."""
 
         def run(parts: Tensor, mine: Tensor | None) -> Tensor:
             devices = parts.shape[1]
@@ -162,7 +164,8 @@ class Call:
         return run
 
     def _rows_of(self, ids: Tensor) -> Tensor:
-        """The row whose weights serve each choice: of replicas, in turn by the token's number."""
+        """The row of weights that serves each choice. Replicas take turns by the number of the
+        token."""
         placement = self.options.placement
         if placement is None:
             return ids
@@ -178,9 +181,9 @@ class Call:
         copy = self.tokens.numbers() % F.take_or_zero(counts, ids)
         return F.take_or_zero(table, ids * most + copy)
 
-    # -- what is said of it -----------------------------------------------------------------------
+    # -- report -----------------------------------------------------------------------------------
     def inspection(self, known: bool = True) -> MoEInspection:
-        """The report; nothing of sizes where the tokens are not `known`, and the capacity in even
+        """The report. If the tokens are not `known` it has no sizes, and the capacity is in even
         shares."""
         dispatch, combine = (
             hops(self.tokens.type, self.wire.axes, self._sent_bytes(p) if known else None)
@@ -193,7 +196,7 @@ class Call:
         )  # fmt: skip
 
     def warn_of_no_effect(self) -> None:
-        """Warns of options of the transport that change nothing of this call."""
+        """Warns of transport options that have no effect on this call."""
         t = self.transport
         pairs = {"multi_qp": t.multi_qp, "num_qps": t.num_qps}
         for name, given in pairs.items():
@@ -214,14 +217,14 @@ class Call:
             )
 
     def _sent_bytes(self, packing: str | None) -> int:
-        """Bytes that one device hands over in a dispatch or a combine."""
+        """Bytes that one device sends in a dispatch or a combine."""
         t = self.tokens.type
         return self.slots * row_bytes(t.shape[-1], t.dtype.bytes, packing)
 
 
 def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> Call:
-    """Everything about a call for tokens `t` [.., d] that its values do not change. Raises what
-    `moe` raises."""
+    """The call for tokens of type `t` [.., d], as far as it does not depend on values. Raises the
+    errors of `moe`."""
     own = options.network is not None
     w, how, k = weights_of(experts, t, own), options.requested(), options.k
     rows = _need_rows(w, options)
@@ -253,8 +256,8 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
 
 
 def _one_mesh(t: TensorType, w: Weights, asked: Mesh | None) -> Mesh | None:
-    """The mesh of tokens `t` and of the weights, or the one that is `asked` for. Raises MeshError
-    if these are several."""
+    """The mesh of tokens `t` and of the weights, or else the mesh `asked`. Raises MeshError if they
+    differ."""
     found = common_mesh("moe", [t, w.router.type, w.first.type])
     if asked is not None and found not in (None, asked):
         assert found is not None
@@ -268,7 +271,7 @@ def _one_mesh(t: TensorType, w: Weights, asked: Mesh | None) -> Mesh | None:
 
 
 def _need_rows(w: Weights, options: Options) -> int:
-    """The rows of weights, which are those that the router and the placement speak of."""
+    """The number of rows of weights. Raises ShapeError unless it fits router and placement."""
     count, rows, placement = w.router.shape[1], w.first.shape[0], options.placement
     have = placement.rows if placement is not None else range(rows)
     if len(have) != rows or max(have) + 1 != count:
@@ -284,7 +287,8 @@ def _need_rows(w: Weights, options: Options) -> int:
 def _tokens(
     t: TensorType, w: Weights, moves: tuple[str, ...], where: Mesh | None, options: Options
 ) -> Tokens:
-    """How tokens of type `t` lie before they go to experts that are split over `moves`."""
+    """The layout of tokens of type `t` before they are sent to experts that are split over
+    `moves`."""
     up = w.network.get("up") if options.network is None else None
     split = () if up is None else dim_axes(up.type.in_use.dims[2])
     hidden = {a for a in split if a not in moves}

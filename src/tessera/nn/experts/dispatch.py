@@ -1,10 +1,10 @@
-"""How do tokens get to their experts and back? Tables of slots, rows picked by them, and a change
-of layout: the tokens' dims give up the axes of the experts, the experts' dim takes them.
+"""Dispatch of tokens to experts and back: tables of slots, gathers of rows, and a change of layout.
 
-Tokens stand in x [G, P, S, d]: G groups in P parts of S tokens. G and P may be split over devices,
+In the change of layout the tokens' dims lose the axes of the experts, and the experts' dim gets
+them. Tokens are x [G, P, S, d]: G groups in P parts of S tokens. G and P may be split over devices,
 S and d are whole, so everything but the change of layout is local. Each choice of an expert has a
-slot, in the order of tokens; tables say which choice a slot holds and which slot a choice has. With
-both at hand the gradient of picking rows is picking rows, so nothing adds in random order.
+slot, in the order of tokens; one table maps slots to choices, another maps choices to slots. With
+both, the gradient of a gather is a gather, so no additions are in random order.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from ...lang.operands import emit
 from ...lang.tensor import Tensor
 from .packing import exchange
 
-# One device's experts: rows [A, J, N, B, d] in N blocks of B, and which of the El experts of J each
-# block belongs to, as [A, J, N, El] of 0 and 1; None where block n belongs to expert n.
+# The experts of one device. Arguments: rows [A, J, N, B, d] in N blocks of B rows; and the expert,
+# of El on each device J, of each block, as [A, J, N, El] of 0 and 1, or None if block n belongs to
+# expert n.
 Experts = Callable[[Tensor, Tensor | None], Tensor]
-# The same of rows [A, J, R, d] in the order of their experts, of which each has counts [A, J, El].
+# The experts of one device, applied to rows [A, J, R, d] in the order of experts, with counts [A,
+# J, El].
 Runs = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """`axes` hold the experts; the payload goes as `packing` says, in `buckets` pieces, which an
-    `ordered` epoch sends one after the other."""
+    """The settings of dispatch and combine: `axes` of the experts, `packing` of the payload, and
+    its number of `buckets`, which an `ordered` epoch sends one after the other."""
 
     axes: tuple[str, ...] = ()
     packing: str | None = None
@@ -43,22 +45,22 @@ class Wire:
 
     @property
     def combine_packing(self) -> str | None:
-        """The packing of what is combined: sums need more than 8 bits."""
+        """The packing of the combine: sums need more than 8 bits."""
         return "bf16" if self.packing == "fp8_e4m3" else self.packing
 
     def room(self, slots: int) -> int:
-        """`slots`, or a few more where buckets must be equal."""
+        """`slots`, rounded up if all buckets must have one size."""
         return -(-slots // self.buckets) * self.buckets if self.ordered else slots
 
     def dispatch_layout(self, t: TensorType) -> TensorType:
-        """The layout of slots [G, P, E, ...] after the dispatch, where the experts are."""
+        """The layout of slots [G, P, E, ...] after the dispatch, on the experts' devices."""
         dims = [without(d, self.axes, t.sizes) for d in t.dims]
         dims[2] = (Factor(t.shape[2], self.axes),)
         return t.with_dims(dims)
 
     def combine_layout(self, home: TensorType) -> Callable[[TensorType], TensorType]:
-        """The layout in which results are combined: `home`, that of the slots before the dispatch,
-        but for axes that split no tokens, which stay."""
+        """A function that gives the layout of the combine: that of the slots before the dispatch,
+        `home`, where axes that split no tokens stay on the experts."""
         stay = tuple(a for a in self.axes if a not in home.split_axes)
 
         def to(t: TensorType) -> TensorType:
@@ -70,15 +72,15 @@ class Wire:
 
 # -- tables of slots ------------------------------------------------------------------------------
 def places(bucket: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """For `bucket` [G, P, N], ids below `count`: each entry's place among those of its bucket, in
-    order, and how many each bucket has [G, P, count]."""
+    """For ids `bucket` [G, P, N] below `count`: (index of each entry within its bucket, in order;
+    size of each bucket [G, P, count])."""
     hot = (bucket.reshape(*bucket.shape, 1) == F.arange(count)).to(int32)
     at = F.sum(hot * F.cumsum(hot, 2), -1) - 1
     return at, F.sum(hot, 2)
 
 
 def filled(slot: Tensor, values: Tensor, size: int) -> Tensor:
-    """A table [G, P, size] with `values` [G, P, N] at the places `slot`, -1 where there is none."""
+    """A table [G, P, size] with `values` [G, P, N] at the indices `slot`, and -1 elsewhere."""
     return emit("put_along", slot, values + 1, dim=2, into=str(size)) - 1
 
 
@@ -90,8 +92,8 @@ def line(like: Tensor) -> Tensor:
 def rows_at(x: Tensor, ids: Tensor, slots: Tensor) -> Tensor:
     """Rows of `x` [.., S, d] at `ids` [.., N]; -1 gives zeros.
 
-    `slots` [.., S, K] says at which places of the result each row is, -1 nowhere: its gradient is
-    the sum of those places, in that order.
+    `slots` [.., S, K] are the indices in the result of each row, -1 for none: the gradient of a row
+    is the sum over its slots, in that order.
     """
 
     @custom_gradient
@@ -110,7 +112,7 @@ def pick(x: Tensor, ids: Tensor) -> Tensor:
 
 
 def total(xs: Sequence[Tensor]) -> Tensor:
-    """The sum, from left to right."""
+    """The sum of `xs`, from left to right."""
     out = xs[0]
     for x in xs[1:]:
         out = out + x
@@ -118,21 +120,22 @@ def total(xs: Sequence[Tensor]) -> Tensor:
 
 
 def combined(y: Tensor, slot: Tensor, choice: Tensor, gates: Tensor) -> Tensor:
-    """Tokens [G, P, S, d]: the rows `y` [G, P, slots, d] of their k choices, weighted, summed."""
+    """Tokens [G, P, S, d]: the weighted sum of the rows of their k choices in `y` [G, P, slots,
+    d]."""
     g, p, s, k = gates.shape
     rows = rows_at(y, slot, choice.reshape(*choice.shape, 1)).reshape(g, p, s, k, -1)
     return total([rows[..., j, :] * gates[..., j : j + 1].to(y.dtype) for j in range(k)])
 
 
 def in_buckets(rows: Tensor, wire: Wire, each: Callable[[Tensor], Tensor]) -> Tensor:
-    """`each` of the buckets of `rows` [G, P, E, slots, d], joined again."""
+    """`each` applied to the buckets of `rows` [G, P, E, slots, d], concatenated."""
     n, size = wire.buckets, rows.shape[3]
     if n == 1:
         return each(rows)
     if not wire.ordered:
         cuts = [size * i // n for i in range(n + 1)]
         return F.concat([each(rows[:, :, :, a:b]) for a, b in pairwise(cuts)], 3)
-    # A loop: the collectives of one iteration end before the next begins.
+    # In a loop the collectives of one iteration end before the next begins.
     g, p, e, _, d = rows.shape
     parts = F.permute(rows.reshape(g, p, e, n, size // n, d), (3, 0, 1, 2, 4, 5))
     _, out = scan(lambda carry, part: (carry, each(part)), (), parts, policy="recompute")
@@ -144,9 +147,9 @@ def by_capacity(
     x: Tensor, ids: Tensor, gates: Tensor, experts: int, capacity: int, wire: Wire, run: Experts,
     runs: Tensor | None = None, all_served: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(result, choices dropped): each expert takes the first `capacity` choices of a group, in the
-    order of its tokens, wherever their parts are. `runs` are as in `Tokens.runs`. Unless
-    `all_served`, a choice that is `experts` goes to none."""
+    """(result, number of dropped choices): each expert takes the first `capacity` choices of a
+    group, in the order of its tokens, on any device. `runs` are those of `Tokens.runs`. Unless
+    `all_served`, a choice of id `experts` goes to no expert."""
     g, p, s, d = x.shape
     k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
     flat = ids.reshape(g, p, s * k)
@@ -154,8 +157,8 @@ def by_capacity(
     keep = at < capacity
     if runs is not None:
         keep = _rank(flat, experts, runs) < capacity
-        at, _ = places(F.where(keep, flat, experts), experts)  # of those that are kept
-    elif p > 1:  # what the parts before have taken
+        at, _ = places(F.where(keep, flat, experts), experts)  # positions among kept choices
+    elif p > 1:  # choices of earlier parts take room first
         before = F.cumsum(counts, 1) - counts
         keep = at + F.gather_or_zero(before, flat, -1) < capacity
     dropped = ~keep
@@ -168,10 +171,10 @@ def by_capacity(
     rows = rows_at(x, token, slot.reshape(g, p, s, k)).reshape(g, p, experts, room, d)
 
     def through(part: Tensor) -> Tensor:
-        """One bucket to the experts, through them and back."""
+        """Sends one bucket to the experts, through them and back."""
         home, c = part.type, part.shape[3]
         part = exchange(part, wire.dispatch_layout, wire.packing) if wire.axes else part
-        # All the rows of an expert in one block: [1, J, El, rows, d].
+        # All rows of an expert in one block: [1, J, El, rows, d].
         held = F.permute(part, (2, 0, 1, 3, 4))
         y = run(held.reshape(1, devices, experts // devices, g * p * c, d), None)
         y = F.permute(y.reshape(experts, g, p, c, -1), (1, 2, 0, 3, 4))
@@ -182,8 +185,8 @@ def by_capacity(
 
 
 def _rank(flat: Tensor, experts: int, runs: Tensor) -> Tensor:
-    """For choices `flat` [G, P, N] the number of those of the same expert that come before in the
-    group's own order."""
+    """For each of the choices `flat` [G, P, N], the number of earlier choices of the same expert in
+    the group's own order."""
     (g, p, n), each = flat.shape, runs.shape[0] // flat.shape[1]
     mine = flat.reshape(g, p * each, n // each)
     at, counts = places(mine, experts)
@@ -197,11 +200,11 @@ def dropless(
     x: Tensor, ids: Tensor, gates: Tensor, experts: int, wire: Wire, run: Runs,
     all_served: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Every choice is served: each device of experts gets room for all that may come to it. Unless
-    `all_served`, a choice that is `experts` goes to none.
+    """The result with every choice served: each device of experts has room for all rows that may be
+    sent to it. Unless `all_served`, a choice of id `experts` goes to no expert.
 
-    That is S min(k, El) rows from a part of S tokens to a device of El experts. There they are
-    sorted by expert, as products of rows in runs want them (Gale et al. 2022).
+    A part of S tokens sends at most S min(k, El) rows to a device of El experts. There they are
+    sorted by expert, as grouped products need them (Gale et al. 2022).
     """
     g, p, s, d = x.shape
     k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
@@ -236,8 +239,8 @@ def dropless(
 
 
 def in_order(kind: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """For rows of experts `kind` [.., .., R], -1 for none: the place of each where they are sorted
-    by expert (-1 for none), and how many rows each expert has."""
+    """For rows of experts `kind` [.., .., R] (-1: none): (index of each row after sorting by
+    expert, -1 for none; number of rows of each expert)."""
     at, counts = places(kind, experts)
     starts = F.cumsum(counts, -1) - counts
     return F.where(kind >= 0, F.gather_or_zero(starts, kind, -1) + at, -1), counts
@@ -252,8 +255,8 @@ def _sorted(rows: Tensor, kind: Tensor, own: int, run: Runs) -> Tensor:
 
 
 def in_blocks(run: Experts, block: int | None) -> Runs:
-    """`run` of rows in blocks of `block` (None: chosen), of one expert each: the last of an expert
-    is padded, so El blocks more are computed than the rows fill."""
+    """`run` on rows in blocks of `block` (None: chosen here) of one expert each. The last block of
+    an expert is padded, so El more blocks are computed than the rows fill."""
 
     def laid_out(rows: Tensor, counts: Tensor) -> Tensor:
         (a, j, r, d), own = rows.shape, counts.shape[-1]
@@ -263,7 +266,7 @@ def in_blocks(run: Experts, block: int | None) -> Runs:
         ends, stops = F.cumsum(needs, -1), F.cumsum(counts, -1)
         at = F.arange(r)
         kind = F.sum((at.reshape(r, 1) >= stops.reshape(a, j, 1, own)).to(int32), -1)
-        first = (ends - needs) * size - (stops - counts)  # of an expert's slots, less of its rows
+        first = (ends - needs) * size - (stops - counts)  # an expert's first slot minus first row
         slot = F.where(kind < own, F.gather_or_zero(first, kind, -1) + at, -1)
         holds = filled(slot, line(slot), blocks * size)
         laid = rows_at(rows, holds, slot.reshape(a, j, r, 1)).reshape(a, j, blocks, size, d)
@@ -278,8 +281,8 @@ def in_blocks(run: Experts, block: int | None) -> Runs:
 
 
 def folded(rows: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
-    """[G, P, J, size, d] and [G, P, J, size] as [A, J, R, d] and [A, J, R]: A is what is split over
-    devices of G and P, R all the rows that one device of experts has from one of A."""
+    """(rows [G, P, J, size, d] as [A, J, R, d], kind [G, P, J, size] as [A, J, R]): A are the split
+    digits of G and P, R all rows that one device of experts receives from one of A."""
     order, shape = _fold(rows.type)
     split = F.permute(rows.reshape(*shape, rows.shape[-1]), (*order, len(order)))
     a, j, r = _folded_sizes(rows.type)
@@ -297,8 +300,8 @@ def unfolded(y: Tensor, t: TensorType) -> Tensor:
 
 
 def _fold(t: TensorType) -> tuple[list[int], list[int]]:
-    """(order, shape): the digits of [G, P, J, size] and the order that puts split ones of G and P
-    first, then J, then the rest."""
+    """(order, shape): the sizes of the digits of [G, P, J, size], and the order that puts split
+    digits of G and P first, then J, then the rest."""
     runs = [digits(t.dims[i], t.sizes) for i in (0, 1)]
     flat = [d for run in runs for d in run]
     first = [i for i, d in enumerate(flat) if d.axes]

@@ -1,8 +1,8 @@
 """Mixture of experts: each token goes through k of E feed-forward networks (guide 2, 3.4).
 
-Experts are one stacked weight whose first dim may be split over mesh axes. The tokens change their
-layout to where the experts are and back, and all else follows from the layouts of `x` and of the
-weights: data, tensor, sequence and expert parallelism in any combination.
+Experts are one stacked weight whose first dim may be split over mesh axes. Tokens are redistributed
+to the experts' devices and back, and the rest follows from the layouts of `x` and of the weights:
+data, tensor, sequence and expert parallelism in any combination.
 """
 
 from __future__ import annotations
@@ -81,42 +81,42 @@ def moe(
     network: Callable[[Tensor, dict[str, Tensor]], Tensor] | None = None,
     mask: Like | None = None,
 ) -> Any:
-    """Sums gate * expert(token) over the `k` experts chosen for each token of x [..., d].
+    """The sum of gate * expert(token) over the `k` experts of each token of x [..., d].
 
     `experts` is a dict of weights {"router" [d, E], "up" [E, d, h], "down" [E, h, d]}, with "gate"
     [E, d, h] for a gated network, "bias" [E] to steer the choice, and "shared" {"up" [d, h],
-    "down", "gate"} for an expert of all tokens. It may also be an `nn.MoE`, which brings the
-    options that are not given; or a number of experts: then the weights (`hidden` wide, default
-    4 d) belong to the enclosing function, as in `op.transformer_block`.
+    "down", "gate"} for an expert of all tokens. It may also be an `nn.MoE`, whose options are the
+    defaults here; or a number of experts: then the weights (`hidden` wide, default 4 d) belong to
+    the enclosing function, as in `op.transformer_block`.
 
     - `router`: "topk" scores the experts by softmax, "sigmoid" each one separately; of equal scores
       the lower id wins. `normalize` divides the gates by their sum (None: if k > 1), then they are
       multiplied by `scale`. With `expert_groups` equal runs of experts, a token chooses among those
-      of its best `topk_groups`: a run counts as its best score, with "sigmoid" as its two best.
+      of its best `topk_groups`: the score of a run is its best score, with "sigmoid" the sum of its
+      two best.
     - `capacity`: None serves every choice. A number c gives each expert room for c k S / E choices
       in every group of S tokens (a sequence, or `groups` equal runs of all tokens); later tokens
       are dropped.
     - `zigzag`: sequences [..., S, d] in the order of `nn.zigzag` over this many devices are served
       in their original order.
     - `activation`: "gelu", "relu" or "silu" (None: silu with a gate, else gelu).
-    - `axis`: the mesh axis, or several from the outermost link inwards with one hop each, over
-      which the experts are split. None: the axis that splits them already, else "ep" if the mesh
-      has it.
+    - `axis`: the mesh axis over which the experts are split, or several, from the outermost link
+      inwards with one hop each. None: the axis that splits them already, else "ep" if the mesh has
+      it.
     - `transport`: "nccl", "nvshmem", "deepep" or "auto", or a dict of the fields of `Transport`: a
-      preference, and how the payload is packed and cut.
+      preference, and the packing and buckets of the payload.
     - `deterministic`: sums a token's experts in the order of their ids, and values of different
       devices in a fixed order at every level, as `dist.all_reduce(deterministic=True)` does. The
       sums of the gradients follow the level (`dist.deterministic`).
-    - `placement`: which expert's weights are in which row; replicas share tokens and gradients.
+    - `placement`: the expert in each row of the weights; replicas share tokens and gradients.
     - `block`: dropless experts compute padded blocks of this many rows, of one expert each (None:
-      on a CPU each expert's rows as they are, else blocks of a size that is chosen).
-    - `network`: a function of your own, `network(rows, weights)`, for experts of another kind. What
-      `experts` has besides "router", "bias" and "shared" are its weights, [E, ...] each. It gets
-      rows [*, t, d] of one expert for each index of the dims *, and weights [*, ...] of that
+      on a CPU each expert's rows as they are, else blocks of a chosen size).
+    - `network`: a user-defined function `network(rows, weights)` for other kinds of experts. Its
+      weights are the entries of `experts` besides "router", "bias" and "shared", [E, ...] each. It
+      gets rows [*, t, d] of one expert for each index of the dims *, and weights [*, ...] of that
       expert, or of size 1 in some of *: it returns [*, t, d], as `rows @ w["a"] @ w["b"]` does.
-
-    - `mask` [...]: 0 or False where a token is padding: it goes to no expert, takes no room, counts
-      in no number of the `Routing`, and gets zeros (but for an expert of all tokens).
+    - `mask` [...]: 0 or False for a padding token: it goes to no expert, takes no room, counts in
+      no number of the `Routing`, and gets zeros (except from an expert of all tokens).
 
     The result has the layout of `x`; if `x` has no mesh, its tokens are split. With `stats` it
     returns (result, Routing). Raises UsageError if an option is unknown or the experts do not
@@ -150,7 +150,7 @@ def moe(
 
 
 def _of_layer(layer: MoE, options: Options) -> Options:
-    """The `options` of a call; those at their defaults are as the layer has them."""
+    """`options`, with the layer's own in place of defaults."""
     return replace(layer.options(), **options.given())
 
 
@@ -190,11 +190,11 @@ def moe_inspection(
     axis: str | Sequence[str] | None = None,
     placement: Placement | None = None,
 ) -> MoEInspection:
-    """A report of what `moe` with these arguments does, without running it.
+    """A report of a call of `moe` with these arguments, without running it.
 
-    It says which transport is used, where the experts are and how many bytes are sent. Of an
-    `nn.MoE` what is not given is as the layer has it. `x` may be a type; without it there are no
-    sizes in the report. Raises the errors of `moe`.
+    It has the transport, the devices of the experts, and the bytes that are sent. The options of an
+    `nn.MoE` are the defaults here. `x` may be a type; without it the report has no sizes. Raises
+    the errors of `moe`.
     """
     options = Options("topk", k, transport, False, capacity, groups, None, None, axis, placement)
     if isinstance(experts, MoE):
@@ -210,7 +210,7 @@ def moe_inspection(
 
 
 def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
-    """The layer that this place in a program makes for itself."""
+    """The layer that belongs to this call in the program."""
     ranked("moe", "x", x.type, 2, "give [batch, d]", more=True)
     width = whole("moe", "hidden", 4 * x.shape[-1] if hidden is None else hidden, 1)
     asked = (x.shape[-1], width, experts)
@@ -256,7 +256,7 @@ class MoE(Module):
         self.normalize, self.activation, self.placement = normalize, activation, placement
         self.expert_groups, self.topk_groups, self.scale = expert_groups, topk_groups, scale
         self.axis = None if axis is None else axes_of("MoE", axis)
-        self.options().routing.check(experts)  # says now what cannot be
+        self.options().routing.check(experts)  # raises early for impossible options
         if balance is None and rate != RATE:
             raise UsageError(
                 f"MoE: rate={shown(rate)} has no effect: the load is not balanced by a bias",
@@ -311,9 +311,8 @@ class MoE(Module):
     ) -> tuple[Tensor, Routing]:
         """Returns (the result for `x`, a `Routing`): add `routing.aux_loss` to the loss to balance.
 
-        `zigzag` and `mask` are as in `moe`: over how many devices ring attention splits the
-        sequence, and which tokens are no padding. In a pipeline the auxiliary loss is the mean of
-        those of the microbatches, which is not that of the whole batch; a PipelineWarning says so.
+        `zigzag` and `mask` are as in `moe`. In a pipeline the auxiliary loss is the mean over the
+        microbatches, which is not that of the whole batch; a PipelineWarning says so.
         """
         warn_of_microbatches(AUXILIARY)
         return self._routed(x, zigzag, mask)
@@ -345,8 +344,8 @@ class MoE(Module):
         self.placed = self._placed()
 
     def _placed(self) -> dict[str, Tensor]:
-        """A buffer whose name tells the order of the rows: values of another order are refused by
-        their names. There is none where row i has expert i."""
+        """A buffer whose name encodes the order of the rows, so that a checkpoint of another order
+        fails by name. None if row i has expert i."""
         rows = () if self.placement is None else self.placement.rows
         if rows == tuple(range(self.router.shape[-1])) or not rows:
             return {}
@@ -356,7 +355,7 @@ class MoE(Module):
         for name in NETWORK:
             w = self.__dict__[name]
             if w is not None:
-                home, at = w.type, w.ndim - 3  # behind the dim of layers, where they are stacked
+                home, at = w.type, w.ndim - 3  # after the dim of stacked layers, if any
                 axes = dim_axes(home.dims[at])
                 moved = F.take_or_zero(w, as_tensor(np.asarray(rows, np.int32)), at)
                 new: Dim = (Factor(len(rows), axes),)

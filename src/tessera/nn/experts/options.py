@@ -1,4 +1,4 @@
-"""What can be chosen for a call of `moe`? One value, checked when it is made."""
+"""Options of a call of `moe`, as one checked value."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How tokens are routed, sent and computed; each field as the argument of `moe` with its name.
-    Raises UsageError."""
+    """Options of routing, transport and computation; each field is the argument of `moe` of that
+    name. Raises UsageError if a value does not fit."""
 
     router: str = "topk"
     k: int = 2
@@ -84,7 +84,7 @@ class Options:
 
     @property
     def routing(self) -> Router:
-        """How tokens choose their experts."""
+        """The router with these options."""
         normalize = self.k > 1 if self.normalize is None else self.normalize
         return Router(
             self.router, self.k, normalize, self.deterministic, self.expert_groups or 1,
@@ -92,14 +92,14 @@ class Options:
         )  # fmt: skip
 
     def requested(self) -> Transport:
-        """The transport; what is left open is as `@schedule(comm_backend=, epoch=)` has it."""
+        """The transport; fields that are not set follow `@schedule(comm_backend=, epoch=)`."""
         how, chosen = transport_of(self.transport), settings().program.schedule
         if how.type == "auto" and chosen.backend in TRANSPORTS:
             how = replace(how, type=chosen.backend)
         return replace(how, epoch=how.epoch or chosen.epoch or "soft")
 
     def given(self) -> dict[str, Any]:
-        """Those that are not at their defaults."""
+        """The options that differ from their defaults."""
         every = ((f, getattr(self, f.name)) for f in fields(self))
         return {f.name: value for f, value in every if value != f.default}
 

@@ -1,8 +1,9 @@
-"""What crosses the wire between a token and its expert? Rows as they are, or packed into 8 bits.
+"""Packing of rows between tokens and experts: unpacked, or as 8-bit floats with scales.
 
 Packed rows are fp8_e4m3 with one f32 scale per 128 channels, so that the largest channel of a block
 becomes the largest number of the format: the error of an element is at most 1/16 of itself, or
-2**-10/448 of its block's largest. That is d + 4 d/128 bytes for 4 d. Gradients travel unpacked.
+2**-10/448 of its block's largest. That is d + 4 d/128 bytes in place of 4 d. Gradients are sent
+unpacked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...lang.custom import custom_gradient
 from ...lang.tensor import Tensor
 
 BLOCK = 128  # channels that share a scale
-LARGEST = 448.0  # of fp8_e4m3; what is above becomes NaN
+LARGEST = 448.0  # of fp8_e4m3; larger values become NaN
 
 To = Callable[[TensorType], TensorType]
 
@@ -35,13 +36,14 @@ def pack(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack(packed: Tensor, scale: Tensor, channels: int, dtype: Any) -> Tensor:
-    """What `pack` took, as nearly as 8 bits say."""
+    """The rows that `pack` packed, to 8-bit precision."""
     x = (packed.to(f32) * scale).reshape(*packed.shape[:-2], -1)
     return (x if x.shape[-1] == channels else x[..., :channels]).to(dtype)
 
 
 def exchange(x: Tensor, to: To, packing: str | None) -> Tensor:
-    """`x` [.., d] in the layout `to(x.type)`, packed on the way. `to` leaves the last dim alone."""
+    """`x` [.., d] in the layout `to(x.type)`, packed while it is sent. `to` does not change the
+    last dim."""
     target = to(x.type)
     if target is x.type:
         return x

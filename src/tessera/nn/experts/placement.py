@@ -1,4 +1,4 @@
-"""Which expert lives on which device? A `Placement`: the same on every process that asks.
+"""Placement of experts on devices, equal on every process that computes it.
 
 Weights are stored by row, and rows are split over devices in equal runs, so a placement is a list
 of the expert in each row. An expert in several rows has replicas, which share its tokens.
@@ -31,7 +31,7 @@ Loads = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Placement:
-    """Which expert's weights are in which row, and which device owns which rows.
+    """The expert in each row of the weights, and the device of each row.
 
     `rows[i]` is the expert in row i; `owners` are the names of the devices, each with an equal run
     of rows. Raises UsageError if the rows do not divide over the owners, or an expert from 0 on has
@@ -71,7 +71,8 @@ class Placement:
         return {o: self.rows[i * n : (i + 1) * n] for i, o in enumerate(self.owners)}
 
     def moves(self, old: Placement) -> list[tuple[int, str]]:
-        """(expert, owner) for each expert's weights that an owner lacks in `old` and must fetch."""
+        """(expert, owner) for each expert that an owner has here but not in `old`, and must
+        fetch."""
         have = old.held
         return [
             (e, owner)
@@ -80,8 +81,7 @@ class Placement:
         ]
 
     def sources(self, old: Placement | None) -> list[int]:
-        """For each row, the row of `old` with the same expert (`old` None: expert i is in row
-        i)."""
+        """For each row, the row of `old` with the same expert (`old` None: row i has expert i)."""
         rows = old.rows if old is not None else range(self.experts)
         return [rows.index(e) for e in self.rows]
 
@@ -136,18 +136,18 @@ def rehash_experts(
     room = {name: rows // len(names) for name in names}
     held: dict[str, list[int]] = {name: [] for name in names}
     for name, own in (old.held if old is not None else {}).items():
-        # Of more than there is room for, the best by hash stay.
+        # If there are more than fit, the ones with the highest hash stay.
         for e in sorted(own, key=lambda e: _score(e, name), reverse=True):
             if name in room and room[name] and wanted[e]:
                 held[name].append(e)
                 room[name] -= 1
                 wanted[e] -= 1
-    # What has copies comes first, while there is room on different owners.
+    # Experts with copies come first, while there is room on different owners.
     left = [e for e in wanted if wanted[e]]
     pairs = sorted(
         ((copies[e] > 1, _score(e, name), e, name) for e in left for name in names), reverse=True
     )
-    for again in range(2):  # a second copy on one owner only where there is no other room
+    for again in range(2):  # a second copy on one owner only if no other has room
         for *_, e, name in pairs:
             while wanted[e] and room[name] and (again or e not in held[name]):
                 held[name].append(e)
@@ -181,7 +181,8 @@ def _owners(owners: object) -> tuple[str, ...]:
 def balance_experts(
     load: Sequence[float], devices: int, replicas: int = 0, nodes: int = 1, groups: int = 1
 ) -> Placement:
-    """A placement for measured loads: experts with a high load get replicas, devices equal sums.
+    """A placement for measured loads: experts with a high load get replicas, devices get equal
+    loads.
 
     This follows DeepSeek's EPLB. `groups` of experts are assigned to `nodes` so that the nodes have
     equal loads. Each node gives its replicas to the experts with the highest load per copy and
@@ -218,7 +219,8 @@ def balance_experts(
 
 
 def _packed(load: Loads, packs: int) -> list[list[int]]:
-    """The items in `packs` of equal length: the heaviest first, each to the lightest with room."""
+    """The items in `packs` of equal length: the heaviest first, each to the lightest pack with
+    room."""
     room = len(load) // packs
     held: list[list[int]] = [[] for _ in range(packs)]
     sums = [0.0] * packs
@@ -230,7 +232,8 @@ def _packed(load: Loads, packs: int) -> list[list[int]]:
 
 
 def _copies(load: Loads, count: int) -> list[int]:
-    """The items of `count` copies: each more goes to the item that is heaviest per copy."""
+    """The items of `count` copies: each further copy is of the item with the highest load per
+    copy."""
     out = list(range(len(load)))
     while len(out) < count:
         out.append(int(np.argmax(load / np.bincount(out))))

@@ -1,7 +1,7 @@
-"""Which experts does each token go to, and how strongly? Scores, a choice of k, their balance.
+"""Routing of tokens to experts: scores, top-k choice, load balance.
 
-All of it is a function of a token alone: batch, layout and number of devices do not change it.
-Equal scores go to the lower expert id.
+The choice depends on the token alone: batch, layout and number of devices do not change it. Of
+equal scores the lower expert id wins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUTERS = ("topk", "sigmoid")
 
 @dataclass(frozen=True)
 class Routing:
-    """What a router did with a batch: scalars, and `load` [E], the tokens that chose each expert.
+    """Statistics of a routed batch: scalars, and `load` [E], the tokens that chose each expert.
 
     `aux_loss` is E times the sum over experts of (share of choices)(mean score), 1 for equal loads
     (Fedus et al. 2021). `z_loss` is the mean squared logsumexp of the logits (Zoph et al. 2022).
@@ -44,7 +44,7 @@ register(Routing)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Per token [.., k]: ids of experts, gates in f32; and logits and scores [.., E] in f32.
+    """Ids of experts and gates (f32) per token [.., k], with logits and scores [.., E] in f32.
     `there` bool [.., 1] is False for tokens that go to no expert; None: all go."""
 
     ids: Tensor
@@ -54,10 +54,10 @@ class Choice:
     there: Tensor | None = None
 
     def routing(self, dropped: Tensor) -> Routing:
-        """The numbers about this choice; `dropped` counts what found no room. Tokens that are not
-        there count nowhere."""
+        """The statistics of this choice; `dropped` is the number of choices without room. Tokens
+        that are not `there` do not count."""
         experts, tokens = self.scores.shape[-1], self.scores.size // self.scores.shape[-1]
-        # [turns, .., k or E]: in a pipeline the loss is that of each microbatch.
+        # [turns, .., k or E]: in a pipeline the loss is computed for each microbatch.
         scores, ids = by_microbatch(self.scores), by_microbatch(self.ids)
         turns, dims = scores.shape[0], tuple(range(1, scores.ndim - 1))
         part: Any = turns / tokens  # that one token has of its turn
@@ -89,12 +89,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How tokens choose: "topk" scores by softmax, "sigmoid" each expert by itself; `k` of them.
+    """The router: "topk" scores experts by softmax, "sigmoid" each one separately; `k` are chosen.
 
-    With `expert_groups` only experts of a token's best `topk_groups` groups can be chosen. A group
-    is as good as its best expert, with "sigmoid" as its two best together (DeepSeek-AI 2024).
-    `normalize` divides the gates by their sum, then they are multiplied by `scale`. `sort` puts a
-    token's experts in order of their ids.
+    With `expert_groups` only experts of a token's best `topk_groups` groups can be chosen. The
+    score of a group is that of its best expert, with "sigmoid" the sum of its two best (DeepSeek-AI
+    2024). `normalize` divides the gates by their sum, then they are multiplied by `scale`. `sort`
+    puts a token's experts in order of their ids.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Router:
     scale: float = 1.0
 
     def check(self, experts: int) -> None:
-        """Raises UsageError if so many experts cannot be chosen from."""
+        """Raises UsageError if the settings do not fit this number of experts."""
         whole("moe", "k", self.k, 1, experts)
         divides(
             "moe", experts, self.expert_groups, "{count} experts do not divide into {parts} groups",
@@ -124,7 +124,7 @@ def choose(
     x: Tensor, weight: Tensor, how: Router, bias: Tensor | None = None, there: Tensor | None = None
 ) -> Choice:
     """The best experts of tokens `x` [.., d] under `weight` [d, E]. `bias` [E] is added for the
-    choice only: no gate and no gradient sees it. `there` is that of `Choice`."""
+    choice only, not to gates and gradients. `there` is that of `Choice`."""
     logits = F.matmul(x.to(f32), weight.to(f32))
     scores = fn.softmax(logits) if how.kind == "topk" else F.sigmoid(logits)
     biased = F.stop_gradient(scores if bias is None else scores + bias.to(f32))
@@ -142,7 +142,7 @@ def choose(
 
 
 def _in_best_groups(scores: Tensor, how: Router) -> Tensor:
-    """`scores` [.., E], and minus infinity where an expert's group is not among the best."""
+    """`scores` [.., E], with minus infinity for experts outside of the best groups."""
     parts = scores.reshape(*scores.shape[:-1], how.expert_groups, -1)
     of_group = F.topk(parts, min(2 if how.kind == "sigmoid" else 1, parts.shape[-1]))[0]
     _, best = F.topk(F.sum(of_group, -1), how.topk_groups)
@@ -174,5 +174,5 @@ def updated_expert_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tenso
 
 
 def checked_router(name: object) -> str:
-    """The name of a router. Raises UsageError."""
+    """`name` as the name of a router. Raises UsageError if there is no such router."""
     return str(one_of("moe", "router", name, ROUTERS))

@@ -1,4 +1,4 @@
-"""How do tokens lie before they are dispatched? As [G, P, S, d] (experts/dispatch.py)."""
+"""The layout of tokens before dispatch: [G, P, S, d] (experts/dispatch.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ..context_parallel import zigzag_positions
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens [.., d] of type `type`: `sizes` are their dims cut into digits, `order` puts them so
-    that they regroup to `four` = (G, P, S). Sequences lie in the order of `zigzag` devices."""
+    """Tokens [.., d] of type `type`: `sizes` are the digits of their dims, `order` permutes these
+    so that they regroup to `four` = (G, P, S). Sequences are in zig-zag order over `zigzag`
+    devices."""
 
     type: TensorType
     sizes: tuple[int, ...]
@@ -45,7 +46,7 @@ class Tokens:
         return self.each(self._order(math.prod(t[:-1]), seq).reshape(*t[:-1]))
 
     def each(self, values: Tensor) -> Tensor:
-        """What each token has, [..], as [G, P, S, 1]."""
+        """Values per token [..] as [G, P, S, 1]."""
         thin, home = values.reshape(*values.shape, 1), self.type
         if home.mesh is not None:
             dims = (*home.dims[:-1], thin.type.dims[-1])
@@ -54,8 +55,8 @@ class Tokens:
         return cut.reshape(*self.four, 1)
 
     def runs(self) -> Tensor | None:
-        """A part is made of equal runs of tokens that follow each other in the group: the place of
-        each run, as they lie, in the group's own order. None where they lie in that order."""
+        """The position of each run of tokens in the group's own order, where a part consists of
+        equal runs of consecutive tokens; None if the tokens are in that order already."""
         if self.zigzag == 1:
             return None
         _, parts, size = self.four
@@ -64,7 +65,7 @@ class Tokens:
         return self._order(parts * size // each, seq // each)
 
     def _order(self, count: int, seq: int) -> Tensor:
-        """i32[count]: the numbers of what lies in rows of `seq`, each in zig-zag order."""
+        """i32[count]: the original numbers of items in rows of `seq`, each row in zig-zag order."""
         if self.zigzag == 1:
             return F.arange(count)
         first = F.arange(count // seq).reshape(count // seq, 1) * seq
@@ -72,7 +73,7 @@ class Tokens:
 
     @property
     def parts(self) -> int:
-        """How many of the G·P parts one device has."""
+        """The number of the G·P parts on one device."""
         g, p, _ = self.four
         return g * p // ways(self.type.split_axes, self.type.sizes)
 
@@ -84,11 +85,12 @@ def tokens_of(
     groups: int | None,
     zigzag: int = 1,
 ) -> Tokens:
-    """Where the tokens of `t` [.., d] go first: split over `axes` too where their dims allow it.
+    """The layout of the tokens of `t` [.., d] before dispatch: split over `axes` too where dims
+    allow it.
 
     Their channels are whole. Axes in `hidden` split the inside of the experts: a sequence that is
     split over them is gathered, a batch is not. `groups` None is for dropless routing, which has no
-    groups: what each device has is one.
+    groups: the tokens of each device are one.
     """
     last = len(t.dims) - 1
     sequence = {a for d in t.dims[1:last] for a in dim_axes(d)}
@@ -119,7 +121,7 @@ def tokens_of(
         elif g.axes:
             parts *= g.size
         inner = inner or not g.axes
-    # A part is a run of tokens; what is split more finely than that is gathered.
+    # A part is a run of tokens; a finer split is gathered.
     lost = [a for a in t.split_axes if a in late or a not in flat.split_axes]
     four = (groups, parts, count // groups // parts)
     return Tokens(gathered(t, lost), four, (0, 1, 2), four, zigzag)

@@ -1,6 +1,6 @@
-"""How shall tokens travel to their experts, and what carries them here? Options, and a report.
+"""Transport of tokens to experts: options, and the report of `moe_inspection`.
 
-A transport is a preference: its name changes no result. `moe_inspection` tells what serves.
+A transport is a preference that changes no result. `moe_inspection` shows the one in use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...core.checks import flag, one_of, unfit, whole
 from ...core.layout import TensorType, ways
 from .packing import BLOCK
 
-# What each name asks for.
+# The meaning of each name.
 TRANSPORTS = {
     "auto": "whatever is there",
     "nccl": "NCCL's send and receive between GPUs",
@@ -27,12 +27,14 @@ EPOCHS = (None, "soft", "hard")
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """`type` is one of `TRANSPORTS`; `pack_dtype` packs the payload; `bucket_bytes` cuts what one
-    device sends into pieces of about so many bytes. An epoch is one dispatch and combine: "hard"
-    ends each bucket before the next begins, "soft" lets them overlap; None is "soft", or what
-    `@schedule(epoch=)` says. `multi_qp` and `num_qps` are
-    for transports that have queue pairs; what is here has none, and an OptionWarning says so.
-    Raises UsageError."""
+    """Options of the transport of tokens.
+
+    `type` is one of `TRANSPORTS`; `pack_dtype` packs the payload; `bucket_bytes` cuts the payload
+    of one device into pieces of about this size. An epoch is one dispatch and combine: "hard" ends
+    each bucket before the next begins, "soft" lets them overlap; None is "soft", or the value of
+    `@schedule(epoch=)`. `multi_qp` and `num_qps` are for transports with queue pairs; no transport
+    here has any, and an OptionWarning says so. Raises UsageError if a value does not fit.
+    """
 
     type: str = "auto"
     pack_dtype: str | None = None
@@ -51,7 +53,8 @@ class Transport:
 
 
 def transport_of(given: object) -> Transport:
-    """A Transport from a name, a dict of its fields, or one. Raises UsageError."""
+    """A Transport from a name, a dict of its fields, or a Transport. Raises UsageError if it is
+    anything else."""
     if isinstance(given, Transport):
         return given
     if isinstance(given, str):
@@ -71,8 +74,8 @@ def transport_of(given: object) -> Transport:
 
 @dataclass(frozen=True)
 class Hop:
-    """One change of layout of the payload: all_to_all over `axis`, bytes received by a device, None
-    where no tokens were named."""
+    """One change of layout of the payload: the all_to_all over `axis`, and the bytes that a device
+    receives (None without tokens)."""
 
     axis: str
     devices: int
@@ -81,11 +84,11 @@ class Hop:
 
 @dataclass(frozen=True)
 class MoEInspection:
-    """What a call of `moe` does: `str()` is the report.
+    """A report of a call of `moe`; `str()` is its text.
 
-    `capacity` is in choices, or in even shares (a float) where no tokens were named. `slots` are
-    the rows that one device sends, over all experts. `dispatch` and `combine` are the hops to the
-    experts and back, in order.
+    `capacity` is in choices, or in even shares (a float) without tokens. `slots` are the rows that
+    one device sends, over all experts. `dispatch` and `combine` are the hops to the experts and
+    back, in order.
     """
 
     transport: Transport
@@ -101,7 +104,7 @@ class MoEInspection:
 
     @property
     def served_by(self) -> str:
-        """What carries the payload."""
+        """The transport that is used."""
         if not self.dispatch:
             return "no transport: experts and tokens are on the same devices"
         return f"XLA's all_to_all {CARRIERS}"
@@ -131,12 +134,12 @@ class MoEInspection:
 
 
 def reports_of(said: Iterable[object]) -> tuple[MoEInspection, ...]:
-    """What calls of `moe` said among all that functions said of themselves."""
+    """The reports of `moe` among the reports of all functions."""
     return tuple(r for r in said if isinstance(r, MoEInspection))
 
 
 def row_bytes(channels: int, wide: int, packing: str | None) -> int:
-    """Bytes of one row on the wire; `wide` are those of one unpacked channel."""
+    """Bytes of one row on the wire; `wide` is the size of one unpacked channel."""
     if packing == "fp8_e4m3":
         blocks = -(-channels // BLOCK)
         return blocks * BLOCK + 4 * blocks
@@ -144,7 +147,7 @@ def row_bytes(channels: int, wide: int, packing: str | None) -> int:
 
 
 def buckets_of(sent_bytes: int, most: int, t: Transport) -> int:
-    """In how many buckets a payload of `sent_bytes` goes, at most `most`."""
+    """The number of buckets, at most `most`, for a payload of `sent_bytes`."""
     if t.bucket_bytes is None:
         return 1
     return max(1, min(most, math.ceil(sent_bytes / t.bucket_bytes)))

@@ -1,4 +1,4 @@
-"""What are the weights of experts? Checked against the tokens; where they work; replicas tied."""
+"""Weights of experts: checks against the tokens, layout over the experts' axes, tied replicas."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NETWORK = ("up", "down", "gate")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """`router` [d, E], `bias` [E], and the `network` by name: `up`, `gate` [R, d, h], `down`
-    [R, h, d], or what a network of the user's own takes; those of the shared expert have no first
+    """`router` [d, E], `bias` [E], and the `network` by name: `up`, `gate` [R, d, h], `down` [R, h,
+    d], or the weights of a user-defined network. The weights of the shared expert have no first
     dim."""
 
     router: Tensor
@@ -37,11 +37,11 @@ class Weights:
 
     @property
     def first(self) -> Tensor:
-        """A weight of the network, which says where the experts are."""
+        """The first weight of the network; its layout gives the experts' devices."""
         return next(iter(self.network.values()))
 
     def over(self, axes: tuple[str, ...], mesh: Mesh | None) -> Weights:
-        """With the rows of experts split over `axes`."""
+        """The weights with the rows of experts split over `axes`."""
         if not axes and not self.first.type.rest:
             return self
 
@@ -55,7 +55,7 @@ class Weights:
         return replace(self, network={n: moved(w) for n, w in self.network.items()})
 
     def tied(self, placement: Placement | None) -> dict[str, Tensor]:
-        """The network, where replicas of one expert get one gradient."""
+        """The network, in which the replicas of an expert share one gradient."""
         if placement is None or len(placement.rows) == placement.experts:
             return self.network
         return {n: tied(w, placement) for n, w in self.network.items()}
@@ -65,15 +65,15 @@ _OWN = "other names with a function that computes with them: network=lambda rows
 
 
 def has_weights(given: Any, own: bool = False) -> bool:
-    """Whether `given` is a dict with what every network of experts has, or one of the user's `own`
-    at least."""
+    """Returns whether `given` is a dict with the entries that every network of experts has, or with
+    `own` those of a user-defined network."""
     need = {"router"} if own else {"router", "up", "down"}
     return isinstance(given, Mapping) and need <= set(given) and len(given) > 1
 
 
 def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
-    """The weights of `experts`, checked against x [.., d]; those of a network of the user's `own`
-    have any names. Raises UsageError, ShapeError, DTypeError."""
+    """The weights of `experts`, checked against x [.., d]; with `own` a user-defined network may
+    have any names. Raises UsageError, ShapeError or DTypeError if they do not fit."""
     if not has_weights(given, own):
         raise unfit(
             "moe",
@@ -112,13 +112,14 @@ def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
 
 
 def _here(w: object) -> Tensor:
-    """`w` as the call reads it."""
+    """`w` as a tensor of this recording."""
     made, recorder = as_tensor(w), current()
     return made if recorder is None else recorder.on_whole_mesh(made)
 
 
 def _stacked(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights with a row an expert each. Raises ShapeError."""
+    """The weights of a network, one row per expert. Raises ShapeError if their numbers of rows
+    differ."""
     rows = {n: w.shape[:1] for n, w in found.items()}
     if len(set(rows.values())) != 1 or () in rows.values():
         raise ShapeError(
@@ -130,7 +131,7 @@ def _stacked(found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _shared(given: Any, d: int) -> dict[str, Tensor]:
-    """The network of the experts that all tokens use, with its shapes checked."""
+    """The network of the shared expert, with its shapes checked."""
     if not isinstance(given, Mapping) or not {"up", "down"} <= set(given) <= set(NETWORK):
         raise unfit(
             "moe",
@@ -156,8 +157,8 @@ def _need_shape(name: str, w: Tensor, want: tuple[int, ...]) -> None:
 
 
 def expert_axes(up: TensorType, axis: tuple[str, ...] | None, mesh: Mesh | None) -> tuple[str, ...]:
-    """The mesh axes of the experts: `axis`, else what splits `up` [R, d, h], else "ep" where the
-    mesh has it. Raises LayoutError."""
+    """The mesh axes of the experts: `axis`, or else the axes that split `up` [R, d, h], or else
+    "ep" if the mesh has it. Raises LayoutError if the mesh lacks an axis."""
     if axis is None:
         return dim_axes(up.in_use.dims[0]) or (("ep",) if mesh is not None and "ep" in mesh else ())
     for a in axis:
@@ -167,7 +168,8 @@ def expert_axes(up: TensorType, axis: tuple[str, ...] | None, mesh: Mesh | None)
 
 
 def tied(w: Tensor, placement: Placement) -> Tensor:
-    """`w` [R, ...], whose replicas all get the sum of their gradients, the same bits in each."""
+    """`w` [R, ...]; the gradient of each replica is the sum over its expert's replicas, with equal
+    bits."""
     rows = np.array(placement.rows)
     of = as_tensor((rows == np.arange(placement.experts)[:, None]).astype(np.float32))
     home = w.type.complete()

@@ -1,1 +1,1 @@
-"""Collective algorithms: tables of rounds, who sends which chunk to whom."""
+"""Collective algorithms as tables of rounds: sender, receiver and chunks of each transfer."""

@@ -1,4 +1,4 @@
-"""Which algorithms are there for a collective? `build` makes the table of any of them, for any n.
+"""Collective algorithms by name: `build` makes the table of rounds of each of them, for any n.
 
 | name | how a chunk travels | in which order it is added up |
 |---|---|---|
@@ -49,7 +49,7 @@ NAMES = (*FLAT, "hierarchical", "engine")
 # A table names every transfer: beyond this it says little that a formula would not (cost/).
 MOST_RANKS, MOST_SEGMENTS = 1024, 4096
 _COUNT = r"\d{1,9}"
-# What the engine's own is verified and priced as.
+# The algorithm by which the engine's own collective is verified and priced.
 _ENGINE: dict[Collective, str] = {
     "all_reduce": "ring",
     "reduce_scatter": "ring",
@@ -71,10 +71,10 @@ def build(
 ) -> Algorithm:
     """The table of rounds of `name` for `collective` among `n` ranks.
 
-    `segments` cuts the message so that its parts follow each other through a tree, or in a
-    broadcast along a ring or line. `shape` is the nesting of a hierarchical one, outermost first as
-    a mesh's axes are (rank ids are row-major), `levels` the algorithm of each level (ring by
-    default). Raises UsageError for a combination that does not exist.
+    `segments` cuts the message into parts that follow each other through a tree, or for a broadcast
+    also along a ring or line. `shape` is the nesting of a hierarchical algorithm, outermost level
+    first like the axes of a mesh (rank ids are row-major); `levels` are the algorithms of the
+    levels (ring by default). Raises UsageError for a combination that does not exist.
 
     >>> build("all_gather", "halving", 8).steps, build("all_to_all", "ring", 8).steps
     (3, 4)
@@ -110,8 +110,8 @@ def build(
 
 
 def named(collective: str, name: str, n: int, root: int = 0) -> Algorithm:
-    """The table that is called `name`, as `build` names them; `root` is a broadcast's. Raises
-    UsageError where none is.
+    """The table with the name `name`, in the notation of `build`'s tables; `root` is a broadcast's
+    root. Raises UsageError if there is none.
 
     >>> named("all_reduce", "double_tree/4", 8)
     <all_reduce by double_tree/4: n=8 chunks=8 rounds=9>
@@ -135,7 +135,8 @@ def named(collective: str, name: str, n: int, root: int = 0) -> Algorithm:
 
 
 def nest_size(name: str) -> int | None:
-    """How many ranks the nesting that `name` writes out is for; None for any other name.
+    """The number of ranks in a hierarchical name such as "hierarchical(2:ring x 4:halving)"; None
+    for any other name.
 
     >>> nest_size("hierarchical(2:ring x 4:halving)"), nest_size("ring")
     (8, None)
@@ -146,7 +147,8 @@ def nest_size(name: str) -> int | None:
 
 @lru_cache(maxsize=1024)
 def received_share(collective: str, name: str, n: int) -> float:
-    """How many times the whole tensor's bytes the busiest rank receives by the table `name`.
+    """Bytes that the busiest rank receives by the table `name`, as a multiple of the tensor's
+    bytes.
 
     >>> received_share("all_reduce", "ring", 8), received_share("all_reduce", "tree", 8)
     (1.75, 3.0)
@@ -161,7 +163,7 @@ def _cut(name: str) -> tuple[str, int]:
 
 
 def can_segment(collective: Collective, name: str) -> bool:
-    """Whether segments of a message can follow each other through this algorithm."""
+    """Returns whether the algorithm can send a message in segments that follow each other."""
     if collective == "all_reduce":
         return name in ("tree", "double_tree")
     return collective == "broadcast" and name in ("tree", "double_tree", "ring", "line")
@@ -194,8 +196,8 @@ def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=32)
 def _flat(kind: Collective, name: str, n: int, segments: int, root: int) -> Algorithm:
-    """The table of one level. A tree uses each of its trees for a part of the chunks; `pipelined`
-    cuts chunks into segments that follow each other."""
+    """The table of one level. Each tree of a tree algorithm carries a part of the chunks;
+    `pipelined` cuts chunks into segments that follow each other."""
     if name == "engine":
         return replace(_flat(kind, _ENGINE[kind], n, 1, root), name="engine", native=True)
     trees = name in ("tree", "double_tree")
@@ -245,7 +247,7 @@ def _broadcast(name: str, n: int, root: int) -> tuple[Round, ...]:
 
 
 def _all_to_all(name: str, n: int) -> tuple[Round, ...]:
-    """The rounds in which each of n ranks sends each other one a chunk of its own."""
+    """The rounds in which each of n ranks sends a separate chunk to every other rank."""
     match name:
         case "ring":
             return flat.ways(n, flat.ring_way(n))
@@ -268,8 +270,9 @@ def _all_to_all(name: str, n: int) -> tuple[Round, ...]:
 def _hierarchical(
     kind: Collective, shape: tuple[int, ...], segments: int, root: int, levels: tuple[str, ...]
 ) -> Algorithm:
-    """The table of nested levels, each by an algorithm of its own: an all_reduce scatters its sums
-    level by level, completes them at the outermost one, and gathers them on the way back."""
+    """The table of nested levels, each with its own algorithm. An all_reduce is a reduce_scatter
+    level by level from the innermost, an all_reduce at the outermost level, and all_gathers on the
+    way back."""
     levels = levels or ("ring",) * len(shape)
     if len(levels) != len(shape) or any(name not in FLAT for name in levels):
         raise UsageError(

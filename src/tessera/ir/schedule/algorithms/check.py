@@ -1,8 +1,8 @@
-"""Does a table of rounds do what its collective is for, and in which order does it add?
+"""Checks of a table of rounds: `verify`, its order of additions, and a reference run in NumPy.
 
-`verify` runs it on symbols: each rank's share of each chunk is one bit, so a share that is added
-twice, lost, or sent before it is there shows. `order` records how each result is put together.
-`evaluate` runs it on NumPy arrays, and is the oracle of the engine's form.
+`verify` runs the table on symbols: each rank's share of each chunk is one bit, so it finds a share
+that is added twice, lost, or sent before it arrives. `order` records the order of additions of each
+result. `evaluate` runs the table on NumPy arrays, and is the oracle of the engine's implementation.
 
 >>> from tessera.ir.schedule.algorithms.build import build
 >>> verify(build("all_reduce", "ring", 3))
@@ -23,8 +23,8 @@ import numpy as np
 from ....core.errors import GraphError, UsageError
 from .table import Algorithm, Transfer, need_algorithm
 
-# A rank's number, or two of these that are added; the one with the smallest rank is first, because
-# a + b and b + a are the same bits.
+# A rank, or a pair of orders that are added. The one with the smallest rank is first, because a + b
+# and b + a have the same bits.
 Order: TypeAlias = "int | tuple[Order, Order]"
 T = TypeVar("T")
 
@@ -34,9 +34,10 @@ def replay(
     start: Callable[[int, int], T],
     add: Callable[[T, T, Transfer, int], T],
 ) -> list[dict[int, T]]:
-    """What each rank holds after the last round, chunk by chunk.
+    """The chunks that each rank holds after the last round.
 
-    `start(rank, chunk)` is what it holds before the first; `add(there, arrived, transfer, round)`.
+    `start(rank, chunk)` is its value before the first round; `add(there, arrived, transfer, round)`
+    is the value after an addition.
     """
     held = [{c: start(r, c) for c in algorithm.starts(r)} for r in range(algorithm.n)]
     for k, moves in enumerate(algorithm.rounds):
@@ -49,12 +50,12 @@ def replay(
 
 
 def verify(algorithm: Algorithm) -> None:
-    """Raises GraphError, which names round and transfer, where the table does not do it.
+    """Raises GraphError, with round and transfer, if the table does not implement its collective.
 
-    Checked are: ranks and chunks that exist; nothing sent that is not there; one copy, or additions
-    only, into one place in one round; no share added twice; no transfer of what is there already;
-    and after the last round, at each rank, all that the collective owes it, from every rank that
-    gives.
+    It checks that ranks and chunks exist; that a rank sends only chunks that it holds; that a chunk
+    of a rank is written by one copy or by additions only in one round; that no share is added twice
+    and no transfer is redundant; and that after the last round each rank has all chunks that the
+    collective owes it, from every rank that contributes.
     """
     a = need_algorithm("verify", algorithm)
     reduces = a.collective in ("all_reduce", "reduce_scatter")
@@ -103,7 +104,9 @@ def _shape(a: Algorithm, k: int, t: Transfer, reduces: bool) -> None:
 
 def _results(a: Algorithm, held: Sequence[dict[int, int]]) -> None:
     """Raises GraphError if a rank ends without a share of a chunk that the collective owes it.
-    `held` has, per rank and chunk, the ranks whose shares are in it, as bits."""
+
+    `held[rank][chunk]` is a bit mask of the ranks whose shares the chunk contains.
+    """
     everyone = (1 << a.n) - 1
     for r in range(a.n):
         for c in a.wants(r):
@@ -140,7 +143,8 @@ def _wrong(a: Algorithm, k: int, t: Transfer, what: str) -> GraphError:
 
 # ---- the order of additions --------------------------------------------------------------------
 def adjacent_pairs(n: int) -> Order:
-    """The tree that pairs neighbours, then neighbouring pairs, and so on; an odd one waits.
+    """The tree that adds adjacent pairs, then pairs of pairs; an odd last one waits for the next
+    level.
 
     >>> adjacent_pairs(7)
     (((0, 1), (2, 3)), ((4, 5), 6))
@@ -153,10 +157,10 @@ def adjacent_pairs(n: int) -> Order:
 
 @lru_cache(maxsize=64)
 def order(algorithm: Algorithm) -> tuple[Order, ...] | None:
-    """How each chunk is added up, and the same at every rank; None where the engine decides.
+    """The order of additions of each chunk, equal at every rank; None if the engine decides it.
 
-    Raises UsageError for a collective that adds nothing, GraphError where two ranks would end with
-    sums in different orders: then they might differ in their last bits.
+    Raises UsageError for a collective that adds nothing, GraphError if two ranks would add in
+    different orders: their sums might differ in the last bits.
     """
     a = need_algorithm("order", algorithm)
     if a.collective not in ("all_reduce", "reduce_scatter"):
@@ -187,13 +191,13 @@ def order(algorithm: Algorithm) -> tuple[Order, ...] | None:
 
 
 def in_pairs(algorithm: Algorithm) -> bool:
-    """Whether every chunk is added up in adjacent pairs: the order that any mesh can keep."""
+    """Returns whether every chunk is added in adjacent pairs: the order that any mesh can keep."""
     found = order(algorithm)
     return found is not None and all(tree == adjacent_pairs(algorithm.n) for tree in found)
 
 
 def fold(tree: Order, values: Sequence[Any]) -> Any:
-    """`values`, one a rank, added up in the order of `tree`."""
+    """The sum of `values`, one per rank, added in the order of `tree`."""
     return values[tree] if isinstance(tree, int) else fold(tree[0], values) + fold(tree[1], values)
 
 
@@ -202,7 +206,7 @@ def evaluate(algorithm: Algorithm, blocks: Sequence[Any]) -> list[Any]:
     """The results of all ranks from their arrays, by NumPy, in the table's order of additions.
 
     Shapes are those of `lax.psum`, `psum_scatter`, `all_gather` and `all_to_all` on dim 0, tiled; a
-    broadcast gives each rank the root's array. Block sizes must divide by the table's chunks.
+    broadcast gives each rank the root's array. Block sizes must be divisible by the table's chunks.
     """
     a = algorithm
     arrays = [np.asarray(b) for b in blocks]

@@ -1,10 +1,9 @@
-"""The rounds of each algorithm on one group of n ranks: ring, line, direct, halving, trees.
+"""Rounds of the algorithms on one group of n ranks: ring, line, direct, halving, trees.
 
-Most follow from one picture. Chunk c lives at rank c and spreads from there over all ranks: that is
-an all_gather. Run backwards, adding where it copied, it is a reduce_scatter; one after the other
-they are an all_reduce. What differs is the way in which a chunk spreads: around a ring, along a
-line, one hop to each, or doubling. All of them take any n; what happens when n is no power of two
-is said where it matters.
+Most are built from one pattern. Chunk c is at rank c and spreads to all ranks: an all_gather. Run
+backwards, with additions in place of copies, it is a reduce_scatter; the two in sequence are an
+all_reduce. The algorithms differ in the path of a chunk: around a ring, along a line, one hop to
+each rank, or doubling. All of them take any n; docstrings say what changes if n is no power of two.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ Rounds = tuple[Round, ...]
 
 # ---- spreading: all_gather, and backwards reduce_scatter ---------------------------------------
 def ring_gather(n: int) -> Rounds:
-    """Every rank passes to the next what came in the round before: n - 1 rounds of one chunk."""
+    """All_gather: each rank passes on the chunk of the round before; n - 1 rounds of one chunk."""
     return table([[(r, (r + 1) % n, (r - k) % n, "copy") for r in range(n)] for k in range(n - 1)])
 
 
 def ring_scatter(n: int) -> Rounds:
-    """Chunk c starts at rank c + 1 and collects on its way round to c: a left fold from c + 1."""
+    """Reduce_scatter: chunk c goes around the ring from rank c + 1 to c, as a left fold."""
     return table(
         [[(r, (r + 1) % n, (r - k - 1) % n, "add") for r in range(n)] for k in range(n - 1)]
     )
 
 
 def line_gather(n: int) -> Rounds:
-    """Like a ring without the link between the ends: chunks travel both ways at once."""
+    """All_gather on a ring without the link between the ends: chunks travel in both directions."""
     rounds: list[list[Hop]] = []
     for k in range(n - 1):
         right: list[Hop] = [(c + k, c + k + 1, c, "copy") for c in range(n - 1 - k)]
@@ -42,18 +41,19 @@ def line_gather(n: int) -> Rounds:
 
 
 def direct_gather(n: int) -> Rounds:
-    """Each chunk goes from its home to every rank in one hop; in round k to the k-th neighbour."""
+    """All_gather: each chunk goes to every rank in one hop; in round k to the k-th neighbour."""
     return table([[(r, (r + k) % n, r, "copy") for r in range(n)] for k in range(1, n)])
 
 
 def halving_scatter(n: int) -> Rounds:
-    """Recursive halving, neighbours first, so that every chunk is added up in adjacent pairs.
+    """Reduce_scatter by recursive halving, neighbours first: additions in adjacent pairs.
 
     In round k blocks of 2^k ranks meet: for each chunk one rank of a block holds the block's sum,
-    and sends it to the one that holds the sum for both. For a power of two that is the classical
-    exchange with rank r xor 2^k, and each rank sends n - 1 chunks. For another n the last block of
-    a round is short or absent; the order of additions stays that of adjacent pairs, the rounds stay
-    ceil(log2 n), and some ranks send more than one partner a share (see `docs/algorithms.md`).
+    and sends it to the rank that holds the sum of both blocks. For a power of two this is the
+    classical exchange with rank r xor 2^k, and each rank sends n - 1 chunks. For another n the last
+    block of a round is short or absent; the order of additions is still adjacent pairs, the rounds
+    are still ceil(log2 n), and some ranks send a share to more than one partner (see
+    `docs/algorithms.md`).
     """
     rounds: list[list[Hop]] = []
     width = 1
@@ -70,7 +70,7 @@ def halving_scatter(n: int) -> Rounds:
 
 
 def _holder(chunk: int, low: int, width: int, n: int) -> int:
-    """Which rank of the block [low, low + width) holds the block's sum of `chunk`."""
+    """The rank of the block [low, low + width) that holds the block's sum of `chunk`."""
     high = min(low + width, n)
     if low <= chunk < high:
         return chunk
@@ -85,7 +85,7 @@ def _holder(chunk: int, low: int, width: int, n: int) -> int:
 
 
 def halving_gather(n: int) -> Rounds:
-    """Recursive doubling, far ranks first: the ways of `halving_scatter` backwards."""
+    """All_gather by recursive doubling, far ranks first: `halving_scatter` in reverse."""
     return backwards(halving_scatter(n), "copy")
 
 
@@ -104,13 +104,13 @@ GATHER: dict[str, Callable[[int], Rounds]] = {
 
 
 def bit_reversed(n: int) -> list[int]:
-    """An order of n chunks in which halving sends neighbours together (n a power of two)."""
+    """An order of n chunks in which halving sends contiguous chunks (n a power of two)."""
     bits = (n - 1).bit_length()
     return [int(f"{c:0{bits}b}"[::-1], 2) if bits else 0 for c in range(n)]
 
 
 def scatter_gather(name: str, n: int) -> Rounds:
-    """An all_reduce: everyone's chunk is summed where it lives, then spread."""
+    """All_reduce as a reduce_scatter and an all_gather by the same algorithm."""
     rounds = SCATTER[name](n) + GATHER[name](n)
     if name == "halving" and n & (n - 1) == 0:
         rounds = renamed(rounds, bit_reversed(n))
@@ -120,18 +120,18 @@ def scatter_gather(name: str, n: int) -> Rounds:
 # ---- trees -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A rooted tree over ranks: each rank's parent (the root's is -1) and, going up, its round."""
+    """A rooted tree: each rank's parent (-1 for the root) and its round on the way up."""
 
     parent: tuple[int, ...]
     when: tuple[int, ...]
 
     @property
     def height(self) -> int:
-        """The rounds that a way up takes."""
+        """The number of rounds from the leaves to the root."""
         return max((w + 1 for w, p in zip(self.when, self.parent) if p >= 0), default=0)
 
     def up(self, chunks: Sequence[int]) -> Rounds:
-        """A reduction of `chunks` to the root."""
+        """Reduction of `chunks` to the root."""
         rounds: list[list[Hop]] = [[] for _ in range(self.height)]
         for r, p in enumerate(self.parent):
             if p >= 0:
@@ -139,11 +139,12 @@ class Tree:
         return table(rounds)
 
     def down(self, chunks: Sequence[int]) -> Rounds:
-        """A broadcast of `chunks` from the root."""
+        """Broadcast of `chunks` from the root."""
         return backwards(self.up(chunks), "copy")
 
     def deal(self, chunks: Callable[[int], Sequence[int]]) -> Rounds:
-        """From the root to each rank r its own `chunks(r)`: each way carries a whole subtree's."""
+        """Scatter from the root: rank r receives `chunks(r)`. Each edge carries the chunks of a
+        whole subtree."""
         rounds: list[list[Hop]] = [[] for _ in range(self.height)]
         for r in range(len(self.parent)):
             at = r
@@ -153,7 +154,7 @@ class Tree:
         return backwards(table(rounds), "copy")
 
     def over(self, names: Sequence[int], n: int) -> Tree:
-        """The same tree with rank r called `names[r]`, among n ranks."""
+        """The same tree among n ranks, with rank r renamed to `names[r]`."""
         parent, when = [-1] * n, [0] * n
         for r, p in enumerate(self.parent):
             parent[names[r]] = names[p] if p >= 0 else -1
@@ -171,18 +172,19 @@ class Tree:
 
 
 def binary_tree(n: int) -> Tree:
-    """In round k rank r, an odd multiple of 2^k, joins r - 2^k: adjacent pairs, whatever n is."""
+    """A tree in which rank r, an odd multiple of 2^k, sends to r - 2^k in round k: adjacent pairs
+    for any n."""
     parent = [r & (r - 1) if r else -1 for r in range(n)]
     when = [(r & -r).bit_length() - 1 if r else 0 for r in range(n)]
     return Tree(tuple(parent), tuple(when))
 
 
 def two_trees(n: int) -> tuple[Tree, Tree]:
-    """Two binary trees over all ranks such that who works in one is a leaf in the other.
+    """Two binary trees over all ranks; an inner rank of one is a leaf of the other.
 
     Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan
-    (2009). The first has its leaves at odd ranks. The second is its mirror image for even n, and
-    for odd n the first one moved on by one, where one rank may work in both.
+    (2009). The leaves of the first are the odd ranks. The second is its mirror image for even n;
+    for odd n it is the first shifted by one rank, and one rank may be an inner rank of both.
     """
     parent, depth = [-1] * n, [0] * n
     for r in range(1, n):
@@ -200,7 +202,8 @@ def two_trees(n: int) -> tuple[Tree, Tree]:
 
 
 def crowned(tree: Tree, root: int, n: int) -> Tree:
-    """`tree` over the other ranks, in order after `root`, with `root` above its root."""
+    """`tree` over the n - 1 other ranks, in order after `root`, with `root` as the parent of its
+    root."""
     below = tree.over([(root + 1 + r) % n for r in range(n - 1)], n)
     parent = [root if p < 0 and r != root else p for r, p in enumerate(below.parent)]
     return Tree(tuple(parent), below.when)
@@ -208,7 +211,7 @@ def crowned(tree: Tree, root: int, n: int) -> Tree:
 
 # ---- ways: all_to_all --------------------------------------------------------------------------
 def ways(n: int, way: Callable[[int, int], Sequence[int]]) -> Rounds:
-    """An all_to_all in which every chunk walks its `way`, one hop a round from the first on."""
+    """All_to_all in which each chunk follows its path `way`, one hop a round from round 0 on."""
     rounds: list[list[Hop]] = []
     for s in range(n):
         for d in range(n):
@@ -220,7 +223,7 @@ def ways(n: int, way: Callable[[int, int], Sequence[int]]) -> Rounds:
 
 
 def ring_way(n: int) -> Callable[[int, int], list[int]]:
-    """The shorter way round; half of the ring is walked upwards."""
+    """The shorter path around the ring; a tie goes upwards."""
 
     def way(s: int, d: int) -> list[int]:
         ahead = (d - s) % n
@@ -231,20 +234,21 @@ def ring_way(n: int) -> Callable[[int, int], list[int]]:
 
 
 def line_way(s: int, d: int) -> list[int]:
-    """Straight along the line."""
+    """The path along the line."""
     return list(range(s, d + 1)) if s <= d else list(range(s, d - 1, -1))
 
 
 def pairwise_exchange(n: int) -> Rounds:
-    """In round k every rank sends one chunk straight to its k-th neighbour: n - 1 rounds."""
+    """All_to_all: in round k each rank sends one chunk to its k-th neighbour; n - 1 rounds."""
     return table([[(r, (r + k) % n, r * n + (r + k) % n, "copy") for r in range(n)]
                   for k in range(1, n)])  # fmt: skip
 
 
 def log_exchange(n: int) -> Rounds:
-    """Bruck et al. (1997): in round k all chunks whose distance has bit k move 2^k ranks on.
+    """All_to_all of Bruck et al. (1997): chunks move by powers of two.
 
-    ceil(log2 n) rounds for any n, and each chunk moves as often as its distance has ones.
+    In round k all chunks whose distance has bit k move 2^k ranks on. It takes ceil(log2 n) rounds
+    for any n; a chunk moves once for each set bit of its distance.
     """
     rounds: list[list[Hop]] = []
     for k in range((n - 1).bit_length()):
@@ -260,12 +264,12 @@ def log_exchange(n: int) -> Rounds:
 
 # ---- broadcast ---------------------------------------------------------------------------------
 def ring_broadcast(n: int, root: int) -> Rounds:
-    """From the root around the ring: n - 1 rounds."""
+    """Broadcast from the root around the ring: n - 1 rounds."""
     return table([[((root + k) % n, (root + k + 1) % n, 0, "copy")] for k in range(n - 1)])
 
 
 def line_broadcast(n: int, root: int) -> Rounds:
-    """From the root to both ends."""
+    """Broadcast from the root to both ends of the line."""
     rounds: list[list[Hop]] = []
     for k in range(max(root, n - 1 - root)):
         right: list[Hop] = [(root + k, root + k + 1, 0, "copy")] if root + k + 1 < n else []
@@ -275,21 +279,22 @@ def line_broadcast(n: int, root: int) -> Rounds:
 
 
 def direct_broadcast(n: int, root: int) -> Rounds:
-    """The root sends to one rank after another."""
+    """Broadcast in which the root sends to one rank after another."""
     return table([[(root, (root + k) % n, 0, "copy")] for k in range(1, n)])
 
 
 def halving_broadcast(n: int, root: int) -> Rounds:
-    """The root deals the chunks out, a block each, and all ranks gather them by doubling.
+    """Broadcast as a scatter from the root and an all_gather by doubling.
 
-    Van de Geijn's form for long messages: 2 S (n - 1) / n leave the root, not S log2 n.
+    Van de Geijn's form for long messages: 2 S (n - 1) / n bytes leave the root, not S log2 n.
     """
     tree = binary_tree(n).over([(root + r) % n for r in range(n)], n)
     return tree.deal(lambda r: [r]) + halving_gather(n)
 
 
 def tree_reduce_scatter(trees: Sequence[Tree], n: int) -> Rounds:
-    """Block r's piece j is reduced over tree j to its root and dealt from there to rank r."""
+    """Reduce_scatter: piece j of block r is reduced to the root of tree j and sent from there to
+    rank r."""
     k = len(trees)
 
     def one(j: int, tree: Tree) -> Rounds:
@@ -299,12 +304,12 @@ def tree_reduce_scatter(trees: Sequence[Tree], n: int) -> Rounds:
 
 
 def trees_of(name: str, n: int) -> tuple[Tree, ...]:
-    """The trees that `name` uses: one, or two that share the work."""
+    """The trees that the algorithm `name` uses: one, or two that share the chunks."""
     return two_trees(n) if name == "double_tree" else (binary_tree(n),)
 
 
 def broadcast_trees(name: str, n: int, root: int) -> tuple[Tree, ...]:
-    """The trees of a broadcast from `root`; two of them hang below it."""
+    """The trees of a broadcast from `root`; of a double tree, both have `root` as their root."""
     if name == "double_tree" and n > 1:
         return tuple(crowned(t, root, n) for t in two_trees(n - 1))
     return (binary_tree(n).over([(root + r) % n for r in range(n)], n),)

@@ -1,8 +1,8 @@
-"""How do algorithms nest? One level of a hierarchy at a time, each by an algorithm of its own.
+"""Hierarchical collectives: nested levels, each with its own algorithm.
 
-Ranks are row-major over the levels, outermost first: the last level's ranks are neighbours. An
-all_reduce is a reduce_scatter on each level from within, an all_reduce of what is left on the
-outermost, and all_gathers back, so that the slow outer links carry 1/g of the bytes.
+Ranks are row-major over the levels, outermost first: ranks of the last level are neighbours. An
+all_reduce is a reduce_scatter on each level from the innermost, an all_reduce of the remaining
+chunk on the outermost, and all_gathers back, so the slow outer links carry 1/g of the bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def nested(
     gathers: Sequence[Algorithm | None],
     root: int,
 ) -> Algorithm:
-    """The algorithm that runs `bases`, one a level and outermost first, within each other."""
+    """The algorithm that nests `bases`, one per level, outermost first."""
     shape = tuple(b.n for b in bases)
     n, depth = math.prod(shape), len(shape)
     k = math.lcm(*(b.pieces for b in bases), *(g.pieces for g in gathers if g is not None))
@@ -36,7 +36,8 @@ def nested(
     if kind == "broadcast":
         at = np.unravel_index(root, shape)
         for i, base in enumerate(bases):
-            # Whoever has it by now: ranks that agree with the root on all levels further in.
+            # Groups that have the chunk by now: their ranks agree with the root on all inner
+            # levels.
             groups = [g for g in _groups(shape, i) if g[i:] == tuple(int(c) for c in at[i + 1 :])]
             rounds += _stage(base, shape, i, groups, partial(_piece, base, k))
         return Algorithm(kind, name, n, k, tuple(rounds), root)
@@ -82,7 +83,7 @@ def nested(
 
 
 def _share(base: Algorithm, chunk: int, k: int) -> range:
-    """Which of `k` pieces are `chunk` of an algorithm in which nothing has an owner."""
+    """The range of `k` pieces that `chunk` covers, for an algorithm without owners of chunks."""
     wide = k // base.chunks
     return range(chunk * wide, (chunk + 1) * wide)
 
@@ -92,7 +93,7 @@ def _piece(base: Algorithm, k: int, group: tuple[int, ...], chunk: int) -> range
 
 
 def _groups(shape: tuple[int, ...], level: int) -> list[tuple[int, ...]]:
-    """The coordinates of all groups that work side by side on `level`."""
+    """The coordinates of all groups that work in parallel on `level`."""
     rest = [range(s) for i, s in enumerate(shape) if i != level]
     return list(itertools.product(*rest))
 
@@ -104,7 +105,7 @@ def _stage(
     groups: Sequence[tuple[int, ...]],
     expand: Expand,
 ) -> list[Round]:
-    """`base` run on `level` by all `groups` at once."""
+    """The rounds of `base` on `level`, run by all `groups` at once."""
 
     def rank(group: tuple[int, ...], at: int) -> int:
         return int(np.ravel_multi_index((*group[:level], at, *group[level:]), shape))
@@ -126,7 +127,8 @@ def _stage(
 
 
 def _exchange(bases: Sequence[Algorithm], shape: tuple[int, ...], k: int) -> list[Round]:
-    """Chunks move to their destination's coordinate on the innermost level first, then outwards."""
+    """The rounds of an all_to_all: chunks move to their destination's coordinate on the innermost
+    level first, then outwards."""
     n = math.prod(shape)
     ids = np.arange(n * n * k).reshape(*shape, *shape, k)
     depth = len(shape)
@@ -140,7 +142,8 @@ def _exchange(bases: Sequence[Algorithm], shape: tuple[int, ...], k: int) -> lis
         ) -> list[int]:
             pair, piece = divmod(chunk, base.pieces)
             src, dst = divmod(pair, base.n)
-            # At home on this level and outwards, at the goal on the levels inwards of it.
+            # The chunk is at its source's coordinate on this and outer levels, at its destination's
+            # on inner levels.
             source: Place = (*group[:i], src, *(slice(None),) * (depth - i - 1))
             goal: Place = (*(slice(None),) * i, dst, *group[i:])
             place: Place = (*source, *goal, slice(piece * wide, (piece + 1) * wide))

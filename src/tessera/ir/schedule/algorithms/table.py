@@ -1,9 +1,8 @@
-"""What is a collective algorithm? A table of rounds: who sends which chunks to whom, copied or
-added.
+"""A collective algorithm as a table of rounds: transfers of chunks, copied or added.
 
-A tensor of S bytes is cut into `parts` chunks of S / parts. In a round every rank sends what it
-held when the round began; then copies overwrite and additions add, in ascending order of the
-sender. So a table says not only what moves but in which order numbers are added: it fixes the bits.
+A tensor of S bytes is cut into `parts` chunks of S / parts. In a round every rank sends the values
+that it held when the round began; then copies overwrite and additions add, in ascending order of
+the sender. So a table also fixes the order of additions, and with it the bits of the result.
 
 >>> table = Algorithm("all_reduce", "by hand", 2, 1, (
 ...     (Transfer(1, 0, (0,), "add"),),
@@ -28,7 +27,7 @@ Action = Literal["copy", "add"]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`src` sends `chunks` to `dst`, where they replace what is there or are added to it."""
+    """`src` sends `chunks` to `dst`, which replaces its own by them or adds them to its own."""
 
     src: int
     dst: int
@@ -45,11 +44,11 @@ Hop: TypeAlias = tuple[int, int, int, Action]
 class Algorithm:
     """A collective among `n` ranks as rounds of transfers.
 
-    `chunks` counts the names of chunks. all_reduce and broadcast cut the tensor into `chunks` equal
+    `chunks` is the number of chunk ids. all_reduce and broadcast cut the tensor into `chunks` equal
     parts. reduce_scatter and all_gather cut it into n blocks of `pieces` chunks: chunk c belongs to
-    rank c // pieces. In an all_to_all chunk (s * n + d) * pieces + j is piece j of what s has for
-    d. `native` says that the engine's own collective runs; its rounds then only verify and price
-    it.
+    rank c // pieces. In an all_to_all, chunk (s * n + d) * pieces + j is piece j of the block from
+    s to d. `native` says that the engine's own collective runs; the rounds are then only for
+    verification and cost.
     """
 
     collective: Collective
@@ -62,20 +61,20 @@ class Algorithm:
 
     @property
     def steps(self) -> int:
-        """How many rounds."""
+        """The number of rounds."""
         return len(self.rounds)
 
     @property
     def parts(self) -> int:
-        """Into how many chunks the tensor of S bytes is cut (the one that the formulas mean).
+        """The number of chunks of the whole tensor of S bytes, as the cost formulas count it.
 
-        S is a rank's whole tensor: the input, or for an all_gather the result.
+        S is a rank's whole tensor: the input, or the result of an all_gather.
         """
         return self.chunks // self.n if self.collective == "all_to_all" else self.chunks
 
     @property
     def pieces(self) -> int:
-        """Chunks per block that has an owner; all chunks where nothing is scattered."""
+        """Chunks per block that has an owner; all chunks for all_reduce and broadcast."""
         if self.collective in ("all_reduce", "broadcast"):
             return self.chunks
         return self.parts // self.n
@@ -100,11 +99,11 @@ class Algorithm:
         return tuple(range(self.chunks))
 
     def sent(self) -> tuple[int, ...]:
-        """How many chunks each rank sends in all."""
+        """The number of chunks that each rank sends in all rounds."""
         return self._count(lambda t: t.src)
 
     def received(self) -> tuple[int, ...]:
-        """How many chunks each rank receives in all."""
+        """The number of chunks that each rank receives in all rounds."""
         return self._count(lambda t: t.dst)
 
     def _count(self, end: Callable[[Transfer], int]) -> tuple[int, ...]:
@@ -123,14 +122,13 @@ class Algorithm:
 
 # ---- putting rounds together -------------------------------------------------------------------
 def need_algorithm(name: str, value: object) -> Algorithm:
-    """`value`, which must be an Algorithm. Raises UsageError."""
+    """`value` as an Algorithm. Raises UsageError if it is anything else."""
     fix = 'make the table: build("all_reduce", "ring", 8), or parse(text)'
     return instance(name, "the algorithm", value, Algorithm, fix)
 
 
 def table(rounds: Iterable[Iterable[Hop]]) -> tuple[Round, ...]:
-    """Rounds of single hops as rounds of transfers: hops between the same two ranks become one
-    transfer."""
+    """Rounds of transfers from rounds of hops: hops between the same two ranks are one transfer."""
     made = []
     for hops in rounds:
         together: dict[tuple[int, int, Action], list[int]] = {}
@@ -147,8 +145,7 @@ def table(rounds: Iterable[Iterable[Hop]]) -> tuple[Round, ...]:
 
 
 def backwards(rounds: Sequence[Round], op: Action) -> tuple[Round, ...]:
-    """The same ways in the other direction and order: a broadcast made of a reduction, or a
-    reduction made of a broadcast."""
+    """The same hops in reverse direction and order: a broadcast from a reduction, or vice versa."""
     return tuple(
         tuple(
             sorted(
@@ -161,7 +158,7 @@ def backwards(rounds: Sequence[Round], op: Action) -> tuple[Round, ...]:
 
 
 def renamed(rounds: Sequence[Round], chunks: Sequence[int]) -> tuple[Round, ...]:
-    """The rounds with chunk c called `chunks[c]`."""
+    """The rounds with chunk c renamed to `chunks[c]`."""
     return tuple(
         tuple(Transfer(t.src, t.dst, tuple(sorted(chunks[c] for c in t.chunks)), t.op) for t in m)
         for m in rounds
@@ -169,8 +166,7 @@ def renamed(rounds: Sequence[Round], chunks: Sequence[int]) -> tuple[Round, ...]
 
 
 def together(tables: Sequence[Sequence[Round]], stagger: int = 0) -> tuple[Round, ...]:
-    """Tables on different chunks run at once, each starting `stagger` rounds after the one
-    before."""
+    """Tables on different chunks run at once; table i starts in round i * `stagger`."""
     last = max((i * stagger + len(rounds) for i, rounds in enumerate(tables)), default=0)
     merged: list[list[Hop]] = [[] for _ in range(last)]
     for i, rounds in enumerate(tables):
@@ -180,7 +176,7 @@ def together(tables: Sequence[Sequence[Round]], stagger: int = 0) -> tuple[Round
 
 
 def pipelined(rounds: Sequence[Round], chunks: int, segments: int) -> tuple[Round, ...]:
-    """Each chunk cut into `segments`, which follow each other a round apart.
+    """The rounds with each chunk cut into `segments` that follow each other, one round apart.
 
     Chunk c becomes chunks c * segments, ..., c * segments + segments - 1.
     """
@@ -191,7 +187,7 @@ def pipelined(rounds: Sequence[Round], chunks: int, segments: int) -> tuple[Roun
 
 
 def trimmed(algorithm: Algorithm) -> Algorithm:
-    """The same without copies to a rank that holds the same sum, or the same chunk, already."""
+    """The algorithm without copies to a rank that already holds the same value."""
     held = [dict.fromkeys(algorithm.starts(r), 1 << r) for r in range(algorithm.n)]
     kept: list[list[Hop]] = []
     for moves in algorithm.rounds:

@@ -1,8 +1,8 @@
-"""How is a table of rounds written, read and drawn?
+"""Text form and picture of a table of rounds.
 
-One line a round; `0>1 +3` says that rank 0 sends chunk 3 to rank 1, where it is added, and `0>1
-=0-2` that chunks 0, 1 and 2 are copied. `parse(text(a)) == a`, so a table can be written by hand,
-too.
+One line is one round; `0>1 +3` says that rank 0 sends chunk 3 to rank 1, where it is added, and
+`0>1 =0-2` that chunks 0, 1 and 2 are copied. `parse(text(a)) == a`, so a table can also be written
+by hand.
 
 >>> from tessera.ir.schedule.algorithms.build import build
 >>> print(text(build("reduce_scatter", "ring", 3)))
@@ -37,7 +37,7 @@ _MOVE = re.compile(rf"({_N})>({_N}) ([+=])({_N}(?:-{_N})?(?:,{_N}(?:-{_N})?)*)")
 
 
 def text(algorithm: Algorithm) -> str:
-    """The table as text that `parse` reads back."""
+    """The text of the table, which `parse` reads back."""
     a = need_algorithm("text", algorithm)
     root = f" root={a.root}" if a.root else ""
     head = f'{a.collective} "{a.name}"  n={a.n} chunks={a.chunks}{root}{" native" * a.native}'
@@ -51,7 +51,7 @@ def text(algorithm: Algorithm) -> str:
 
 
 def _runs(chunks: tuple[int, ...]) -> str:
-    """Chunks in short: 0-2,5."""
+    """Chunk numbers in short form: 0-2,5."""
     runs: list[list[int]] = []
     for c in chunks:
         if runs and c == runs[-1][1] + 1:
@@ -62,7 +62,8 @@ def _runs(chunks: tuple[int, ...]) -> str:
 
 
 def parse(source: str) -> Algorithm:
-    """The verified table that `source` describes. Raises GraphError with the line that is wrong."""
+    """The verified table that `source` describes. Raises GraphError with the first line that is
+    wrong."""
     string("algorithm", "the text", source)
     lines = [line for line in source.splitlines() if line.strip()]
     head = _HEAD.fullmatch(lines[0].strip()) if lines else None
@@ -102,7 +103,7 @@ def parse(source: str) -> Algorithm:
 
 
 def _round(line: str, k: int, chunks: int) -> Round:
-    """The line of round `k` as transfers. Raises GraphError if it is not written so."""
+    """The transfers in the line of round `k`. Raises GraphError if the line cannot be read."""
     number, colon, rest = line.partition(":")
     moves = [m.strip() for m in re.split(r"\s{2,}", rest.strip())]
     found = [_MOVE.fullmatch(m) for m in moves]
@@ -121,7 +122,8 @@ def _round(line: str, k: int, chunks: int) -> Round:
 
 
 def _chunks(runs: str, among: int) -> list[int]:
-    """Those that `runs` names; of a run that goes beyond `among` chunks only the first too many."""
+    """The chunks that `runs` names. A run beyond `among` chunks is cut after its first excess
+    chunk, so that an error stays small."""
     found: list[int] = []
     for run in runs.split(","):
         low, _, high = run.partition("-")
@@ -130,9 +132,10 @@ def _chunks(runs: str, among: int) -> list[int]:
 
 
 def picture(algorithm: Algorithm) -> str:
-    """How the result grows: a row a round, per rank one character a chunk.
+    """The growth of the result as text: one row a round; per rank one character a chunk.
 
-    A character counts the ranks whose shares are in: · none, 1 to 9, then letters, # for all.
+    A character counts the ranks whose shares the chunk contains: · none, 1 to 9, then letters, #
+    for all.
 
     >>> from tessera.ir.schedule.algorithms.build import build
     >>> print(picture(build("all_reduce", "halving", 4)))

@@ -1,1 +1,1 @@
-"""Pipelines: who runs what when, and the schedule that is made of it."""
+"""Pipelines: tables of actions, and schedules that are built from them."""

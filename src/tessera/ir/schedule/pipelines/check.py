@@ -1,4 +1,4 @@
-"""Can a pipeline's table run, and does it do everything once? Asked before anything runs.
+"""Verifier of pipeline tables: completeness, placement, and freedom from deadlock.
 
 >>> from .tables import Table
 >>> verify_table(Table.from_csv("0F0,0B0\\n1B0,1F0"))
@@ -34,16 +34,17 @@ def verify_table(table: Table) -> None:
 
 
 def run_order(table: Table) -> tuple[Place, ...]:
-    """All units of the table as (rank, first slot), each after what it needs.
+    """All units of the table as (rank, first slot), in an order in which each follows its
+    dependencies.
 
-    The order in which one controller may start them: in turns, a unit of each rank that can go on.
-    Raises GraphError as `verify_table` does.
+    One controller can launch them in this order: in each turn, one unit of each rank that can go
+    on. Raises GraphError as `verify_table` does.
 
     >>> table = Table.from_csv("0F0,0F1,0B0,0B1\\n1F0,1B0,1F1,1B1")
     >>> " ".join(str(table.rows[rank][slot]) for rank, slot in run_order(table))
     '0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1'
     """
-    # Each check relies on what those before it found in order.
+    # Each check assumes that the checks before it found no problem.
     for check in (_actions, _placement, _counts, _pairs, _local_order):
         _refuse(table, check(table))
     order, stuck = _run(table)
@@ -52,7 +53,7 @@ def run_order(table: Table) -> tuple[Place, ...]:
 
 
 def _refuse(table: Table, found: Iterator[Problem]) -> None:
-    """Raises GraphError if a problem was found."""
+    """Raises GraphError if `found` yields a problem."""
     problems = list(islice(found, MOST + 1))
     if problems:
         rows = problems[:MOST] + ([("…", "and more")] if len(problems) > MOST else [])
@@ -62,12 +63,12 @@ def _refuse(table: Table, found: Iterator[Problem]) -> None:
 
 
 def _run(table: Table) -> tuple[tuple[Place, ...], dict[int, tuple[int, Event]]]:
-    """The order, and per rank that cannot go on its slot and what that waits for."""
+    """(order of the units, for each blocked rank its slot and the event that it waits for)."""
     done: set[Event] = set()
     order: list[Place] = []
     at = [0] * table.ranks
     while True:
-        # What ends in this turn counts from the next one on, as if each unit took one time step.
+        # Events of this turn count from the next turn on, as if each unit took one time step.
         given: list[Event] = []
         stuck: dict[int, tuple[int, Event]] = {}
         for rank, units in enumerate(table.units):
@@ -87,7 +88,7 @@ def _run(table: Table) -> tuple[tuple[Place, ...], dict[int, tuple[int, Event]]]
 
 
 def _actions(table: Table) -> Iterator[Problem]:
-    """Numbers and kinds that do not exist."""
+    """Yields actions whose kind, stage or microbatch does not exist."""
     for rank, row in enumerate(table.rows):
         for slot, a in enumerate(row):
             if a.kind not in ("F", "B", "I", "W"):
@@ -99,7 +100,7 @@ def _actions(table: Table) -> Iterator[Problem]:
 
 
 def _placement(table: Table) -> Iterator[Problem]:
-    """Stages on no rank or several, ranks without a stage or without an action."""
+    """Yields stages on no rank or on several, and ranks without a stage or an action."""
     if not table.rows:
         yield "table", "it has no ranks"
     for s, rank in enumerate(table.placement):
@@ -115,7 +116,7 @@ def _placement(table: Table) -> Iterator[Problem]:
 
 
 def _counts(table: Table) -> Iterator[Problem]:
-    """Missing and repeated actions."""
+    """Yields missing and repeated actions."""
     seen: dict[Event, tuple[Place, Action]] = {}
     for rank, row in enumerate(table.rows):
         for slot, a in enumerate(row):
@@ -156,7 +157,7 @@ def _pairs(table: Table) -> Iterator[Problem]:
 
 
 def _local_order(table: Table) -> Iterator[Problem]:
-    """Actions before what they need on the same rank."""
+    """Yields actions that come before an action of the same rank whose result they need."""
     for rank, row in enumerate(table.rows):
         for slot, a in enumerate(row):
             for need in a.needs(table.stages):
@@ -167,7 +168,7 @@ def _local_order(table: Table) -> Iterator[Problem]:
 
 
 def _circle(table: Table, stuck: dict[int, tuple[int, Event]]) -> Iterator[Problem]:
-    """Ranks that wait for each other, beginning anywhere on the circle."""
+    """Yields a cycle of ranks that wait for each other."""
     if not stuck:
         return
     trail: list[int] = []

@@ -1,5 +1,7 @@
-"""Where does what comes after the microbatches (the optimizer) run? Each node on the rank of its
-largest argument, neighbours on one rank together."""
+"""Placement of the nodes after the microbatches (the optimizer) on ranks.
+
+A node goes to the rank of its largest argument; neighbours on one rank are one step.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from ...graph.node import Graph, Node, reachable
 
 
 def late_nodes(graph: Graph, known: Container[Node]) -> list[Node]:
-    """The nodes that are computed once, after what is `known`, in order."""
+    """The nodes of `graph` that run once, after the nodes in `known`, in order."""
     needed = reachable(graph.outputs, known)
     return [n for n in graph.nodes if n in needed and n.op != "input"]
 
@@ -21,9 +23,10 @@ def settle(
     sums: Container[Node],
     rank: dict[Node, int],
 ) -> None:
-    """Gives each of `nodes` a rank: that of its largest argument, and where that lies nowhere yet
-    (a moment that is given on the whole mesh) both the one where the result is read. `filled` are
-    values with the ranks that made them, `sums` the inputs that are sums over microbatches."""
+    """Gives each of `nodes` a rank: that of its largest argument. If that argument has no rank yet
+    (a moment that is an input on the whole mesh), both get the rank of the node that reads the
+    result. `filled` maps values to the ranks that computed them; `sums` are the inputs that are
+    sums over microbatches."""
     loose: set[Node] = set()
     own = [n for n in nodes if n not in free]
     for n in own:
@@ -52,8 +55,8 @@ def settle(
 def by_rank(
     nodes: Sequence[Node], free: Container[Node], given: Container[Node], rank: dict[Node, int]
 ) -> list[list[Node]]:
-    """Neighbours on one rank together. What picks one result of several stays with its node; of
-    what is free only what is `given` back is computed."""
+    """Groups of nodes with one rank each, in an order that can run. An `item` node is in the group
+    of its argument. Free nodes are left out, unless they are in `given`, the outputs."""
     groups: list[list[Node]] = []
     pending: dict[int, list[Node]] = {}
     items: dict[Node, list[Node]] = {}

@@ -1,4 +1,4 @@
-"""What do the papers say a pipeline schedule costs, and where does that hold exactly?
+"""Published formulas for the bubble and the peak memory of pipeline schedules, and their ranges.
 
 p ranks, m microbatches, v chunks (stages on a rank). F, I, W are the times of one stage on one
 microbatch: forward, backward for inputs, backward for weights. All stages take the same time and
@@ -39,7 +39,7 @@ from .tables import count
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What a formula is asked about."""
+    """The arguments of a formula."""
 
     p: int
     m: int
@@ -52,7 +52,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _Formula:
-    """The two formulas of a schedule and where they hold."""
+    """The two formulas of a schedule, and the cases in which they hold."""
 
     bubble: Callable[[_Case], float]
     bubble_holds: Callable[[_Case], bool]
@@ -138,7 +138,7 @@ def bubble_s(
 def peak_activations(
     schedule: str, ranks: int, microbatches: int, chunks: int | None = None
 ) -> int | None:
-    """The activations that rank 0 holds at most, by the formula of `schedule`, counted in
+    """The peak number of activations on rank 0 by the formula of `schedule`, counted in
     microbatches of single stages; None where the formula does not hold.
 
     Raises UsageError for an unknown name.

@@ -1,8 +1,9 @@
-"""Which steps of one rank are one program? Neighbours, where no other rank waits for the first.
+"""Fusion of neighbouring steps of one rank into one program, where no other rank waits for the
+first.
 
-Each step costs a launch, so fewer of them are faster. A forward and its backward on the last stage
-are one step: what is between them is sent to nobody. Two steps stay apart where the first would
-have to wait longer as one, or where there would be more programs to compile.
+Each step costs a launch, so fewer steps are faster. The forward and the backward of the last stage
+become one step, since no value between them is sent. Two steps stay apart if the first would wait
+longer as part of one step, or if there would be more programs to compile.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from ....core.mesh import Mesh
 from ...graph.node import Graph, Node, copied, input_node
 from ..schedule import Compute, Schedule, Send, Step
 
-# Two graphs, where each argument of the second comes from (a place among the results and one among
-# the arguments of the first), and which results of the first others read too.
+# Two graphs; for each argument of the second, its index among the results and among the arguments
+# of the first (-1: none); and for each result of the first, whether others read it too.
 Kind = tuple[Graph, Graph, tuple[tuple[int, int], ...], tuple[bool, ...]]
 
 
 def merged(s: Schedule) -> Schedule:
-    """`s`, with neighbours as one step where that delays nothing."""
+    """`s` with neighbouring steps fused where that delays no step."""
     while kinds := _kinds(s):
         s = _merge(s, kinds)
     return s
 
 
 def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
-    """The pairs of steps to merge, in which no step is twice."""
+    """The pairs of steps to merge; each step is in at most one pair."""
     steps, here = s.steps, [_home(s, step) for step in s.steps]
     made = {b: i for i, step in enumerate(steps) for b in step.writes}
     readers: dict[int, set[int]] = defaultdict(set)
@@ -37,7 +38,8 @@ def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
             readers[b].add(i)
 
     def ready(b: int, i: int) -> bool:
-        """Whether `b` is there when step `i` may begin, however long other ranks take."""
+        """Returns whether `b` is available when step `i` may begin, however late other ranks
+        are."""
         if b in steps[i].reads or b not in made:
             return True
         by = steps[made[b]]
@@ -72,7 +74,7 @@ def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
 
 
 def _whole(pairs: dict[Kind, list[tuple[int, int]]], times: Mapping[Graph, int]) -> None:
-    """Drops the kinds of which some steps would stay as they are: both programs would be needed."""
+    """Removes the kinds that leave some steps unmerged, as both programs would still be needed."""
     while True:
         firsts, seconds = Counter[Graph](), Counter[Graph]()
         for (first, second, *_), mine in pairs.items():
@@ -86,7 +88,7 @@ def _whole(pairs: dict[Kind, list[tuple[int, int]]], times: Mapping[Graph, int])
 
 
 def _home(s: Schedule, step: Step) -> Mesh | None:
-    """The slice of the mesh that `step` computes on; None for what spans several."""
+    """The mesh slice that `step` computes on; None if it is no compute step of a slice."""
     mesh = step.graph.mesh
     return mesh if isinstance(step, Compute) and mesh != s.mesh else None
 
@@ -96,8 +98,8 @@ def _place(ids: Sequence[int], b: int) -> int:
 
 
 def _merge(s: Schedule, kinds: Mapping[tuple[int, int], Kind]) -> Schedule:
-    """`s` with each pair of steps of `kinds` as one step at the first one's place. Pairs of one
-    kind share a graph, so that they are compiled once."""
+    """`s` with each pair in `kinds` as one step, at the place of the first. Pairs of one kind share
+    a graph, so that it is compiled once."""
     graphs: dict[Kind, Graph] = {}
     gone = {j for _, j in kinds}
     steps = list(s.steps)
@@ -117,7 +119,8 @@ def _merge(s: Schedule, kinds: Mapping[tuple[int, int], Kind]) -> Schedule:
 
 
 def _one(first: Step, second: Step, kept: Sequence[bool]) -> Graph:
-    """What `first` and then `second` compute; of the first one's results it gives the `kept`."""
+    """The graph that computes `first` and then `second`; it returns those results of the first that
+    `kept` marks, and all of the second."""
     here = dict(zip(first.reads, first.graph.inputs)) | dict(zip(first.writes, first.graph.outputs))
     inputs, nodes = list(first.graph.inputs), first.nodes
     new: dict[Node, Node] = {}  # the second may have nodes of the first, as of one graph
@@ -134,7 +137,7 @@ def _one(first: Step, second: Step, kept: Sequence[bool]) -> Graph:
 
 
 def _numbered(s: Schedule) -> Schedule:
-    """`s` without the buffers that no step fills."""
+    """`s` renumbered without the buffers that no step fills."""
     there = [*s.inputs, *(b for step in s.steps for b in step.writes)]
     new = {b: k for k, b in enumerate(sorted(there))}
 

@@ -1,4 +1,4 @@
-"""The order in which microbatches are added up."""
+"""Order of additions over microbatches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Place = tuple[Hashable, int, int]  # whose total, the level of its pairs, and the place there
+Place = tuple[Hashable, int, int]  # (owner of the total, level of pairs, index in it)
 
 
 class Totals(Generic[T]):
-    """What waits while parts are added up over `count` microbatches: as they come or, where bits
-    may depend on no order of execution (`paired`), in adjacent pairs and pairs of these.
+    """Partial sums over `count` microbatches: added as they come or, if `paired`, in adjacent pairs
+    and pairs of these. Then the bits do not depend on the order of execution.
 
     >>> totals = Totals(3, paired=True)
     >>> for m in (2, 1, 0):
@@ -29,8 +29,8 @@ class Totals(Generic[T]):
         self.waiting: dict[Place, T] = {}
 
     def earlier(self, of: Hashable, m: int) -> tuple[list[T], Place]:
-        """What is added to the part of microbatch `m`, one after the other, and the place in
-        `waiting` for the total."""
+        """(values to add to the part of microbatch `m`, one after the other; key in `waiting` for
+        the total)."""
         found: list[T] = []
         level, count = 0, self.count
         while self.paired and count > 1:

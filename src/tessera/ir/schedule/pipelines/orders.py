@@ -1,4 +1,4 @@
-"""In which order do the customary pipeline schedules work? Each as a function of the rank.
+"""Pipeline schedules by name, each a function that gives the actions of a rank.
 
 `pipeline_table` builds a table by name, from a user's own table, file or function.
 
@@ -32,7 +32,7 @@ Rows = Callable[[int, int, int, int], Iterator[Action]]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A schedule that has a name."""
+    """A named pipeline schedule."""
 
     name: str
     row: Rows
@@ -52,8 +52,8 @@ def pipeline_table(
 
     `schedule` is a name ("1F1B", "zb-h1", …), a table, a CSV file, or a function `order(rank,
     ranks, microbatches)` that returns a rank's actions or cells. `chunks` is the number of stages
-    on a rank, for names. A table that a user gives is not verified here. Raises UsageError if the
-    name is unknown or the schedule cannot have these counts.
+    on a rank, for named schedules. A user's table is not verified here. Raises UsageError if the
+    name is unknown or the schedule does not exist for these counts.
 
     >>> print(pipeline_table("1f1b", ranks=2, microbatches=3).to_csv(), end="")
     0F0,0F1,0B0,0F2,0B1,0B2
@@ -112,10 +112,10 @@ def _1f1b(r: int, p: int, m: int, v: int) -> Iterator[Action]:
 
 
 def _zero_bubble(depth: int) -> Rows:
-    """Qi et al. 2023, 2: H1 (depth 1) and H2 (depth 2).
+    """Qi et al. 2023, section 2: H1 (depth 1) and H2 (depth 2).
 
-    depth·(p-1-r) forwards ahead; the weights' part follows depth·r microbatches late. So the rank
-    holds depth·(p-1-r)+1 forwards and depth·r late weights' parts: as many on each rank.
+    depth·(p-1-r) forwards come ahead; the weight part follows depth·r microbatches late. So a rank
+    holds depth·(p-1-r)+1 forwards and depth·r late weight parts: the same total on each rank.
     """
 
     def row(r: int, p: int, m: int, v: int) -> Iterator[Action]:
@@ -175,9 +175,10 @@ def _interleaved(r: int, p: int, m: int, v: int) -> Iterator[Action]:
 
 
 class _V:
-    """Writes the row of a rank with two chunks in a V; counts which microbatch is next.
+    """Writer of the row of a rank with two chunks in a V; it counts the next microbatch of each
+    chunk.
 
-    Microbatches beyond m are left out, so an order for many of them can serve for fewer.
+    Microbatches beyond m are left out, so an order for many microbatches also serves for fewer.
     """
 
     def __init__(self, r: int, p: int, m: int) -> None:
@@ -186,7 +187,8 @@ class _V:
         self.late: deque[tuple[int, int]] = deque()  # weights' parts: (chunk, microbatch)
 
     def do(self, cells: str, *, joined: bool = False) -> Iterator[Action]:
-        """Kinds and chunks, e.g. "F0 I1 W": the next microbatch of each; W takes the oldest."""
+        """Yields the actions of `cells`, e.g. "F0 I1 W": kinds and chunks, with the next microbatch
+        of each chunk. W takes the oldest late weight part."""
         for i, cell in enumerate(cells.split()):
             kind: Kind = cell[0]  # type: ignore[assignment]
             if kind == "W":
@@ -236,7 +238,7 @@ def _dualpipe_v(r: int, p: int, m: int, v: int) -> Iterator[Action]:
     for _ in range(rest):
         yield from row.do("I1 W F1")
     for k in range(m - 2 * p + r + 1):
-        # The V's foot has its first pair apart: all others wait for that backward.
+        # The first pair at the foot of the V is not joined: all other ranks wait for that backward.
         yield from row.do("F0 B1", joined=k > 0 or rest > 0)
         yield from row.do("F1 B0", joined=True)
     for _ in range(rest):
@@ -271,7 +273,7 @@ _NAMED = {_key(name): known for known in _ALL for name in (known.name, *known.al
 
 
 def known_order(name: object) -> Known:
-    """The schedule of that name, in any case, with or without hyphens. Raises UsageError.
+    """The named schedule; case and hyphens are ignored. Raises UsageError if there is none.
 
     >>> known_order("zbh1").name, known_order("interleaved_1f1b").name
     ('ZB-H1', 'Interleaved1F1B')

@@ -1,8 +1,8 @@
-"""A pipeline as a schedule: the regions of each stage, once a microbatch, in the order of a table.
+"""Schedule of a pipeline: the regions of each stage, once per microbatch, in the order of a table.
 
-What one stage gives to another is sent, and is a buffer on the other's mesh. Gradients and losses
-are added up as the microbatches go by. What comes after them (the optimizer) is a graph of its own,
-whose nodes go where their largest argument is.
+A value that one stage passes to another is sent, into a buffer on the other's mesh. Gradients and
+losses are summed as the microbatches run. The graph after the microbatches (the optimizer) runs
+once, with each node on the rank of its largest argument.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .tables import Table
 
 @dataclass(frozen=True)
 class Recorded:
-    """A program in microbatches, on the mesh of a stage: what one microbatch computes, and what
-    comes after all of them.
+    """A program in microbatches, on the mesh of a stage: the graph of one microbatch and of the
+    part after all of them.
 
-    `rows` are inputs that a microbatch has a part of: each with the input that is its whole, and
-    the type of that with its axis in time; without an input it is the microbatch's number. `sums`
-    are inputs of what comes after: each with the value that is combined for it over the
-    microbatches, and its type with the axis in time. `ahead` computes, before the first
-    microbatch, values of the whole batch for the inputs `early`.
+    `rows` are inputs of which a microbatch has a part: each with the input that is the whole, and
+    that one's type with its axis in time; with None, the input is the number of the microbatch.
+    `sums` are inputs of the part after the microbatches: each with the value that is combined over
+    the microbatches, and its type with the axis in time. `ahead` computes values of the whole batch
+    before the first microbatch, for the inputs `early`.
     """
 
     graph: Graph
@@ -62,7 +62,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Pipelined:
-    """A pipeline's schedule and what it was made of."""
+    """A pipeline's schedule, with its table and regions."""
 
     schedule: Schedule
     table: Table
@@ -73,8 +73,8 @@ class Pipelined:
 def pipelined(
     made: Recorded, wholes: Sequence[TensorType], table: Table, meshes: Sequence[Mesh], mesh: Mesh
 ) -> Pipelined:
-    """The schedule of `made` by `table`. `wholes` are the types of the inputs as they are given,
-    `meshes` those of the ranks, `mesh` the one that they are slices of."""
+    """The schedule of `made` by `table`. `wholes` are the types of the inputs as the caller passes
+    them, `meshes` those of the ranks, all slices of `mesh`."""
     return _Pipeline(made, wholes, table, meshes, mesh).pipelined()
 
 
@@ -85,10 +85,10 @@ def spread(
     meshes: Sequence[Mesh],
     mesh: Mesh,
 ) -> Schedule:
-    """The schedule of `graph`, recorded on the first of `meshes`: each node where its largest
-    argument is, as what comes after the microbatches of a pipeline. `wholes` are the types of the
-    inputs as they are given, `back` as in `Recorded`, `mesh` the one that `meshes` are slices
-    of."""
+    """The schedule of `graph`, recorded on the first of `meshes`: each node on the rank of its
+    largest argument, like the part of a pipeline after the microbatches. `wholes` are the types of
+    the inputs as the caller passes them; `back` is as in `Recorded`; `meshes` are slices of
+    `mesh`."""
     made = Recorded(graph, {}, {}, {}, {}, back)
     none = Table(graph.name, ((),) * len(meshes), tuple(range(len(meshes))), 0)
     p = _Pipeline(made, wholes, none, meshes, mesh)
@@ -120,12 +120,12 @@ class _Pipeline:
         self.rank_of = list(table.placement)
         self.meshes = list(meshes)
         self.made_on: dict[int, int] = {}  # buffer to the rank that filled it
-        self.rank: dict[Node, int] = {}  # of inputs and what comes after: where it is
+        self.rank: dict[Node, int] = {}  # inputs and later nodes → rank
         self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
-        self.totals: dict[Node, int] = {}  # what is added up so far
+        self.totals: dict[Node, int] = {}  # node → buffer of its sum so far
         self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
-        # What is added up for each input of what comes after, or put together; and the buffers of
-        # these totals, complete over the devices of their stage.
+        # For each input of the part after the microbatches: the value that is summed, or that is
+        # concatenated; and the buffers of the sums, complete over the devices of their stage.
         self.total_of = {n: x for n, (x, t) in made.sums.items() if combined(t) not in ("", "same")}
         self.part_of = {n: x for n, (x, t) in made.sums.items() if combined(t) in ("", "same")}
         self.complete: dict[Node, int] = {}
@@ -140,11 +140,12 @@ class _Pipeline:
         return len(self.types) - 1
 
     def on(self, buffer: int, rank: int) -> int:
-        """`buffer` on the mesh of `rank`: sent there, once."""
+        """The copy of `buffer` on the mesh of `rank`, sent there at most once."""
         return self.all_on([buffer], rank)[0]
 
     def all_on(self, buffers: Sequence[int], rank: int) -> list[int]:
-        """`buffers` on the mesh of `rank`: sent there, once, from each place in one step."""
+        """The copies of `buffers` on the mesh of `rank`, sent there at most once; buffers from one
+        source share a step."""
         mesh, found, away = self.meshes[rank], list[int](), dict[Any, dict[int, None]]()
         for b in buffers:
             apart = set(self.types[b].split_axes) - set(mesh.axes)
@@ -165,7 +166,8 @@ class _Pipeline:
         return [self.sent[b, rank] for b in found]
 
     def laid(self, buffer: int, to: TensorType) -> int:
-        """`buffer`, which is on the whole mesh, in the layout `to`: once."""
+        """`buffer`, which is on the whole mesh, in the layout `to`; it is redistributed at most
+        once."""
         if self.types[buffer] == to:
             return buffer
         known = self.lies.get((buffer, to))
@@ -177,7 +179,8 @@ class _Pipeline:
         return known
 
     def run(self, graph: Graph, reads: Sequence[int], rank: int | None, note: str) -> list[int]:
-        """A step on the mesh of `rank`, None for the whole; the buffers that it fills."""
+        """Adds a step on the mesh of `rank` (None: the whole mesh) and returns the buffers that it
+        fills."""
         writes = [self.buffer(n.type) for n in graph.outputs]
         if rank is not None:
             self.made_on.update(dict.fromkeys(writes, rank))
@@ -187,9 +190,8 @@ class _Pipeline:
 
     # -- the whole --------------------------------------------------------------------------------
     def pipelined(self) -> Pipelined:
-        """The schedule: the nodes of one microbatch come apart into regions (a
-        stage, forward or backward), the table's actions run these, and what comes after the
-        gradients runs once."""
+        """The schedule. The nodes of one microbatch are split into regions (stage, forward or
+        backward), the actions of the table run them, and the part after the gradients runs once."""
         made = self.made
         last = len(self.stage_mesh) - 1
         stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
@@ -206,7 +208,7 @@ class _Pipeline:
         return Pipelined(schedule, self.table, found, homes)
 
     def schedule(self, results: Sequence[int], table: str = "") -> Schedule:
-        """All steps so far, in which the buffers `results` are given back."""
+        """The schedule of all steps so far, with the buffers `results` as outputs."""
         return with_regions(merged(Schedule(
             self.name,
             self.mesh,
@@ -219,7 +221,8 @@ class _Pipeline:
         )))  # fmt: skip
 
     def cut(self, n: Node, rank: int) -> list[int]:
-        """The microbatches of the input `n` on the mesh of `rank`, or their numbers."""
+        """The buffers of the microbatches of the input `n`, or of their numbers, on the mesh of
+        `rank`."""
         known = self.micro.get((n, rank))
         if known is not None:
             return known
@@ -242,8 +245,8 @@ class _Pipeline:
         return region_graph(f"{self.name}_{name}", region, sums, self.free, self.options)
 
     def compute_ahead(self) -> None:
-        """What must be known of all microbatches before the first begins, such as how many labels
-        count: a step where the loss is."""
+        """Adds the step that computes values of all microbatches before the first begins, such as
+        the number of labels in the loss. It runs on the rank of the loss."""
         graph, rank = self.made.ahead, self.rank_of[-1]
         if graph is not None:
             by_name = {n.attrs["name"]: i for n, i in self.given.items()}
@@ -252,13 +255,16 @@ class _Pipeline:
             self.given.update(zip(self.made.early, ids, strict=True))
 
     def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
-        """Adds the steps of all microbatches, in an order that every rank can follow. A region's
-        graph is one for all microbatches that add to as many earlier sums. A stage's gradients are
-        reduced after its last region, while others work; with `overlap=False` after all of them."""
+        """Adds the steps of all microbatches, in an order that every rank can follow.
+
+        Microbatches that add to the same number of earlier sums share a region's graph. A stage's
+        gradients are reduced after its last region, while other stages work; with `overlap=False`
+        after all regions.
+        """
         sums, rows = set(self.total_of.values()), set(self.part_of.values())
         kinds = {x: combined(t) for x, t in self.made.sums.values()}
         values: dict[tuple[Node, int], int] = {}
-        # Of what is added up nobody needs the parts, unless a region takes them.
+        # A summed value is no output of its region, unless another region reads it.
         parts = rows.union(*(r.takes for r in found.values()))
         found = {
             k: replace(r, gives=tuple(n for n in r.gives if n in parts)) for k, r in found.items()
@@ -275,7 +281,7 @@ class _Pipeline:
         takers: dict[int, set[Node]] = {}
         for (stage, _), taker in found.items():
             takers.setdefault(self.rank_of[stage], set()).update(taker.takes)
-        done: dict[int, set[Node]] = {}  # by stage, what it added up and has yet to reduce
+        done: dict[int, set[Node]] = {}  # stage → sums that it has yet to reduce
 
         def region(s: int, kind: str, m: int) -> None:
             r = found.get((s, kind))
@@ -304,7 +310,7 @@ class _Pipeline:
                 return
             done[s] = {n for (k, _), x in found.items() if k == s for n in x.nodes if n in sums}
             if self.options.schedule.overlap is not False:
-                for k, waits in takers.items():  # theirs first, then what they need not wait for
+                for k, waits in takers.items():  # other ranks' values first, as they wait for them
                     if k != rank:
                         self.all_on([values[n, m] for n in r.gives if n in waits], k)
                 self.reduce(done.pop(s))
@@ -315,15 +321,16 @@ class _Pipeline:
             self.reduce(mine)
 
     def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
-        """The buffer of `n` of microbatch `m`, which of the batch is on the mesh of `rank`."""
+        """The buffer of `n` for microbatch `m`; an input's part of the batch is on the mesh of
+        `rank`."""
         if n in self.made.rows:
             return self.cut(n, rank)[m]
         return self.given[n] if n.op == "input" else values[n, m]
 
-    # -- what comes after -------------------------------------------------------------------------
+    # -- after the microbatches -------------------------------------------------------------------
     def after(self, found: Mapping[tuple[int, str], Region]) -> list[int]:
-        """The buffers of the results: the means, rows put together, and the rest of the
-        graph, node by node where its largest argument is."""
+        """The buffers of the results: sums, concatenated rows, and the nodes after the
+        microbatches, each on the rank of its largest argument."""
         made = self.made
         env: dict[Node, int] = {**self.given}
         rank = self.rank = {}
@@ -349,8 +356,8 @@ class _Pipeline:
         made = self.made
         found = env[o] if o in env else self.given[o]
         t, rests = self.types[found], made.back.get(o)
-        # Losses, norms and a number of each microbatch go to the whole mesh, or processes of one
-        # stage alone could read them.
+        # Losses, norms and other scalars go to the whole mesh: otherwise only the processes of one
+        # stage could read them.
         number = not t.rank and t.dtype.is_float
         number = number and self.options.processes > 1 and not t.partial
         home = self.mesh if rests is None else rests.mesh
@@ -368,8 +375,7 @@ class _Pipeline:
         return self.made_on.get(buffer, 0)
 
     def reduce(self, mine: Container[Node]) -> None:
-        """Adds the step of a stage that runs the collectives which wait for the totals of
-        `mine`."""
+        """Adds the step that runs the collectives of a stage that wait for the totals of `mine`."""
         totals: dict[int, list[Node]] = {}
         for n, source in self.total_of.items():
             if source in mine:
@@ -391,7 +397,8 @@ class _Pipeline:
         self.complete.update((n, ids[o]) for n, o in outs.items())
 
     def _collected(self, b: Builder, n: Node, x: Node, mesh: Mesh) -> Iterator[tuple[Node, Node]]:
-        """`x`, which stands for `n`, and what collectives make of it, as far as others read it."""
+        """Yields (node, value) for `n`, whose value is `x`, and for the collectives of it, if
+        others read them."""
         users = self.users.get(n, [])
         moves = [u for u in users if u.is_collective]
         if len(moves) < len(users) or not users or n in self.made.graph.outputs:
@@ -401,7 +408,8 @@ class _Pipeline:
             yield from self._collected(b, u, made, mesh)
 
     def joined(self, n: Node) -> int:
-        """The rows of all microbatches that `n` stands for; of what is the same for each, one."""
+        """The buffer of the rows of all microbatches for `n`; one microbatch's if they are the same
+        for each."""
         parts, (_, t) = self.parts[self.part_of[n]], self.made.sums[n]
         if combined(t) == "same":
             return parts[0]
@@ -416,8 +424,7 @@ class _Pipeline:
     def _compute(
         self, group: Sequence[Node], env: dict[Node, int], rank: Mapping[Node, int]
     ) -> None:
-        """Adds the step that runs `group`, nodes after the microbatches which are all on one
-        rank."""
+        """Adds the step that runs `group`, nodes after the microbatches, all on one rank."""
         here = rank[group[0]]
         mine = set(group)
         every = self.made.graph

@@ -1,4 +1,4 @@
-"""How long does a pipeline take, and what does it hold? A table, played with its stages' costs.
+"""Simulator of pipelines: the time and memory of a table, from the costs of its stages.
 
 >>> from .orders import pipeline_table
 >>> line = simulate(pipeline_table("1F1B", ranks=4, microbatches=8))
@@ -27,7 +27,7 @@ Cost = float | Sequence[float]
 
 
 LAUNCH_S = 1e-4
-"""What a step costs the thread that launches it, as `bench/pipeline.py --small` measures it."""
+"""The time that a step costs its launching thread, as measured by `bench/pipeline.py --small`."""
 FEWER = "use fewer, larger microbatches, or fewer stages a rank"
 
 
@@ -37,10 +37,11 @@ class PipelineWarning(UserWarning):
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """When each action of `table` runs: `start_s[rank][slot]`, `end_s[rank][slot]`, in seconds.
+    """Start and end of each action of `table`: `start_s[rank][slot]`, `end_s[rank][slot]`, in
+    seconds.
 
     The members of a joined pair have the same times. `peak_activations` is per rank, in units of
-    what was given as `activation`: with 1, forwards whose backward is still to come.
+    the argument `activation` of `simulate`: with 1, forwards whose backward has not run.
     """
 
     table: Table
@@ -51,25 +52,25 @@ class Timeline:
 
     @property
     def makespan_s(self) -> float:
-        """From the first action to the last, all ranks."""
+        """The time from the first action to the last, over all ranks."""
         return max(row[-1] for row in self.end_s)
 
     @property
     def gap_s(self) -> tuple[float, ...]:
-        """Per rank how long it idles between its own first and last action."""
+        """The time that each rank idles between its own first and last action."""
         ends = zip(self.start_s, self.end_s, self.busy_s)
         return tuple(end[-1] - start[0] - busy for start, end, busy in ends)
 
     @property
     def bubble_s(self) -> float:
-        """The longest `gap_s`: what the papers call the bubble. Steps follow each other so closely
-        where no rank waits for the others at a step's end."""
+        """The longest `gap_s`, which papers call the bubble. It is the idle time per step if no
+        rank waits for the others at the end of a step."""
         return max(self.gap_s)
 
     @property
     def idle_fraction(self) -> tuple[float, ...]:
-        """Per rank the part of the makespan in which it does nothing: where all ranks begin and
-        end a step together."""
+        """The part of the makespan that each rank idles, if all ranks begin and end a step
+        together."""
         total = self.makespan_s
         return tuple(1 - busy / total if total else 0.0 for busy in self.busy_s)
 
@@ -89,14 +90,15 @@ def simulate(
     activation: Cost = 1,
     kept_for_weight: float = 1,
 ) -> Timeline:
-    """Computes when each action of `table` starts and ends, as a `Timeline`.
+    """The start and end of each action of `table`, as a `Timeline`.
 
-    Each rank runs its actions in order, each as soon as its inputs are there. Costs are in seconds,
-    one for all stages or one for each. A whole backward takes the input cost plus the weight cost.
-    A result reaches another rank `send_s` later, while its rank goes on. A joined pair takes
-    `joined_s` (by the stage of its forward), by default the sum of both. `activation` is the memory
-    that a forward keeps for its backward; the part `kept_for_weight` of it is kept from I to W.
-    Raises GraphError if the table cannot run, UsageError if a cost is not a number of at least 0.
+    Each rank runs its actions in order, each as soon as its inputs are available. Costs are in
+    seconds, one for all stages or one for each. A whole backward takes the input cost plus the
+    weight cost. A result reaches another rank `send_s` later, while its rank goes on. A joined pair
+    takes `joined_s` (by the stage of its forward), by default the sum of both. `activation` is the
+    memory that a forward keeps for its backward; the part `kept_for_weight` of it is kept from I to
+    W. Raises GraphError if the table cannot run, UsageError if a cost is not a number of at least
+    0.
     """
     fix = 'make one: pipeline_table("1F1B", ranks=4, microbatches=8)'
     instance("simulate", "the table", table, Table, fix)
@@ -148,11 +150,11 @@ def simulate(
 
 
 def warn_if_few(table: Table, timeline: Timeline | None = None, *, stacklevel: int = 1) -> None:
-    """Warns with PipelineWarning where there are fewer microbatches than twice the ranks.
+    """Warns with PipelineWarning if there are fewer microbatches than twice the ranks.
 
-    The warning says which part of a step the ranks idle, by `timeline` or else as if forward, input
-    and weight of each stage took the same time. It points at the line that calls this, or with a
-    higher `stacklevel` at a caller of that.
+    The warning gives the part of a step that the ranks idle: by `timeline`, or else as if forward,
+    input and weight of each stage took the same time. It points at the caller's line, or with a
+    higher `stacklevel` at a line further up the stack.
     """
     p, m = table.ranks, table.microbatches
     if p == 1 or m >= 2 * p:
@@ -175,8 +177,9 @@ def _mean_idle(line: Timeline) -> float:
 
 
 def _peak(row: Sequence[Action], held: Sequence[float], kept: float) -> float:
-    """The most that a rank holds while it plays `row`: a forward holds the activations of its
-    stage, a backward for the inputs leaves the part `kept`, one for the weights frees that."""
+    """The peak memory of a rank that runs `row`. A forward holds the activations of its stage; a
+    backward for the inputs keeps the part `kept` of them, which the backward for the weights
+    frees."""
     now: float = 0
     peak: float = 0
     for a in row:

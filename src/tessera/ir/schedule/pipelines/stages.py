@@ -1,8 +1,8 @@
-"""How does one microbatch's graph come apart into the stages of a pipeline?
+"""Stages of one microbatch's graph: the stage of each node, and the regions of a stage.
 
-Its forward nodes belong to stages, its backward nodes to the stages of what they are gradients of.
-A stage has up to three regions: F, its forward; I, what of its backward the stage before waits for;
-W, the rest, the gradients of its weights.
+Forward nodes belong to stages; a backward node belongs to the stage of the node that it is a
+gradient of. A stage has up to three regions: F, its forward; I, the part of its backward that the
+stage before waits for; W, the rest, the gradients of its weights.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ REGIONS = ("F", "I", "W")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The nodes of one stage and kind: what it takes from elsewhere and what others take of it;
-    `again` are nodes of its forward that it computes again."""
+    """The nodes of one stage and kind, their operands from other regions, and their results that
+    other regions read. `again` are nodes of the stage's forward that the region recomputes."""
 
     stage: int
     kind: str
@@ -50,9 +50,8 @@ def stage_numbers(
     last: int,
     free: frozenset[Node],
 ) -> dict[Node, int]:
-    """The stage of every node. What is not marked goes where its arguments come from, or, if they
-    come from no stage, where it is read first; a gradient goes where the node is that it is the
-    gradient of."""
+    """The stage of every node. An unmarked node goes to the last stage among its arguments or, if
+    they have none, to the first stage that reads it. A gradient goes to the stage of its origin."""
     stage: dict[Node, int] = {}
     backward = depends(nodes, origins)
     own = [n for n in nodes if n.op != "input" and n not in free]
@@ -82,15 +81,15 @@ def stage_numbers(
             stage[n] = max(stage[source], _together(n, stage, free))
         else:
             stage[n] = min(max((stage[a] for a in n.args if a in stage), default=0), last)
-    for n in own:  # what picks one result of several stays with its node
+    for n in own:  # an `item` stays with its argument
         if n.op == "item":
             stage[n] = stage[n.args[0]]
     return stage
 
 
 def _together(n: Node, stage: Mapping[Node, int], free: frozenset[Node]) -> int:
-    """The first stage that has several values which `n` makes one of, no larger than they are: what
-    is added up there is sent once. Of any other node, 0."""
+    """The first stage of the arguments of `n`, if `n` combines several of them into at most half
+    their bytes: then one value is sent in place of several. Otherwise 0."""
     args = [a for a in n.args if a not in free]
     if len(args) < 2 or not all(a in stage for a in args):
         return 0
@@ -106,8 +105,8 @@ def regions(
     free: frozenset[Node],
     origins: Mapping[Node, Node],
 ) -> dict[tuple[int, str], Region]:
-    """The regions by (stage, kind), for what `wanted` needs, of which the forward pass gives the
-    `results`. `origins` are nodes of gradients with what they were derived from.
+    """The regions by (stage, kind) that compute `wanted`; `results` are those of the forward pass.
+    `origins` maps nodes of gradients to the nodes that they were derived from.
 
     Raises GraphError if the forward pass of a stage needs a later one.
     """
@@ -115,7 +114,7 @@ def regions(
     forward = reachable(results) | needed - depends(graph.nodes, origins)
     nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n not in free]
     _one_way(nodes, forward, stage)
-    # Of the backward pass, what reaches another stage is I, and so is what that needs.
+    # A backward node that another stage reads is in I, and so are the nodes that it depends on.
     crossing = [
         a for n in nodes for a in n.args
         if n not in forward and a not in forward and a in stage and stage[a] != stage[n]
@@ -154,8 +153,7 @@ def regions(
 def _through(
     wanted: Iterable[Node], again: frozenset[Node], free: frozenset[Node]
 ) -> tuple[dict[Node, None], frozenset[Node]]:
-    """What a region takes that needs the values `wanted`, and which nodes of `again` it makes of
-    that."""
+    """(values that a region takes to have `wanted`, nodes of `again` that it recomputes)."""
     takes: dict[Node, None] = {}
     made: set[Node] = set()
     todo = [*wanted][::-1]
@@ -172,7 +170,7 @@ def _through(
 def whole_backward(
     found: Mapping[tuple[int, str], Region], wanted: Sequence[Node]
 ) -> dict[tuple[int, str], Region]:
-    """By (stage, "B"), the two halves of a backward as one region."""
+    """The regions by (stage, "B"): I and W of each backward as one region."""
     out: dict[tuple[int, str], Region] = {}
     for s in dict.fromkeys(s for s, kind in found if kind != "F"):
         halves = [found[s, k] for k in "IW" if (s, k) in found]
@@ -190,7 +188,8 @@ def whole_backward(
 
 
 def _single(nodes: Iterable[Node]) -> list[Node]:
-    """Values that can be handed on. What has several results is picked apart where it is made."""
+    """The nodes with one result, which can be passed between regions. A node with several has its
+    `item` nodes in its own region."""
     return [n for n in nodes if len(n.types) == 1]
 
 
@@ -216,9 +215,8 @@ def region_graph(
     free: frozenset[Node],
     options: ProgramOptions,
 ) -> Graph:
-    """The graph of a region of a program. The nodes `sums` are combined over microbatches, by sum,
-    max or min: it takes so many earlier totals of each, and gives its own with these on top, one
-    after the other."""
+    """The graph of a region. Each node in `sums` is combined over microbatches, by sum, max or min:
+    the graph takes the given number of its earlier totals, and returns a new total."""
     new = {a: input_node(a.type, f"v{i}") for i, a in enumerate(region.takes)}
     inputs = list(new.values())
     nodes = copied(region.nodes, new, among=free | region.again)
@@ -236,8 +234,8 @@ def region_graph(
 
 
 def on_mesh(graph: Graph, mesh: Mesh) -> Graph:
-    """`graph` with all types on `mesh`, whose axes are those of its own. What has no mesh stays so,
-    unless nothing has one: then nothing would say where it runs."""
+    """`graph` with all types on `mesh`, which has the axes of its own mesh. A type without a mesh
+    keeps none, unless no type has one: then all get `mesh`, on which the graph runs."""
     nowhere = all(t.mesh is None for n in graph.nodes for t in n.types)
 
     def on(t: TensorType) -> TensorType:
@@ -251,14 +249,14 @@ def on_mesh(graph: Graph, mesh: Mesh) -> Graph:
 
 
 def moved_type(t: TensorType, mesh: Mesh) -> TensorType:
-    """`t` on `mesh`; a type without a mesh goes anywhere and stays."""
+    """`t` on `mesh`; a type without a mesh is returned as it is."""
     return t if t.mesh is None else t.on(mesh)
 
 
 # -- balance --------------------------------------------------------------------------------------
 def balanced(costs: Sequence[float], parts: int) -> list[int]:
-    """Where to cut `costs` into `parts` runs so that the slowest run costs least: the index at
-    which each run begins. The first of equal cuts is taken.
+    """The first index of each of `parts` runs of `costs`, cut so that the largest cost of a run is
+    smallest. Of equal cuts the first is taken.
 
     >>> balanced([4, 1, 1, 1, 1, 4], 3)
     [0, 1, 5]

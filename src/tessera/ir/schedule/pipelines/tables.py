@@ -1,4 +1,4 @@
-"""Who does what when in a pipeline? A `Table`: for each rank its actions in order, as plain data.
+"""Pipeline tables: the actions of each rank in order, as plain data.
 
 An action runs one stage on one microbatch. Its cell names stage, kind and microbatch: `0F3` is the
 forward of stage 0 on microbatch 3. The kinds:
@@ -6,12 +6,12 @@ forward of stage 0 on microbatch 3. The kinds:
 - `F` forward
 - `B` the whole backward, gradients of inputs and of weights
 - `I` the backward for the inputs only, which the stage before waits for
-- `W` the backward for the weights, which nobody waits for, some time after `I`
+- `W` the backward for the weights, which no other action waits for, some time after `I`
 
-As CSV a table has a line for each rank and a cell for each action. Empty cells and lines that
-begin with `#` say nothing; only the order counts. `(0F7;7B3)OVERLAP_F_B` is a forward and a
-backward that run together, one hiding the other's communication. That is also the format of
-torch.distributed.pipelining, less its communication cells: here the order implies them.
+As CSV a table has a line for each rank and a cell for each action. Empty cells and lines that begin
+with `#` are ignored; only the order counts. `(0F7;7B3)OVERLAP_F_B` is a forward and a backward that
+run together, one hiding the other's communication. This is the format of
+torch.distributed.pipelining without its communication cells, which the order here implies.
 
 >>> table = Table.from_csv("0F0,0F1,0B0,0B1\\n1F0,1B0,1F1,1B1", name="mine")
 >>> table
@@ -38,7 +38,7 @@ from ....core.errors import GraphError, UsageError
 
 Kind = Literal["F", "B", "I", "W"]
 Event = tuple[Literal["F", "I", "W"], int, int]
-"""Something done: the forward, the gradient of the inputs or that of the weights of (stage,
+"""A completed part: the forward, the gradient of the inputs or that of the weights of (stage,
 microbatch). A whole backward gives the last two."""
 Order = Callable[[int, int, int], Iterable["Action | str"]]
 """The actions of a rank, given (rank, ranks, microbatches)."""
@@ -69,7 +69,7 @@ class Action:
 
     @property
     def gives(self) -> tuple[Event, ...]:
-        """The events that are done once this action has run."""
+        """The events that this action completes."""
         s, j = self.stage, self.microbatch
         match self.kind:
             case "B":
@@ -78,7 +78,7 @@ class Action:
                 return ((self.kind, s, j),)
 
     def needs(self, stages: int) -> tuple[Event, ...]:
-        """The events that must be done before it, in a pipeline of `stages` stages."""
+        """The events that must be complete before it, in a pipeline of `stages` stages."""
         s, j = self.stage, self.microbatch
         match self.kind:
             case "F":
@@ -113,8 +113,8 @@ class Table:
     ) -> Table:
         """A table from one row of actions (or of their cells as text) for each rank.
 
-        Without `placement` a stage is on the first rank that has an action of it. Without
-        `microbatches` there are as many as the actions name. Raises GraphError if a cell cannot be
+        Without `placement`, a stage is on the first rank that has an action of it. Without
+        `microbatches`, their number follows from the actions. Raises GraphError if a cell cannot be
         read.
         """
         if not isinstance(rows, Iterable) or isinstance(rows, str):
@@ -222,12 +222,12 @@ class Table:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether a backward is split into its input part and its weight part."""
+        """Returns whether any backward is split into its input part and its weight part."""
         return any(a.kind in "IW" for row in self.rows for a in row)
 
     @cached_property
     def units(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """Per rank the slots that run as one: mostly one each, two for a joined pair."""
+        """For each rank the slots that run as one unit: one slot, or two for a joined pair."""
         out = []
         for row in self.rows:
             starts = [i for i, a in enumerate(row) if not (i and a.joined)]
@@ -236,7 +236,7 @@ class Table:
 
     @cached_property
     def done_at(self) -> dict[Event, tuple[int, int]]:
-        """Where each thing is done: event → (rank, slot). What is repeated counts once, first."""
+        """The place (rank, slot) of each event; of a repeated event the first place."""
         found: dict[Event, tuple[int, int]] = {}
         for rank, row in enumerate(self.rows):
             for slot, a in enumerate(row):
@@ -294,5 +294,5 @@ def _read(cell: object, rank: int, slot: int) -> list[Action]:
 
 
 def count(what: str, value: object) -> int:
-    """A whole number of at least 1. Raises UsageError."""
+    """`value` as a whole number of at least 1. Raises UsageError if it is anything else."""
     return whole("pipeline", what, value, 1)

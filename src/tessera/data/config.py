@@ -146,7 +146,7 @@ LEGAL: dict[str, kinds.Kind] = {
     "seed": kinds.whole_numbers(),
     "shuffle": kinds.FLAG,
     "packing": kinds.choices("concat", "documents", "padded"),
-    "sequence_buckets": ("a list of whole kinds.numbers from 1", lambda v: v is None or (
+    "sequence_buckets": ("a list of whole numbers from 1", lambda v: v is None or (
         kinds.is_list(v, kinds.whole_numbers(1, MOST)[1]) and len(v) > 0)),
     "segment_ids": kinds.FLAG,
     "eos_token": _TOKEN,

@@ -360,4 +360,5 @@ class MoE(Module):
                 moved = F.take_or_zero(w, as_tensor(np.asarray(rows, np.int32)), at)
                 new: Dim = (Factor(len(rows), axes),)
                 to = home.with_dims((*home.dims[:at], new, *home.dims[at + 1 :]))
-                w.put(F.relayout(moved, to) if home.mesh is not None else moved)
+                laid = F.relayout(moved, to) if home.mesh is not None else moved
+                w.fill(laid.stored, laid.type)  # of another shape

@@ -30,8 +30,8 @@ def taken(layers: int, rounds: int) -> None:
     from turns import in_turn, ratio, timed
 
     from tessera import compile as compiled
-    from tessera.runtime.call_order import CallOrder
     from tessera.runtime.devices import start
+    from tessera.runtime.processes.call_order import CallOrder
 
     start(2)
     run, _ = ours(jax_gpt.GPTConfig(layers=layers), {"dp": 2}, zero=0)

@@ -31,7 +31,7 @@ def steps(rounds: int) -> list[str]:
             f"""The same GPT (d=256, 4 layers, 8 heads, vocabulary 4096, 16 x 256 tokens, f32,
             AdamW) on the same weights and tokens: `nn.GPT` against `bench/peers/jax_gpt.py`, plain
             `jnp` in `shard_map`. Losses differ by at most {worst:.1e}. Where the heap is kept, both
-            have the benefit (`TESSERA_HEAP`, runtime/malloc.py). The least ratio is
+            have the benefit (`TESSERA_HEAP`, runtime/cpu/malloc.py). The least ratio is
             {against(least, 0.97)}; temporaries are {memory}, which is the limit."""
         ),
         *table(

@@ -17,7 +17,7 @@ import tessera as ts
 from tessera import dist, nn, optim
 from tessera.compile import Engine
 from tessera.cost.memory import MemoryPlan
-from tessera.lang.trace import trace
+from tessera.lang.jit.trace import trace
 from tessera.passes.simplify import simplify
 from tessera.show.plan_view import planned_memory
 from tessera.train.memory import ProgramBytes

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 
 import pytest
 
-from tessera.core.layout import ways
+from tessera.core.layout import shard_count
 from tessera.core.options import ProgramOptions
 from tessera.ir.graph.node import Node
 from tessera.ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
@@ -78,7 +78,7 @@ def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
 def _sent(n: Node) -> int:
     """The elements that a device puts in, the padding of a split in unequal parts included."""
     if n.op == reduce_scatter.name:
-        return _size(n.type.local_shape) * ways(n.attrs["axes"], n.type.sizes)
+        return _size(n.type.local_shape) * shard_count(n.attrs["axes"], n.type.sizes)
     return _size(n.args[0].type.local_shape)
 
 
@@ -138,7 +138,7 @@ def checked() -> Iterator[None]:
     """Inside, each program that is built is compared with its schedule."""
     from tessera import compile
     from tessera.runtime import stepped
-    from tessera.runtime.programs import Program
+    from tessera.runtime.program_cache import Program
 
     def seen(run: Any, steps: tuple[Step, ...], order: str) -> Any:
         program = run if isinstance(run, Program) else run.run  # else it puts results in order

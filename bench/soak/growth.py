@@ -24,7 +24,7 @@ from tessera.core.mesh import Mesh
 from tessera.core.reshard import steps_between
 from tessera.cost.memory import memory_plan
 from tessera.ir.schedule.build import build_schedule
-from tessera.lang.trace import trace
+from tessera.lang.jit.trace import trace
 from tessera.passes.simplify import simplify
 
 FEW, MANY, WIDTH = 48, 384, 16

@@ -42,35 +42,36 @@ from .core.flags import prepare
 from .core.public import public
 from .core.ranks import rank_of
 from .core.version import VERSION
-from .lang import functions as _functions
-from .lang import linalg, random
-from .lang.ambient import autocast, no_grad, strict
-from .lang.create import tensor
-from .lang.custom import custom_gradient, value_and_grad, vjp
-from .lang.engine import set_engine
-from .lang.function import function
-from .lang.functions import *  # noqa: F403  # all that it lists
-from .lang.grad import grad
-from .lang.jit import jit
-from .lang.local.distribute import distribute
-from .lang.loop import scan
-from .lang.map_chunks import map_chunks
-from .lang.padding import Pad
-from .lang.program_cache import clear_caches, set_program_cache
-from .lang.random import seed
-from .lang.record import named_scope
-from .lang.slopes import jvp
-from .lang.static_arguments import StaticWarning
-from .lang.tape import stop_gradient
-from .lang.tensor import Tensor
-from .lang.vectorize import vmap
-from .lang.while_loop import while_loop
-from .runtime.malloc import share_heap
+from .lang.autodiff import linalg
+from .lang.autodiff.custom import custom_gradient, value_and_grad, vjp
+from .lang.autodiff.forward import jvp
+from .lang.autodiff.grad import grad
+from .lang.autodiff.map_chunks import map_chunks
+from .lang.autodiff.scan import scan
+from .lang.autodiff.tape import stop_gradient
+from .lang.autodiff.vmap import vmap
+from .lang.autodiff.while_loop import while_loop
+from .lang.jit.jit import jit
+from .lang.jit.program_cache import clear_caches, set_program_cache
+from .lang.math import functions as _functions
+from .lang.math import random
+from .lang.math.create import tensor
+from .lang.math.functions import *  # noqa: F403  # all that it lists
+from .lang.math.ragged_padding import Pad
+from .lang.math.random import seed
+from .lang.parallel.local.distribute import distribute
+from .lang.program.annotated_function import function
+from .lang.record.contexts import autocast, no_grad, strict
+from .lang.record.recorder import named_scope
+from .lang.record.static_arguments import StaticWarning
+from .lang.value.engine import set_engine
+from .lang.value.tensor import Tensor
+from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
     from . import checkpoint, data, debug, distributed, elastic, pipeline, schedule
     from .core.mesh import Mesh
-    from .lang.engine import Engine
+    from .lang.value.engine import Engine
 
 __version__ = VERSION
 __all__ = [

@@ -1,10 +1,10 @@
 """Function → graph → schedule → executable, on one page: read this first.
 
-`lang/jit.py` records a user's function into a Graph (ir/graph); ir/graph/build.py settles layouts
-and inserts collectives on the way, with the rules in ops/. The options in force become the graph's.
+`lang/jit/jit.py` records a user's function into a Graph (ir/graph); ir/graph/build.py settles
+layouts and inserts collectives on the way, with the rules in ops/. The options in force become the graph's.
 This module takes the graph through the passes (passes/plan.py) to a schedule, lowers that to one
 XLA program (runtime/lower.py) or to one for each step (runtime/stepped.py), and wraps it as a
-function from device arrays to device arrays. It is the engine of `lang/engine.py`.
+function from device arrays to device arrays. It is the engine of `lang/value/engine.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .core.compile_variants import CompileVariant
 from .core.devices import LOST, need_devices, set_device_provider
 from .core.errors import (
     DonatedError,
@@ -30,31 +31,29 @@ from .core.layout import TensorType
 from .core.mesh import Mesh
 from .core.options import ProgramOptions
 from .core.public import not_callable
-from .core.ways import Way
 from .ir.graph.node import Graph
 from .ir.schedule.comm_trace import trace_lines
 from .ir.schedule.donation import aliases_in
 from .ir.schedule.schedule import Schedule
-from .lang.engine import Parts, Program
+from .lang.value.engine import Parts, Program
 from .passes.plan import prepared, scheduled
 from .runtime import (
     arrays,
     devices,
-    exchange,
-    first_process,
     fused_attention,
     jax_private,
     jaxprs,
     offload,
-    programs,
+    program_cache,
     pytrees,
-    ways,
 )
-from .runtime.call_order import compare_calls
-from .runtime.flight import flight
+from .runtime.cpu import autotune
 from .runtime.lower import NONE, lower
-from .runtime.same_program import guarded, processes_of
-from .runtime.same_values import compare_facts, compare_values
+from .runtime.processes import exchange, first_process
+from .runtime.processes.call_order import compare_calls
+from .runtime.processes.flight import flight
+from .runtime.processes.program_consistency import guarded, processes_of
+from .runtime.processes.replica_consistency import compare_facts, compare_values
 from .runtime.send import mover
 from .runtime.stepped import Stepped
 from .runtime.transports import transports
@@ -75,7 +74,7 @@ class Executable:
         self.wants = tuple(types[b] for b in schedule.inputs)
         self._is_stepped = schedule.is_staged or schedule.options.executor == "stepped"
         self._donate = donate
-        self._measured: ways.Measured | None = None
+        self._measured: autotune.Measured | None = None
         # Empty for the stepped executor, which copies an array that is passed twice.
         self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
 
@@ -91,24 +90,24 @@ class Executable:
         ordered = any("order" in n.attrs for n, _ in s.collectives())
         base, under = determinism_of(s.options, ordered)
         fast = under.determinism == "fast"
-        options = {**(base or {}), **ways.usual(s, fast)} or None
+        options = {**(base or {}), **autotune.usual(s, fast)} or None
         if self._measures:
-            why = ways.why_not(s, fast, self._is_stepped)
+            why = autotune.why_not(s, fast, self._is_stepped)
             if not why:
-                self._measured = ways.Measured(
+                self._measured = autotune.Measured(
                     s, base or {}, lambda o: lower(s, self._donate, o, under), self.given_up
                 )
                 return guarded(self._measured, s, True, self._measured.settle)
-            ways.warn(s, why)
+            autotune.warn(s, why)
         if self._is_stepped:
             return guarded(Stepped(s, options=options, under=under), s, False)
         return guarded(lower(s, self._donate, options, under), s, True)
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def variants(self) -> tuple[CompileVariant, ...]:
         """The compile variants that were timed; empty before the first run, and without
         `measure`."""
-        return () if self._measured is None else self._measured.ways
+        return () if self._measured is None else self._measured.variants
 
     def __call__(
         self,
@@ -232,7 +231,7 @@ def _told(s: Schedule) -> Schedule:
 
 
 class Engine:
-    """The engine of `lang/engine.py`: compiles programs, places and reads tensors."""
+    """The engine of `lang/value/engine.py`: compiles programs, places and reads tensors."""
 
     def start(self, mesh: Mesh | None) -> None:
         devices.start_for(mesh)
@@ -311,7 +310,7 @@ class Engine:
         return offload.program_bytes(program)
 
     def program_cache(self, maps: int | None, size: int | None) -> None:
-        programs.BOOK.limit(maps, size)
+        program_cache.BOOK.limit(maps, size)
 
     def delete(self, data: Any) -> None:
         if isinstance(data, jax.Array):
@@ -321,7 +320,7 @@ class Engine:
         return devices.answers(device)
 
     def clear_caches(self) -> None:
-        programs.BOOK.drop()
+        program_cache.BOOK.drop()
 
     def no_fused_attention(self, causal: bool, *types: TensorType) -> str:
         return fused_attention.why_not(causal, types[0].dtype, *(t.shape for t in types))

@@ -1,7 +1,7 @@
 """Debugging of programs: `ts.debug.nan_origin(step, model, batch)`, `ts.debug.compare(a, b)`."""
 
 from .core.public import public
-from .lang.debug import breakpoint, check_finite, print
+from .lang.program.debug import breakpoint, check_finite, print
 from .observe.compare import compare
 from .observe.nan_origin import nan_origin
 from .observe.statistics import activations, statistics

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from .core.devices import process_count, process_index
 from .core.mesh import Mesh
 from .core.public import public
-from .lang.builtin_strategies import strategy
-from .lang.collectives import (
+from .lang.math.create import ShardSpec, redistribute
+from .lang.math.create import dist_tensor as tensor
+from .lang.parallel.builtin_strategies import strategy
+from .lang.parallel.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -21,13 +23,11 @@ from .lang.collectives import (
     shard,
     shift,
 )
-from .lang.create import ShardSpec, redistribute
-from .lang.create import dist_tensor as tensor
-from .lang.determinism import deterministic, set_deterministic
-from .lang.processes import all_gather_object
-from .lang.strategy import AxisStrategy, Strategy, place
-from .lang.timeouts import set_collective_timeout
-from .lang.to_host import to_host
+from .lang.parallel.strategy import AxisStrategy, Strategy, place
+from .lang.record.determinism import deterministic, set_deterministic
+from .lang.record.join import all_gather_object
+from .lang.record.to_host import to_host
+from .lang.value.collective_timeout import set_collective_timeout
 
 if TYPE_CHECKING:
     from .elastic import elastic, resize

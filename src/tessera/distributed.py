@@ -4,7 +4,7 @@
 from .core.devices import process_count, process_index
 from .core.public import public
 from .core.transports import Transports
-from .lang.collectives import (
+from .lang.parallel.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -19,7 +19,7 @@ from .lang.collectives import (
     send,
     shift,
 )
-from .lang.processes import all_gather_object, initialize
+from .lang.record.join import all_gather_object, initialize
 
 allreduce = all_reduce
 

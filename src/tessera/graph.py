@@ -6,9 +6,9 @@ from .ir.graph.oracle import evaluate
 from .ir.graph.text import parse
 from .ir.graph.verify import verify
 from .ir.schedule.comm_trace import trace_lines as comm_trace
-from .lang.capture import capture
-from .lang.pipelines.compose import pipeline
-from .lang.training import backward, parameters, stage, training_step
+from .lang.jit.capture import capture
+from .lang.parallel.pipelines.compose import pipeline
+from .lang.program.training_step import backward, parameters, stage, training_step
 from .observe.trace import trace
 from .passes.simplify import simplify
 

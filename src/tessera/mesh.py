@@ -6,7 +6,7 @@ from __future__ import annotations
 from .core.machine.meshes import from_descriptor, preset, presets
 from .core.mesh import Mesh, auto
 from .core.public import public
-from .lang.local.view import current_mesh as current
+from .lang.record.local_view import current_mesh as current
 
 
 def show(mesh: Mesh) -> None:

@@ -2,17 +2,8 @@
 
 from .core.callable_module import make_callable
 from .core.public import public
-from .lang.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    permute,
-    reduce_scatter,
-    scatter,
-    shift,
-)
-from .lang.functions import (
+from .lang.autodiff.grad import autodiff, grad
+from .lang.math.functions import (
     concat,
     einsum,
     gather,
@@ -26,9 +17,18 @@ from .lang.functions import (
     topk,
     where,
 )
-from .lang.grad import autodiff, grad
-from .lang.local.distribute import kernel
-from .lang.user_op import user_op as from_jax
+from .lang.parallel.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    permute,
+    reduce_scatter,
+    scatter,
+    shift,
+)
+from .lang.parallel.local.distribute import kernel
+from .lang.program.user_op import user_op as from_jax
 from .nn.blocks import transformer_block
 from .nn.experts.layer import moe
 from .nn.flash import flash_attention

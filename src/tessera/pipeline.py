@@ -5,8 +5,8 @@ from .ir.schedule.pipelines.check import verify_table
 from .ir.schedule.pipelines.orders import SCHEDULES, pipeline_table
 from .ir.schedule.pipelines.simulate import PipelineWarning, Timeline, simulate
 from .ir.schedule.pipelines.tables import Action, Table
-from .lang.pipelines.compose import compose, run
-from .lang.pipelines.pipe import Pipe
+from .lang.parallel.pipelines.compose import compose, run
+from .lang.parallel.pipelines.pipe import Pipe
 from .show.pipeline_picture import pipeline_svg, pipeline_text
 from .show.pipeline_picture import show as show_table
 

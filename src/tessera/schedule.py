@@ -17,7 +17,7 @@ from .core.public import public
 from .ir.schedule.schedule import Schedule, Step
 from .ir.schedule.text import parse
 from .ir.schedule.verify import verify_schedule as verify
-from .lang.scheduling import (
+from .lang.program.schedule import (
     algorithm,
     all_reduce_overlap,
     bucket_bytes,

@@ -23,7 +23,7 @@ if HIDDEN:
 def oracle() -> Iterator[Any]:
     """The engine of this test: one of NumPy."""
     import tessera as ts
-    from tessera.lang.engine import set_engine
+    from tessera.lang.value.engine import set_engine
     from tests.core.numpy_engine import Oracle
 
     made = Oracle()

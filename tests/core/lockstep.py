@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.layout import ways
+from tessera.core.layout import shard_count
 from tessera.core.mesh import Mesh
 from tessera.ir.graph import xp_numpy
 from tessera.ir.graph.node import Node
@@ -102,6 +102,6 @@ def run_local(node: Node, blocks: Sequence[Array], mesh: Mesh) -> list[Array]:
         ]
         place = {j: int(Place(every[j]).rank(axes, mesh.sizes)) for j in same}
         group = sorted(same, key=place.__getitem__)
-        assert len(group) == ways(axes, mesh.sizes)
+        assert len(group) == shard_count(axes, mesh.sizes)
         done.append(local(k, sent[k].receive([sent[j].x for j in group], group.index(k))))
     return done

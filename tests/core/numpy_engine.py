@@ -36,7 +36,7 @@ class Program:
 
 
 class Oracle:
-    """What `lang/engine.py` asks of an engine, by NumPy."""
+    """What `lang/value/engine.py` asks of an engine, by NumPy."""
 
     compiled = 0
 

@@ -22,8 +22,8 @@ from tessera import dist, graph, nn, op, optim, pipeline, schedule
 from tessera.core.context import replaced, settings
 from tessera.core.environment import number
 from tessera.core.ranks import rank_of
-from tessera.lang.scheduling import options
-from tessera.lang.tensor import Tensor
+from tessera.lang.program.schedule import options
+from tessera.lang.value.tensor import Tensor
 from tessera.train import recipe
 
 RNG = np.random.default_rng(0)

@@ -15,9 +15,9 @@ import tessera as ts
 from tessera import dist, nn, pipeline
 from tessera.core.dtypes import f32
 from tessera.core.layout import plain
-from tessera.ir.graph.again import kept
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Node
+from tessera.ir.graph.remat import kept
 
 MESH = dist.Mesh.parse("pp=2")
 W = {k: np.full((8, 8), 0.1, np.float32) for k in "ab"}

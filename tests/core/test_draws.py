@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.lang.random import _below
+from tessera.lang.math.random import _below
 from tests.core.numpy_engine import Oracle
 
 NO_ID = -(2**31)

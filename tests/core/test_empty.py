@@ -18,7 +18,7 @@ from tessera.core.mesh import Mesh
 from tessera.core.reshard import steps_between
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
-from tessera.lang.record import Recorder, recording
+from tessera.lang.record.recorder import Recorder, recording
 from tests.core.numpy_engine import Oracle
 
 MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})

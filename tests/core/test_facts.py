@@ -212,9 +212,9 @@ ROUNDS = {"ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.p
 # layout, and the functions that users call, which are listed as what a module exports, TT-NN's too.
 OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
-    "lang/functions.py", "lang/linalg.py", "lang/shaping.py", "lang/operands.py",
-    "lang/operators.py", "lang/collectives.py", "lang/jax_functions.py", "ttnn/elementwise.py",
-   
+    "lang/math/functions.py", "lang/autodiff/linalg.py", "lang/math/shape.py",
+    "lang/record/operands.py", "lang/math/operators.py", "lang/parallel/collectives.py",
+    "lang/autodiff/jax_functions.py", "ttnn/elementwise.py",
 }  # fmt: skip
 
 

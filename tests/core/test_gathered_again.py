@@ -19,7 +19,7 @@ from tessera.ir.schedule.build import build_schedule
 from tessera.ir.schedule.schedule import Collective, Compute
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
-from tessera.lang.trace import trace
+from tessera.lang.jit.trace import trace
 from tessera.passes.simplify import simplify
 from tests.core.numpy_engine import Oracle
 from tests.core.option_rows import pipe_arguments, piped

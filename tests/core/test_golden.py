@@ -14,7 +14,7 @@ import pytest
 import tessera as ts
 from tessera import dist, graph
 from tessera.core.layout import TensorType, plain
-from tessera.lang.strategy import Strategy
+from tessera.lang.parallel.strategy import Strategy
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 DP, TP = dist.strategy("data_parallel"), dist.strategy("tensor_parallel")

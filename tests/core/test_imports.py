@@ -22,8 +22,8 @@ def order(package: str) -> list[str]:
 
 def test_no_files_of_the_language_are_in_a_circle() -> None:
     files = [m.removeprefix("tessera.lang.") for m in order("lang")]
-    assert files.index("tensor") < files.index("eager") < files.index("record")
-    assert files.index("pipelines.microbatch") < files.index("jit")
+    assert files.index("value.tensor") < files.index("value.eager") < files.index("record.recorder")
+    assert files.index("parallel.pipelines.microbatch") < files.index("jit.jit")
 
 
 def test_a_circle_would_be_found() -> None:

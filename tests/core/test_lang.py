@@ -22,8 +22,8 @@ from tessera.core.dtypes import bf16, f32, held_as, int32
 from tessera.core.layout import parse_type, plain
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.graph.verify import verify
-from tessera.lang.annotations import Sizes, TensorSpec
-from tessera.lang.tree import flatten, path_name, paths, tree_map, unflatten
+from tessera.lang.record.tree import flatten, path_name, paths, tree_map, unflatten
+from tessera.lang.value.annotations import Sizes, TensorSpec
 from tessera.passes.simplify import simplify
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})

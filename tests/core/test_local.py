@@ -127,7 +127,7 @@ def test_reinterpret_reads_the_same_blocks_or_refuses(have: str, want: str) -> N
 
 
 def _reinterpret(x: ts.Tensor, to: TensorType) -> ts.Tensor:
-    from tessera.lang.operands import emit
+    from tessera.lang.record.operands import emit
 
     return emit("reinterpret", x, layout=to)
 

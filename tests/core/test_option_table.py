@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -17,7 +18,7 @@ import pytest
 import tessera as ts
 from tessera.core import environment
 from tessera.data.config import KEYS as DATA
-from tessera.lang.scheduling import options
+from tessera.lang.program.schedule import options
 from tessera.nn.experts.transport import Transport
 from tessera.train.config import KEYS
 from tests.core.numpy_engine import Oracle
@@ -29,7 +30,7 @@ MODULES = (
     "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",
     "tessera.graph", "tessera.mesh", "tessera.debug", "tessera.distributed", "tessera.data",
     "tessera.optim", "tessera.checkpoint", "tessera.elastic",
-    "tessera.lang.linalg", "tessera.lang.random",
+    "tessera.lang.autodiff.linalg", "tessera.lang.math.random",
 )  # fmt: skip
 METHODS = (FunctionType, classmethod, staticmethod)
 # Lines "name: option option" of what has no row yet. Only to be made shorter.
@@ -58,7 +59,7 @@ def public() -> Iterator[tuple[str, list[str]]]:
             known.add(id(found))
             if inspect.isclass(found) and issubclass(found, BaseException):
                 continue
-            at = f"{module.__name__.replace('.lang', '')}.{name}"
+            at = f"{re.sub(r'[.]lang[.][a-z]+', '', module.__name__)}.{name}"
             yield at, optional(found)
             if inspect.isclass(found):
                 for method, kind in vars(found).items():

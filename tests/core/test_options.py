@@ -26,7 +26,7 @@ from tessera.ir.graph.node import Graph
 from tessera.ir.graph.text import parse
 from tessera.ir.schedule.build import build_schedule
 from tessera.ir.schedule.text import parse as parse_schedule
-from tessera.lang.scheduling import options
+from tessera.lang.program.schedule import options
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 X, W = parse_type("f32[8@dp, 64]", MESH), parse_type("f32[64@tp, 12]", MESH)

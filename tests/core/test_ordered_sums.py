@@ -15,7 +15,7 @@ from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.text import parse, to_text
 from tessera.ir.schedule.build import build_schedule
-from tessera.lang.scheduling import options
+from tessera.lang.program.schedule import options
 from tessera.passes.plan import plan
 from tessera.passes.simplify import simplify
 from tests.core.moe_reference import X as TOKENS

@@ -15,9 +15,9 @@ from tessera import dist, graph, nn, op
 from tessera.core.layout import parse_type
 from tessera.core.options import ScheduleOptions
 from tessera.cost.memory import memory_plan
-from tessera.ir.graph.again import is_free
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.graph.oracle import cut, join, run_blocks
+from tessera.ir.graph.remat import is_free
 from tessera.ir.schedule.schedule import Collective, Compute, Schedule
 from tessera.ir.schedule.verify import verify_schedule
 from tessera.passes.simplify import simplify

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tessera import BackendError
-from tessera.runtime import rendezvous
-from tessera.runtime.rendezvous import LOST, Member, Rendezvous, listen, reach
+from tessera.runtime.processes import rendezvous
+from tessera.runtime.processes.rendezvous import LOST, Member, Rendezvous, listen, reach
 
 TOKEN = "token"
 CAME: list[Member] = []

@@ -14,7 +14,7 @@ from tessera.core.layout import TensorType, parse_type, same_type
 from tessera.core.options import ProgramOptions
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
-from tessera.lang.strategy import finest
+from tessera.lang.parallel.strategy import finest
 from tessera.ops.redistribute import NAMES
 
 MESH = dist.Mesh.parse("tp=2,dp=4")

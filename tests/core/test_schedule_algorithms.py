@@ -19,7 +19,7 @@ from tessera.ir.schedule.build import build_schedule
 from tessera.ir.schedule.schedule import Schedule
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
-from tessera.lang.scheduling import options
+from tessera.lang.program.schedule import options
 from tessera.passes.algorithms import algorithms
 from tessera.passes.simplify import simplify
 from tests.core.scheduled import scheduled

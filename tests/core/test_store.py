@@ -15,7 +15,7 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, nn, op
 from tessera.core.layout import plain
-from tessera.lang import store
+from tessera.lang.jit import weight_store
 from tests.core.numpy_engine import Oracle
 
 X = np.random.default_rng(3).normal(size=(2, 4, 8)).astype(np.float32)
@@ -27,7 +27,7 @@ NAMES = ["norm_1.weight", "norm_1.bias", "attention.qkv", "attention.out", "norm
 def fresh(oracle: Oracle) -> Iterator[None]:
     """Weights that are made outside of all functions belong to the test, not to the process."""
     ts.seed(0)
-    with store.owned_by(store.Store("")):
+    with weight_store.owned_by(weight_store.Store("")):
         yield
 
 
@@ -171,10 +171,10 @@ def test_functions_of_one_name_have_weights_of_their_own() -> None:
     assert small(X).shape == (2, 4, 8) and large(np.tile(X, 2)).shape == (2, 4, 16)
     found = [graph.parameters(f, x) for f, x in ((small, X), (large, np.tile(X, 2)))]
     assert [w["<lambda>.block0.mlp.up"].shape[0] for w in found] == [8, 16]
-    held = len(store._functions)
+    held = len(weight_store._functions)
     del small, large
     gc.collect()
-    assert len(store._functions) <= held - 2  # their weights go with them
+    assert len(weight_store._functions) <= held - 2  # their weights go with them
 
 
 def test_outside_of_all_a_call_is_new_unless_it_is_named() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, graph, nn, op, optim
-from tessera.core import public, tracebacks, within
+from tessera.core import contexts, public, tracebacks
 from tessera.elastic.policy import elastic
 from tests.core.numpy_engine import Oracle
 
@@ -68,7 +68,7 @@ def outcome(call: Callable[[], Any]) -> str:
             made = call()
             if isinstance(made, ts.Tensor):
                 made.numpy()
-            if isinstance(made, within.Within | within.Above):
+            if isinstance(made, contexts.Within | contexts.Above):
                 with made:
                     pass
             if isinstance(made, elastic):
@@ -83,7 +83,7 @@ def outcome(call: Callable[[], Any]) -> str:
             __file__,
             contextlib.__file__,
             public.__file__,
-            within.__file__,
+            contexts.__file__,
             tracebacks.__file__,
         )  # on behalf of the user
         here = at is not None and at.tb_frame.f_code.co_filename in calling

@@ -15,8 +15,8 @@ from tessera.core.errors import ShapeError, TesseraError, UsageError
 from tessera.core.layout import parse_type
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
-from tessera.lang.operands import as_tensor, emit_many
-from tessera.lang.tree import flatten
+from tessera.lang.record.operands import as_tensor, emit_many
+from tessera.lang.record.tree import flatten
 from tests.core.numpy_engine import Oracle
 from tests.core.table import ROWS, Row
 

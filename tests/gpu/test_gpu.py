@@ -246,9 +246,9 @@ def test_blocks_are_large_where_devices_are_no_cpus(monkeypatch: pytest.MonkeyPa
         recorded = graph.trace(ts.nn.linear_cross_entropy, x, w, ids)
         return recorded.text.count("8, 512") + recorded.text.count("[512, 8]")
 
-    monkeypatch.setattr("tessera.nn.at_once.platform", lambda: "cpu")
+    monkeypatch.setattr("tessera.nn.block_size.platform", lambda: "cpu")
     assert loops()
-    monkeypatch.setattr("tessera.nn.at_once.platform", lambda: "gpu")
+    monkeypatch.setattr("tessera.nn.block_size.platform", lambda: "gpu")
     assert not loops()
 
 

@@ -19,7 +19,7 @@ from tessera.core.dtypes import dtype_of
 from tessera.core.layout import Factor, TensorType, plain
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
-from tessera.lang.engine import engine
+from tessera.lang.value.engine import engine
 from tessera.ops.op import OPS
 from tests.core.table import ROWS, Row
 

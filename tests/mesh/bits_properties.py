@@ -20,8 +20,8 @@ from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.algorithms.build import FLAT
 from tessera.ir.schedule.pipelines.stages import on_mesh
-from tessera.lang.engine import engine
-from tessera.lang.scheduling import options
+from tessera.lang.program.schedule import options
+from tessera.lang.value.engine import engine
 
 SIZES = (2, 3, 4, 6)
 DIMS = (1, 3, 4, 6, 8, 12)

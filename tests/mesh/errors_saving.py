@@ -18,7 +18,7 @@ from rich.console import Console
 import tessera as ts
 from tessera import checkpoint, dist, elastic, nn, optim
 from tessera.checkpoint.manifest import parse
-from tessera.elastic import going_back
+from tessera.elastic import rollback
 from tessera.train.guard import Guard, TrainState
 from tessera.train.metrics import MetricsWriter
 from tessera.train.run import Run
@@ -102,7 +102,7 @@ def at_most_100_bytes(mistake: Callable[[], Any]) -> Any:
 
 
 def many(mistake: Callable[[], Any]) -> Any:
-    with patch("tessera.elastic.lost.process_count", lambda: 2):
+    with patch("tessera.elastic.device_loss.process_count", lambda: 2):
         return mistake()
 
 
@@ -112,11 +112,11 @@ def safe_point() -> None:
     for step in elastic.steps(state, 1):
         with step:
             state["x"] = state["x"] + 1
-    going_back._loops = 0
+    rollback._loops = 0
 
 
 def after(mistake: Callable[[], Any]) -> Any:
-    first = patch("tessera.elastic.going_back._loops", 0)
+    first = patch("tessera.elastic.rollback._loops", 0)
     quiet = contextlib.redirect_stderr(io.StringIO())
     with environment(TESSERA_ELASTIC="memory"), quiet, dist.elastic(), first:
         return inside(mistake, safe_point)

@@ -14,8 +14,8 @@ import tessera as ts
 from tessera import dist, elastic, nn, optim, pipeline
 from tessera.core.devices import LOST
 from tessera.data import create_dataloader, create_distributed_dataloader
-from tessera.elastic import going_back
-from tessera.elastic.fitting import folded_to_fit
+from tessera.elastic import rollback
+from tessera.elastic.refold import folded_to_fit
 from tessera.runtime import devices
 from tests.cases import LONG
 from tests.procs.elastic_model import Dense, step_of
@@ -260,7 +260,7 @@ def test_a_safe_point_that_lost_a_part_is_not_used(
 
     def begins(stop: int) -> list[int]:
         state, made = {"x": ts.tensor(X[0], mesh=mesh, layout="[24@dp, 6]")}, list[int]()
-        monkeypatch.setattr(going_back, "_loops", 0)  # as the same loop of a new program
+        monkeypatch.setattr(rollback, "_loops", 0)  # as the same loop of a new program
         with dist.elastic():
             for step in elastic.steps(state, stop):
                 with step as i:

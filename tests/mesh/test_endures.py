@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tessera as ts
-from tessera.runtime import programs
+from tessera.runtime import program_cache
 from tessera.runtime.devices import failed
 from tests.compilations import compilations
 
@@ -91,7 +91,7 @@ def test_programs_of_many_shapes_come_and_go(few_maps: int) -> None:
 @pytest.fixture
 def few_maps() -> Iterator[int]:
     """A budget of some bytes, in which no two programs have room."""
-    book = programs.BOOK
+    book = program_cache.BOOK
     before = book.most_maps, book.most_bytes
     ts.set_program_cache(bytes=1)
     yield 1

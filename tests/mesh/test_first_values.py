@@ -11,7 +11,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn
 from tessera.compile import Engine
-from tessera.lang import create
+from tessera.lang.math import create
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 

@@ -100,16 +100,16 @@ def test_it_repeats_the_step_in_which_devices_were_lost_and_takes_them_back(
 def test_it_goes_on_from_the_younger_of_safe_point_and_checkpoint(
     quiet: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("tessera.elastic.going_back._loops", 0)
+    monkeypatch.setattr("tessera.elastic.rollback._loops", 0)
     monkeypatch.setenv("TESSERA_ELASTIC", str(tmp_path / "memory"))
     with pytest.raises(Crash):
         guarded(tmp_path, {2.75: [Crash]})
     checkpoint.wait()
     assert checkpoint.latest(tmp_path / "checkpoints") == "step-00000002"
-    monkeypatch.setattr("tessera.elastic.going_back._loops", 0)  # as in a program that begins again
+    monkeypatch.setattr("tessera.elastic.rollback._loops", 0)  # as in a program that begins again
     with pytest.raises(Crash):  # step 3 is made, and after it there is a checkpoint
         guarded(tmp_path, {4: [Crash]}, safe_point=5)
-    monkeypatch.setattr("tessera.elastic.going_back._loops", 0)
+    monkeypatch.setattr("tessera.elastic.rollback._loops", 0)
     bits, made = guarded(tmp_path, {})
     assert bits == quiet[0] and [i for i, _ in made] == [4, 5]
 
@@ -118,12 +118,12 @@ def test_a_signal_leaves_a_safe_point_of_the_last_step(
     quiet: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Where no checkpoint is read, as in the demo without --save-every, no step is made again."""
-    monkeypatch.setattr("tessera.elastic.going_back._loops", 0)
+    monkeypatch.setattr("tessera.elastic.rollback._loops", 0)
     monkeypatch.setenv("TESSERA_ELASTIC", str(tmp_path / "memory"))
     with pytest.raises(Preempted) as caught:
         guarded(tmp_path, {2: ["told"]}, safe_point=5, resume=False)
     assert caught.value.saved.startswith("it is saved as step-00000003 in ")
-    monkeypatch.setattr("tessera.elastic.going_back._loops", 0)
+    monkeypatch.setattr("tessera.elastic.rollback._loops", 0)
     bits, made = guarded(tmp_path, {}, resume=False)
     assert bits == quiet[0] and [i for i, _ in made] == [3, 4, 5]
 
@@ -131,7 +131,7 @@ def test_a_signal_leaves_a_safe_point_of_the_last_step(
 def test_several_processes_without_safe_points_go_back_after_a_bad_loss(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("tessera.elastic.going_back.process_count", lambda: 2)
+    monkeypatch.setattr("tessera.elastic.rollback.process_count", lambda: 2)
     with pytest.warns(ts.EngineWarning, match="when one of several processes is lost"):
         _, made = guarded(tmp_path, {2.5: ["bad"]}, on_bad_loss="rollback")
     assert [i for i, _ in made] == [0, 1, 2, 2, 3, 4, 5]

@@ -17,7 +17,7 @@ import tessera as ts
 from tessera import nn, optim
 from tessera.core import files, interrupts
 from tessera.data.create import create_dataloader
-from tessera.lang import mutations
+from tessera.lang.jit import argument_updates
 from tessera.train.metrics import read_metrics
 from tests.cases import LONG, short
 
@@ -74,7 +74,7 @@ def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
     calm, hit = Step(donate), Step(donate)
     hit.model.load_state_dict({k: t.numpy() for k, t in calm.model.state_dict().items()})
     left = 10**9
-    really = nn.Parameter.fill, mutations._put
+    really = nn.Parameter.fill, argument_updates._put
 
     def now() -> None:
         nonlocal left
@@ -91,7 +91,7 @@ def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
         really[1](*args)
 
     monkeypatch.setattr(nn.Parameter, "fill", fill)
-    monkeypatch.setattr(mutations, "_put", put)
+    monkeypatch.setattr(argument_updates, "_put", put)
     assert calm() == hit()
     came = 0
     for nth in range(1, 9):

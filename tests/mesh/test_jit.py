@@ -12,7 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, pipeline
-from tessera.lang.tree import tree_map
+from tessera.lang.record.tree import tree_map
 from tests.cases import LONG
 from tests.compilations import compilations
 

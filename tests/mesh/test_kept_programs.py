@@ -15,8 +15,8 @@ import pytest
 from jax._src import compiler
 
 from tessera.core.errors import EngineWarning
-from tessera.runtime import compile_once, kept_programs
-from tessera.runtime.kept_programs import KeptPrograms
+from tessera.runtime import compilation_cache, compile_once
+from tessera.runtime.compilation_cache import KeptPrograms
 from tests.cases import LONG
 from tests.quickly import FLAGS
 
@@ -27,7 +27,7 @@ jax.monitoring.register_event_listener(lambda event, **_: heard.append(event))
 import tessera as ts
 from tessera import nn
 from tessera.runtime import kept_programs
-kept_programs.LEAST_S = 0.0
+compilation_cache.LEAST_S = 0.0
 mesh = ts.dist.Mesh(("dp",), shape={"dp": 2})
 model = nn.GPT(nn.GPTConfig(vocab=8, seq=4, d=4, layers=1, heads=1))
 
@@ -112,7 +112,7 @@ def test_a_version_of_jax_that_works_in_another_way_is_told(
     jax.config.update("jax_compilation_cache_dir", None)
     try:
         with pytest.warns(EngineWarning, match=r"no programs are kept in .*: jax .* another way"):
-            kept_programs.folder.__wrapped__()
+            compilation_cache.folder.__wrapped__()
         with pytest.warns(EngineWarning, match="each process compiles all of its programs, as jax"):
             compile_once.start()
         assert jax.config.jax_compilation_cache_dir is None
@@ -141,7 +141,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
 def test_processes_share_a_folder_and_may_be_killed(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from tessera.runtime.kept_programs import KeptPrograms\n"
+        "from tessera.runtime.compilation_cache import KeptPrograms\n"
         "kept = KeptPrograms(Path(sys.argv[1]), 200_000)\nprint('begun', flush=True)\n"
         "while True:\n"
         "    for k in range(40):\n"

@@ -8,7 +8,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, optim
 from tessera.data import create_dataloader, create_distributed_dataloader
-from tessera.lang.engine import engine
+from tessera.lang.value.engine import engine
 
 S = 8
 DATA = np.arange(64 * S + 1) % 251

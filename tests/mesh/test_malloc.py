@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tessera as ts
-from tessera.runtime import malloc
+from tessera.runtime.cpu import malloc
 
 CODE = """
 import numpy as np

@@ -11,7 +11,7 @@ import pytest
 
 import tessera as ts
 from tessera import checkpoint, dist, elastic, nn, optim
-from tessera.lang.trace import trace
+from tessera.lang.jit.trace import trace
 from tessera.optim import apply_if_finite
 from tessera.runtime import offload as host
 from tessera.train import memory, recipe

@@ -18,7 +18,7 @@ from tessera.compile import Engine, Executable
 from tessera.core.layout import parse_type
 from tessera.cost.memory import stage_plans
 from tessera.ir.schedule.schedule import Schedule
-from tessera.lang.trace import trace
+from tessera.lang.jit.trace import trace
 from tessera.passes.simplify import simplify
 from tessera.runtime import arrays
 from tessera.runtime.stepped import Stepped

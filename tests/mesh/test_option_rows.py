@@ -15,7 +15,7 @@ import pytest
 
 import tessera as ts
 from tessera import checkpoint, dist, elastic, nn, random, schedule
-from tessera.runtime import programs
+from tessera.runtime import program_cache
 from tests.core.option_rows import Row, seen
 
 ROWS: dict[str, Row] = {}
@@ -162,7 +162,7 @@ row("tessera.op.from_jax", own_gradient, grad=lambda g, x: g[:, None] * x * 5.0)
 
 def limited(**k: Any) -> Any:
     """The limits after a call; tests/mesh/test_endures.py holds that they are kept."""
-    book = programs.BOOK
+    book = program_cache.BOOK
     before = book.most_maps, book.most_bytes
     ts.set_program_cache(**k)
     found = book.most_maps, book.most_bytes

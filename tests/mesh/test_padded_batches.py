@@ -14,7 +14,7 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, pipeline
 from tessera.checkpoint import load_hf
-from tessera.lang.tree import flatten
+from tessera.lang.record.tree import flatten
 from tests.cases import LONG, grid
 from tests.mesh.test_hf import IDS, MESHES, MODELS, made
 

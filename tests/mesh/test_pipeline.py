@@ -19,7 +19,7 @@ from tessera.ir.schedule.donation import donation_aliases
 from tessera.ir.schedule.pipelines.formulas import peak_activations
 from tessera.observe import profile as profiles
 from tessera.runtime.arrays import fetch, place, sharding
-from tessera.runtime.programs import Book
+from tessera.runtime.program_cache import Book
 from tessera.runtime.send import sender
 from tessera.runtime.stepped import Stepped
 from tessera.show.plan_view import traffic

@@ -18,7 +18,7 @@ import tessera as ts
 from tessera import dist, nn
 from tessera.core.dtypes import DType
 from tessera.ir.graph.node import Graph, reachable
-from tessera.lang.trace import trace
+from tessera.lang.jit.trace import trace
 from tessera.passes.plan import prepared
 from tessera.train import recipe
 

@@ -14,8 +14,8 @@ import pytest
 
 import tessera as ts
 from tessera import optim
-from tessera.lang.tape import history
-from tessera.lang.tree import flatten
+from tessera.lang.autodiff.tape import history
+from tessera.lang.record.tree import flatten
 from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)

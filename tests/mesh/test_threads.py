@@ -13,7 +13,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, op, optim
-from tessera.lang.tree import flatten
+from tessera.lang.record.tree import flatten
 from tessera.train.generate import generate
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)

@@ -88,8 +88,8 @@ def test_a_traceback_ends_in_the_users_line(name: str, monkeypatch: pytest.Monke
 
 def test_a_fault_of_our_own_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_TRACEBACK_FILTERING", "on")
-    monkeypatch.setattr("tessera.lang.jit.flatten", None)
+    monkeypatch.setattr("tessera.lang.jit.jit.flatten", None)
     with pytest.raises(TypeError) as caught:
         ts.jit(lambda x: x)(X)
     last = traceback.extract_tb(caught.value.__traceback__)[-1]
-    assert last.filename.endswith("lang/jit.py")
+    assert last.filename.endswith("lang/jit/jit.py")

@@ -13,9 +13,9 @@ from transformers import LlamaConfig
 import tessera as ts
 from tessera import dist, nn, optim
 from tessera.compile import Engine
-from tessera.lang import create
-from tessera.lang.recipe import MOST_STEPS
-from tessera.lang.tree import flatten
+from tessera.lang.math import create
+from tessera.lang.record.tree import flatten
+from tessera.lang.value.recipe import MOST_STEPS
 from tessera.train.recipe import initialize_model_weights
 
 FAR = dist.Mesh(("dp", "tp"), shape=(128, 8))

@@ -14,12 +14,13 @@ import pytest
 import tessera as ts
 from tessera import dist, nn, pipeline, schedule
 from tessera.core import flags
+from tessera.core.compile_variants import CompileVariant
 from tessera.core.context import replaced
-from tessera.core.ways import Way
-from tessera.runtime import kept_programs, ways
+from tessera.runtime import compilation_cache
+from tessera.runtime.compilation_cache import KeptPrograms
+from tessera.runtime.cpu import autotune
+from tessera.runtime.cpu.autotune import LEAST_MEMORY, LIBRARIES, Measured
 from tessera.runtime.devices import start
-from tessera.runtime.kept_programs import KeptPrograms
-from tessera.runtime.ways import LEAST_MEMORY, LIBRARIES, Measured
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 PRODUCT = ts.jit(lambda x: ts.tanh(x @ x).sum())
@@ -31,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptProg
     """Where choices are kept here."""
     start(8)
     kept = KeptPrograms(tmp_path, 1 << 20)
-    monkeypatch.setattr(kept_programs, "folder", lambda: kept)
+    monkeypatch.setattr(compilation_cache, "folder", lambda: kept)
     yield kept
 
 
@@ -77,7 +78,7 @@ def measured(clock: Clock, program: Any = PRODUCT) -> tuple[str, Measured]:
         PRODUCT(ts.tensor(X))
     made = Measured(program.schedule, {"kept": 1}, clock.make, ())
     (name,) = made(X)
-    assert made(X) == [name] == [w.name for w in made.ways if w.chosen]
+    assert made(X) == [name] == [w.name for w in made.variants if w.chosen]
     return name, made
 
 
@@ -99,10 +100,10 @@ def test_the_quickest_way_is_taken_and_of_those_alike_the_one_that_needs_less(
     monkeypatch.setattr(flags, "_fuses", [True])
     best = "older" if table[1][0] < 0.98 * table[0][0] else "preferred"
     clock = Clock(dict(zip(["preferred", "older", f"{best}, least memory"], table, strict=True)))
-    monkeypatch.setattr(ways, "time", clock)
+    monkeypatch.setattr(autotune, "time", clock)
     name, made = measured(clock)
     assert name == want and clock.made == ["preferred", "older", f"{best}, least memory"]
-    assert [(w.name, w.step_s, w.temporary_bytes) for w in made.ways] == [
+    assert [(w.name, w.step_s, w.temporary_bytes) for w in made.variants] == [
         (n, pytest.approx(s), size) for n, (s, size) in clock.table.items()
     ]
 
@@ -112,13 +113,13 @@ def test_what_was_found_is_kept_and_nothing_is_measured_again(
 ) -> None:
     monkeypatch.setattr(flags, "_fuses", [True])
     clock = Clock({"preferred": (2.0, 9), "older": (1.0, 9), "older, least memory": (3.0, 9)})
-    monkeypatch.setattr(ways, "time", clock)
-    first = measured(clock)[1].ways
+    monkeypatch.setattr(autotune, "time", clock)
+    first = measured(clock)[1].variants
     calls = clock.calls
     name, made = measured(clock)
-    assert name == "older" and made.ways == first and clock.calls == calls + 2
+    assert name == "older" and made.variants == first and clock.calls == calls + 2
     assert clock.made[3:] == ["older"]  # which alone is compiled
-    monkeypatch.setattr(ways, "cores", lambda: 64)  # on another number of cores it is measured
+    monkeypatch.setattr(autotune, "cores", lambda: 64)  # on another number of cores it is measured
     measured(clock)
     assert len(clock.made) == 7
     monkeypatch.setattr(jax, "local_device_count", lambda: 64)  # and of threads
@@ -140,8 +141,8 @@ def test_a_machine_that_is_slower_for_a_while_is_so_for_every_way(
         return plain(options)
 
     clock.make = make  # type: ignore[method-assign]
-    monkeypatch.setattr(ways, "time", clock)
-    found = {w.name: w.step_s for w in measured(clock)[1].ways}
+    monkeypatch.setattr(autotune, "time", clock)
+    found = {w.name: w.step_s for w in measured(clock)[1].variants}
     want = {"preferred": 6.0, "older": 3.0, "older, least memory": 2.7}
     assert found == {k: pytest.approx(s) for k, s in want.items()}
 
@@ -152,12 +153,12 @@ def test_a_convolution_has_one_way_more_and_a_library_that_the_user_chose_stays(
     monkeypatch.setattr(flags, "_fuses", [True])
     names = ["preferred", "products", "older", "products, least memory"]
     clock = Clock(dict(zip(names, [(2.0, 9), (1.0, 9), (3.0, 9), (4.0, 9)], strict=True)))
-    monkeypatch.setattr(ways, "time", clock)
+    monkeypatch.setattr(autotune, "time", clock)
     assert measured(clock, CONV)[0] == "products" and clock.made == names
     monkeypatch.setattr(flags, "_fuses", [False])
-    monkeypatch.setattr(kept_programs, "folder", lambda: None)
+    monkeypatch.setattr(compilation_cache, "folder", lambda: None)
     clock = Clock({"preferred": (1.0, 9), "preferred, least memory": (2.0, 9)})
-    monkeypatch.setattr(ways, "time", clock)
+    monkeypatch.setattr(autotune, "time", clock)
     assert measured(clock, CONV)[0] == "preferred" and len(clock.made) == 2
 
 
@@ -171,7 +172,7 @@ def test_a_measured_step_gives_what_the_step_gives_and_takes_over_what_is_donate
         return w - 0.5 * ts.grad(loss, w), loss
 
     plain, timed = ts.jit(step), schedule(measure=True)(ts.jit(step, donate="w"))
-    assert timed.ways == ()
+    assert timed.variants == ()
     a = b = ts.tensor(X, mesh=mesh, layout="[8, 8]")
     b = b + 0.0
     for _ in range(3):
@@ -182,11 +183,11 @@ def test_a_measured_step_gives_what_the_step_gives_and_takes_over_what_is_donate
         with pytest.raises(ts.DonatedError):
             old.numpy()
     np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-5)
-    assert [w.chosen for w in timed.ways].count(True) == 1 and plain.ways == ()
-    assert all(isinstance(w, Way) and w.step_s > 0 for w in timed.ways)
+    assert [w.chosen for w in timed.variants].count(True) == 1 and plain.variants == ()
+    assert all(isinstance(w, CompileVariant) and w.step_s > 0 for w in timed.variants)
     again = schedule(measure=True)(ts.jit(step, donate="w"))
     again(b, x)
-    assert again.ways == timed.ways  # to the last digit: they were read
+    assert again.variants == timed.variants  # to the last digit: they were read
 
 
 def run_with(**k: Any) -> Any:
@@ -233,8 +234,8 @@ def test_where_nothing_is_measured_a_warning_says_why(call: Any, why: str) -> No
 def test_a_gpu_measures_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     PRODUCT(ts.tensor(X))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert "a gpu by itself" in ways.why_not(PRODUCT.schedule, True, False)
-    assert ways.usual(PRODUCT.schedule, True) == ways.CUBLAS
+    assert "a gpu by itself" in autotune.why_not(PRODUCT.schedule, True, False)
+    assert autotune.usual(PRODUCT.schedule, True) == autotune.CUBLAS
 
 
 def test_a_wrong_choice_is_an_error() -> None:
@@ -246,8 +247,14 @@ def test_a_wrong_choice_is_an_error() -> None:
 def test_where_nothing_runs_at_once_least_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     PRODUCT(ts.tensor(X))
     for cores, want in ((1, LEAST_MEMORY), (2, {})):
-        monkeypatch.setattr(ways, "cores", lambda n=cores: n)
-        assert ways.usual(PRODUCT.schedule, True) == ways.usual(PRODUCT.schedule, False) == want
-    monkeypatch.setattr(ways, "cores", lambda: 1)  # processes that differ would wait for each other
-    monkeypatch.setattr(ways, "processes_of", lambda mesh: (0, 1))
-    assert ways.usual(PRODUCT.schedule, True) == {}
+        monkeypatch.setattr(autotune, "cores", lambda n=cores: n)
+        assert (
+            autotune.usual(PRODUCT.schedule, True)
+            == autotune.usual(PRODUCT.schedule, False)
+            == want
+        )
+    monkeypatch.setattr(
+        autotune, "cores", lambda: 1
+    )  # processes that differ would wait for each other
+    monkeypatch.setattr(autotune, "processes_of", lambda mesh: (0, 1))
+    assert autotune.usual(PRODUCT.schedule, True) == {}

@@ -20,8 +20,8 @@ import tessera as ts
 from tessera.core.dtypes import dtype_of
 from tessera.core.layout import Factor, TensorType, plain
 from tessera.core.mesh import Mesh
-from tessera.lang.functions import relayout
-from tessera.lang.tensor import Tensor
+from tessera.lang.math.functions import relayout
+from tessera.lang.value.tensor import Tensor
 from tests.peer.rows import Row
 
 Array = np.ndarray[Any, Any]

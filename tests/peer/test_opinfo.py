@@ -26,8 +26,8 @@ import tessera as ts
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.oracle import evaluate, evaluate_blocks
 from tessera.ir.graph.verify import verify
-from tessera.lang.record import Recorder, recording
-from tessera.lang.tensor import Tensor
+from tessera.lang.record.recorder import Recorder, recording
+from tessera.lang.value.tensor import Tensor
 from tests.peer.cases import OURS, TORCH, Answer, Case, Laid, answered, difference, laid_out
 from tests.peer.exceptions import DIFFERS, REFUSED
 from tests.peer.rows import FLOATS, ROWS, NotOffered, Row

@@ -16,17 +16,17 @@ from ..core.errors import CheckpointError, UsageError, warn_no_effect
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.wording import digest, nearest
-from ..lang import random
-from ..lang.box import Box, fits
-from ..lang.create import tensor
-from ..lang.engine import engine
-from ..lang.flat_state import flat_states
-from ..lang.offloaded import where_lies
-from ..lang.operands import as_tensor
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten, tree_fill, unflatten
-from ..nn.contents import put_buffer
+from ..lang.math import random
+from ..lang.math.create import tensor
+from ..lang.parallel.flat_state import flat_states
+from ..lang.record.box import Box, fits
+from ..lang.record.offload import where_lies
+from ..lang.record.operands import as_tensor
+from ..lang.record.tree import flatten, tree_fill, unflatten
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Tensor
 from ..nn.module import Module
+from ..nn.module_tree import put_buffer
 from .listing import ROOT, Root, manifest_of, matches, named, patterns, reader
 from .pieces import Reader
 from .saving import advice_of, leaves, no_folder, not_recorded, wait

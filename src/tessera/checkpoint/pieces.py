@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..core.dtypes import DType
 from ..core.errors import CheckpointError
-from ..lang.engine import Parts
+from ..lang.value.engine import Parts
 
 if TYPE_CHECKING:
     from .manifest import Manifest, Piece, Saved

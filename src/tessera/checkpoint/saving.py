@@ -34,16 +34,16 @@ from ..core.errors import (
 from ..core.mesh import Mesh
 from ..core.version import VERSION
 from ..core.wording import digest
-from ..lang import random
-from ..lang.checks import mesh_or_none
-from ..lang.eager import redistribute_now
-from ..lang.engine import engine
-from ..lang.offloaded import back
-from ..lang.operands import as_tensor
-from ..lang.record import current
-from ..lang.tensor import Tensor
-from ..lang.to_host import read_by_all
-from ..lang.tree import flatten, paths
+from ..lang.math import random
+from ..lang.record.offload import back
+from ..lang.record.operands import as_tensor
+from ..lang.record.recorder import current
+from ..lang.record.to_host import read_by_all
+from ..lang.record.tree import flatten, paths
+from ..lang.value.checks import mesh_or_none
+from ..lang.value.eager import redistribute_now
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Tensor
 from ..nn.module import Module
 from .listing import (
     ROOT,

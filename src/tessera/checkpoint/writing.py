@@ -20,7 +20,7 @@ from ..core.errors import BackendError, CheckpointError, TesseraError
 from ..core.limits import limits
 from ..core.wording import differences
 from ..ir.graph.text import size_text
-from ..lang.engine import engine
+from ..lang.value.engine import engine
 from .listing import Keep, manifests, metrics_text, remove, remove_rest
 from .names import NAME
 from .pieces import Block, files

@@ -53,7 +53,7 @@ class Digit:
     uneven: bool = False
 
 
-def ways(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+def shard_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     """Returns the number of shards over `axes`: the product of their sizes."""
     return math.prod(sizes[a] for a in axes)
 
@@ -65,7 +65,7 @@ def digits(dim: Dim, sizes: Mapping[str, int]) -> list[Digit]:
     out: list[Digit] = []
     for f in dim:
         axes = tuple(a for a in f.axes if sizes[a] > 1)
-        n = ways(axes, sizes)
+        n = shard_count(axes, sizes)
         if f.size % n:
             out.append(Digit(f.size, axes, -(-f.size // n), True))
             continue
@@ -276,7 +276,8 @@ class TensorType:
     def local_shape(self) -> tuple[int, ...]:
         """The shape of one device's block, padding included."""
         return tuple(
-            math.prod(-(-f.size // ways(f.axes, self.sizes)) for f in dim) for dim in self.dims
+            math.prod(-(-f.size // shard_count(f.axes, self.sizes)) for f in dim)
+            for dim in self.dims
         )
 
     @cached_property

@@ -29,7 +29,7 @@ from functools import lru_cache
 from itertools import count, pairwise
 from typing import NamedTuple
 
-from .layout import Digit, TensorType, digits, grouped, ways
+from .layout import Digit, TensorType, digits, grouped, shard_count
 from .mesh import Mesh
 from .topology import Topology
 
@@ -113,7 +113,7 @@ def placed(t: TensorType, where: Mapping[str, Place]) -> TensorType:
         for p in sorted(here):
             if p.at > at:
                 run.append(Digit(p.at // at, (), p.at // at))
-            n = ways(here[p], t.sizes)
+            n = shard_count(here[p], t.sizes)
             run.append(Digit(p.size, here[p], -(-p.size // n), bool(p.group)))
             at = p.at * p.size
         if at < size:
@@ -178,7 +178,7 @@ class _Search:
         # Axes at their goal stay there all the way.
         self.kept = {a: p for a, p in first.items() if last.get(a) == p}
         self.axes = [a for a in src.sizes if a not in self.kept and (a in first or a in last)]
-        self.ways = [src.sizes[a] for a in self.axes]
+        self.sizes = [src.sizes[a] for a in self.axes]
         self.prices: dict[tuple[str, tuple[int, ...]], Price] = {}
         # The cheapest price of all axes, for the lower bounds.
         self.low = self._least()
@@ -198,9 +198,9 @@ class _Search:
             if p is not None and p.group
         }
         self.whole_bytes = math.prod(src.shape) * src.dtype.bytes
-        self.least_bytes = self.whole_bytes // ways((*self.axes, *self.kept), src.sizes)
+        self.least_bytes = self.whole_bytes // shard_count((*self.axes, *self.kept), src.sizes)
         self.goal_bytes = self.bytes(self.goal)
-        self.held_bytes = self.whole_bytes // ways(self.kept, src.sizes)
+        self.held_bytes = self.whole_bytes // shard_count(self.kept, src.sizes)
         self.uneven = bool(self.members) or any(p.group for p in self.kept.values())
 
     def _number(self, p: Place | None) -> int:
@@ -222,17 +222,17 @@ class _Search:
         """Returns the places at which axis `k` may be on the way: its goal, and beside the digits
         at both ends, or beside another axis at such a place. Places that clash with the fewest
         others come first."""
-        n = self.ways[k]
-        start, goal = ends[k], ends[k + len(self.ways)]
-        others = [p for i, p in enumerate(ends) if p is not None and i % len(self.ways) != k]
+        n = self.sizes[k]
+        start, goal = ends[k], ends[k + len(self.sizes)]
+        others = [p for i, p in enumerate(ends) if p is not None and i % len(self.sizes) != k]
         found = []
         for j, size in enumerate(self.src.shape):
             edges = {1, size}
             for p in (*others, *self.kept.values(), start, goal):
                 if p is not None and p.dim == j:
                     edges |= {p.at, p.at * p.size}
-            edges |= {e * m for e in [*edges] for m in self.ways}
-            edges |= {e // m for e in [*edges] for m in self.ways if e % m == 0}
+            edges |= {e * m for e in [*edges] for m in self.sizes}
+            edges |= {e // m for e in [*edges] for m in self.sizes if e % m == 0}
             here = [Place(j, at, n) for at in sorted(edges) if size % (at * n) == 0]
             here = [p for p in here if not any(map(p.clashes, self.kept.values()))]
             here.sort(key=lambda p: sum(map(p.clashes, others)))
@@ -246,7 +246,7 @@ class _Search:
         size = math.prod(self.src.shape)
         for p in {*self.kept.values(), *(self.place[q] for q in where)}:
             if p is not None and p.group:
-                size = size // p.size * -(-p.size // ways(p.group, self.src.sizes))
+                size = size // p.size * -(-p.size // shard_count(p.group, self.src.sizes))
             elif p is not None and p.dim >= 0:
                 size //= p.size
         return size * self.src.dtype.bytes
@@ -285,7 +285,7 @@ class _Search:
         """Returns an estimate of the remaining cost; a lower bound while the search is exact."""
         each = self.least_bytes if self.exact else block
         cost, wrong = 0.0, 0
-        for p, goal, n in zip(where, self.goal, self.ways):  # all of the same length
+        for p, goal, n in zip(where, self.goal, self.sizes):  # all of the same length
             if p and p != goal:
                 cost += each * (n - 1) / n
                 wrong += 1
@@ -316,8 +316,8 @@ class _Search:
         sums = [k for k, p in enumerate(where) if p and self.dim[p] < 0]
         if not sums:
             return 0.0
-        n = math.prod([self.ways[k] for k in sums if not self.goal[k]])
-        return 2 * (n - 1) * self.least_bytes * math.prod([self.ways[k] for k in sums]) / n
+        n = math.prod([self.sizes[k] for k in sums if not self.goal[k]])
+        return 2 * (n - 1) * self.least_bytes * math.prod([self.sizes[k] for k in sums]) / n
 
     # -- edges ------------------------------------------------------------------------------------
     def edges(self, where: Where, block: int) -> Iterator[Edge]:
@@ -338,7 +338,7 @@ class _Search:
             if p is not None and p.dim >= 0 and not p.group and where[k] != self.goal[k]
         }
         for k, p in enumerate(at):
-            n, others = self.ways[k], taken & ~(1 << where[k])
+            n, others = self.sizes[k], taken & ~(1 << where[k])
             if p is None:
                 yield from self._arrivals("shard", where, k, others, 0, block)
             elif where[k] == self.goal[k]:
@@ -346,7 +346,7 @@ class _Search:
             elif p.group:
                 who = self.members[where[k]]
                 if k == who[0]:
-                    n = ways(p.group, self.src.sizes)
+                    n = shard_count(p.group, self.src.sizes)
                     whole = self._block(where, who, 0)
                     yield Edge("all_gather", who, 0, (n - 1) * block, whole)
             elif p.dim >= 0:
@@ -358,10 +358,10 @@ class _Search:
             elif k in sums:
                 alike = tuple(m for m in sums if where[m] == where[k])
                 for who in {(k,), alike if k == alike[0] else (k,)}:
-                    n = math.prod([self.ways[m] for m in who])
+                    n = math.prod([self.sizes[m] for m in who])
                     yield Edge("all_reduce", who, 0, 2 * (n - 1) * block // n, block)
                 if p.kind == "sum":
-                    n = self.ways[k]
+                    n = self.sizes[k]
                     received = (n - 1) * block / n
                     yield from self._arrivals("reduce_scatter", where, k, others, received, block)
 
@@ -376,7 +376,7 @@ class _Search:
         places of the other axes."""
         for q in self.rests[k]:
             if not self.clash[q] & others:
-                yield Edge(kind, (k,), q, received, block // self.ways[k])
+                yield Edge(kind, (k,), q, received, block // self.sizes[k])
         goal = self.goal[k]
         if goal not in self.members or self.clash[goal] & others:
             return
@@ -389,11 +389,11 @@ class _Search:
         self, k: int, p: Place, along: Mapping[tuple[int, int], int], block: int
     ) -> Iterator[Edge]:
         """Yields the gathers of axis `k` at `p`, alone or together with the axes below it."""
-        who, n = [k], self.ways[k]
+        who, n = [k], self.sizes[k]
         yield Edge("all_gather", (k,), 0, (n - 1) * block, n * block)
         while (p.dim, p.at * n) in along:
             who.append(along[p.dim, p.at * n])
-            n *= self.ways[who[-1]]
+            n *= self.sizes[who[-1]]
             yield Edge("all_gather", tuple(who), 0, (n - 1) * block, n * block)
 
     # -- the search -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .errors import LayoutError, MeshError, ShapeError
-from .layout import Factor, TensorType, same_type, unknown_axis, ways, without
+from .layout import Factor, TensorType, same_type, shard_count, unknown_axis, without
 from .layout_search import cheapest
 from .topology import Topology
 
@@ -42,7 +42,7 @@ def wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: TensorType)
     """Returns the bytes that one place of the mesh receives in a bandwidth-optimal form of the
     collective; 0 along an axis in time, whose places are one device."""
     space = in_space(axes, src)
-    return _received(kind, ways(space, src.sizes), src.local_bytes, dst.local_bytes,
+    return _received(kind, shard_count(space, src.sizes), src.local_bytes, dst.local_bytes,
                      travelling(src, axes))  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def device_wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: Tens
     """
     if src.mesh is None or src.mesh.onto is None:
         return wire_bytes(kind, axes, src, dst)
-    n = ways(in_space(axes, src), src.mesh.physical.sizes)
+    n = shard_count(in_space(axes, src), src.mesh.physical.sizes)
     return _received(kind, n, src.device_bytes, dst.device_bytes, travelling_of_device(src, axes))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
-from ..core.layout import ways
+from ..core.layout import shard_count
 from ..core.reshard import travelling_of_device
 from ..core.topology import Topology
 from ..ir.graph.node import Node
@@ -57,7 +57,7 @@ def whole_bytes(n: Node) -> int:
     all_gather its result), with the padding of uneven blocks. On a folded mesh a rank is a device,
     which has combined its places."""
     before, axes = n.args[0].type, n.attrs["axes"]
-    ranks = 1 if before.mesh is None else ways(axes, before.mesh.physical.sizes)
+    ranks = 1 if before.mesh is None else shard_count(axes, before.mesh.physical.sizes)
     if n.op == all_gather.name:
         return ranks * before.device_bytes
     if n.op == reduce_scatter.name:
@@ -103,7 +103,7 @@ def _row(
     if t.mesh is None:
         return
     devices = t.mesh.physical
-    n = ways(axes, devices.sizes)
+    n = shard_count(axes, devices.sizes)
     if first.op not in COLLECTIVES or n > MOST_RANKS:
         return
     name = first.attrs.get("algorithm", "engine")

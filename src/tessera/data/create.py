@@ -13,12 +13,12 @@ from ..core.checks import divides
 from ..core.devices import process_count
 from ..core.dtypes import dtype_of, int32
 from ..core.errors import UsageError
-from ..core.layout import Factor, TensorType, ways
+from ..core.layout import Factor, TensorType, shard_count
 from ..core.mesh import Mesh
-from ..lang.checks import mesh_or_none, needed_mesh
-from ..lang.create import tensor
-from ..lang.engine import Parts, engine
-from ..lang.tensor import Tensor
+from ..lang.math.create import tensor
+from ..lang.value.checks import mesh_or_none, needed_mesh
+from ..lang.value.engine import Parts, engine
+from ..lang.value.tensor import Tensor
 from .config import DataConfig, read_config
 from .loader import Batch, DataLoader
 from .packing import Rows
@@ -200,7 +200,7 @@ def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
 def _global_size(mesh: Mesh, axes: tuple[str, ...], config: DataConfig) -> int:
     """The number of rows of a batch over all processes. Raises UsageError if the config has none,
     or two that differ."""
-    split = ways(axes, mesh.sizes)
+    split = shard_count(axes, mesh.sizes)
     total, each = config.global_batch_size, config.batch_size_per_gpu
     # The guide counts every device of the mesh, including devices that share rows.
     if total and each and total not in (each * split, each * mesh.size):
@@ -237,5 +237,5 @@ def host_rows(
     place = np.zeros(mesh.shape, np.int64)
     for axis in axes:
         place = place * mesh.sizes[axis] + np.indices(mesh.shape)[mesh.axes.index(axis)]
-    block = math.ceil(batch_size / ways(axes, mesh.sizes))
+    block = math.ceil(batch_size / shard_count(axes, mesh.sizes))
     return np.flatnonzero(np.isin(np.arange(batch_size) // block, place[mine]))

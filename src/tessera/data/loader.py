@@ -29,8 +29,8 @@ from ..core.devices import process_count
 from ..core.errors import BackendError, TesseraError, UsageError, lines_up
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
-from ..lang.engine import engine
-from ..lang.tensor import Tensor
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Tensor
 from .config import DataConfig
 from .packing import Packed, Rows, Samples, Windows
 from .prefetch import Ahead

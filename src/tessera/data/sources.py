@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from ..core.checks import existing, shown, unfit
 from ..core.errors import UsageError
-from ..lang.host_data import is_array, is_host_array, lent
-from ..lang.tensor import Tensor
+from ..lang.value.host_data import is_array, is_host_array, lent
+from ..lang.value.tensor import Tensor
 from .corpus import collect
 
 _SAMPLES, _SAMPLE = 256, 4096  # of a fingerprint: number of samples, tokens of each

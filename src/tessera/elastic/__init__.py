@@ -2,8 +2,8 @@
 devices."""
 
 from ..core.public import public
+from .device_loss import drop, fit, restore
 from .loop import steps
-from .lost import drop, fit, restore
 from .policy import elastic
 from .resizing import resize
 

@@ -24,9 +24,9 @@ from ..core.dtypes import uint8
 from ..core.errors import CheckpointError
 from ..core.layout import Factor, TensorType
 from ..core.mesh import Mesh
-from ..lang.engine import Parts, engine
-from ..lang.moving import sent
-from ..lang.tensor import Tensor
+from ..lang.record.mesh_transfer import sent
+from ..lang.value.engine import Parts, engine
+from ..lang.value.tensor import Tensor
 
 LIMIT_S = 600.0
 """The time limit for a process to reach a point where all exchange values."""

@@ -25,11 +25,11 @@ from typing import Any
 from ..core.checks import mapping, whole
 from ..core.errors import UsageError
 from ..core.mesh import Mesh
-from ..lang.box import Box
-from ..lang.checks import mesh_or_none
-from .going_back import GoingBack
-from .kept import State, named
+from ..lang.record.box import Box
+from ..lang.value.checks import mesh_or_none
 from .policy import policy
+from .rollback import GoingBack
+from .snapshot import State, named
 
 
 class Step:

@@ -19,14 +19,14 @@ from typing import Any
 from ..core.errors import MeshError, StrategyWarning, UsageError, lines_up
 from ..core.layout import TensorType, without
 from ..core.mesh import Mesh
-from ..lang.box import Box
-from ..lang.checks import mesh_or_none, needed_mesh
-from ..lang.moving import moved
-from ..lang.offloaded import back, where_lies
-from ..lang.record import current
-from ..lang.slices import with_two_axes
-from ..lang.tensor import Tensor
-from ..lang.tree import Path, flatten, tree_update
+from ..lang.record.box import Box
+from ..lang.record.mesh_transfer import moved
+from ..lang.record.offload import back, where_lies
+from ..lang.record.recorder import current
+from ..lang.record.submesh import with_two_axes
+from ..lang.record.tree import Path, flatten, tree_update
+from ..lang.value.checks import mesh_or_none, needed_mesh
+from ..lang.value.tensor import Tensor
 
 
 def resize(mesh: Mesh, *trees: Any) -> Any:

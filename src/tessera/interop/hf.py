@@ -25,14 +25,14 @@ from ..core.context import settings
 from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, ShapeError, UsageError
 from ..core.files import sync
-from ..core.layout import TensorType, dim_axes, plain, ways
+from ..core.layout import TensorType, dim_axes, plain, shard_count
 from ..core.mesh import Mesh
 from ..core.reshard import gathered
-from ..lang.checks import mesh_or_none, needed_mesh
-from ..lang.engine import Parts, engine
-from ..lang.first_process import by_first, to_first
-from ..lang.strategy import Strategy, check_reach, layout_rule, strategy_or_none
-from ..lang.tensor import Tensor
+from ..lang.parallel.strategy import Strategy, check_reach, layout_rule, strategy_or_none
+from ..lang.record.first_process import by_first, to_first
+from ..lang.value.checks import mesh_or_none, needed_mesh
+from ..lang.value.engine import Parts, engine
+from ..lang.value.tensor import Tensor
 from ..nn.experts.layer import MoE
 from ..nn.gpt_config import GPTConfig
 from ..nn.module import load_with_dtypes
@@ -286,7 +286,7 @@ def _laid(name: str, t: TensorType, strategy: Strategy | None) -> TensorType:
     if not re.search(r"\.kv(_bias)?$", name):
         return t
     axes = dim_axes(t.dims[-2])
-    return gathered(t, axes) if t.shape[-2] % ways(axes, t.sizes) else t
+    return gathered(t, axes) if t.shape[-2] % shard_count(axes, t.sizes) else t
 
 
 # -- saving ---------------------------------------------------------------------------------------

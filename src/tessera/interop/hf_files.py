@@ -13,7 +13,7 @@ from typing import Any, Self
 from ..core.checks import file_access, library, unfit
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import UsageError
-from ..lang.first_process import by_first
+from ..lang.record.first_process import by_first
 from .slices import Array, Get
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

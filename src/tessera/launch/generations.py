@@ -1,7 +1,7 @@
 """Elastic runs: when a process is lost, the run goes on with fewer, from the last safe point.
 
 The processes of a generation keep safe points in a folder in the memory of this host, which
-outlives them (elastic/kept.py). When one is lost, the others are ended, and a new generation
+outlives them (elastic/snapshot.py). When one is lost, the others are ended, and a new generation
 without it begins at the last safe point; after some time all processes run again.
 """
 
@@ -22,7 +22,7 @@ from ..checkpoint.storage import Storage
 from ..core.environment import ELASTIC
 from ..core.environment import text as text_of
 from ..core.errors import UsageError
-from ..elastic.kept import memory_folder
+from ..elastic.snapshot import memory_folder
 from .commands import Run
 from .supervisor import Supervisor
 

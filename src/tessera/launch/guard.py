@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ..core.ranks import split_address
-from ..runtime.rendezvous import Rendezvous
+from ..runtime.processes.rendezvous import Rendezvous
 from .commands import Run
 
 TIES = sys.platform == "linux"  # the kernel can end the ranks of a killed launcher
@@ -98,7 +98,7 @@ def _guard(run: Run, sock: socket.socket, limit_s: float, asks: bool, pipe: int)
         host = split_address(run.coordinator)[0]
 
         def service() -> str:
-            from ..runtime.coordinator import service_near
+            from ..runtime.processes.coordinator import service_near
 
             return service_near(sock, host, run.size)
 

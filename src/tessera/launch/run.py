@@ -17,7 +17,7 @@ import typer
 from ..core import environment
 from ..core.errors import TesseraError, UsageError
 from ..core.ranks import split_address, started_as, with_port
-from ..runtime.rendezvous import listen
+from ..runtime.processes.rendezvous import listen
 from . import bindings, commands
 from .generations import REJOIN_AFTER_S, Generations, elastic_sizes
 from .guard import TIES, Guard

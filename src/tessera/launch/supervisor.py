@@ -18,7 +18,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from ..core.errors import BackendError
-from ..runtime.rendezvous import LOST
+from ..runtime.processes.rendezvous import LOST
 from .commands import Job
 from .guard import SIGNALS, Guard, tied
 

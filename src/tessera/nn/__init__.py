@@ -2,7 +2,7 @@
 ops."""
 
 from ..core.public import public
-from ..lang.parameter import Parameter
+from ..lang.record.parameter import Parameter
 from .activations import (
     elu,
     glu,

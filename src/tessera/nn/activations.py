@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..core.checks import number
 from ..core.dtypes import f32
-from ..lang import functions as F
-from ..lang.elementwise import as_float
-from ..lang.operands import as_tensor
-from ..lang.shaping import dims_of
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.math.elementwise import as_float
+from ..lang.math.shape import dims_of
+from ..lang.record.operands import as_tensor
+from ..lang.value.tensor import Like, Tensor
 from .functional import rounded_once
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.checks import floats, one_of, ranked, whole
-from ..lang.operands import as_tensor
-from ..lang.record import named_scope
-from ..lang.store import weights
-from ..lang.tensor import Tensor
+from ..lang.jit.weight_store import weights
+from ..lang.record.operands import as_tensor
+from ..lang.record.recorder import named_scope
+from ..lang.value.tensor import Tensor
 from .gpt_config import GPTConfig
 from .module import Module
 from .stack import Stack

@@ -17,11 +17,11 @@ from typing import Any
 from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError
 from ..core.layout import TensorType
-from ..lang import functions as F
-from ..lang.loop import scan
-from ..lang.operands import as_tensor, emit
-from ..lang.tensor import Like, Tensor
-from .at_once import scores_at_once
+from ..lang.autodiff.scan import scan
+from ..lang.math import functions as F
+from ..lang.record.operands import as_tensor, emit
+from ..lang.value.tensor import Like, Tensor
+from .block_size import scores_at_once
 from .dot_product_attention import HIDDEN, LEAST, causal_chunks, fits_bias, mask_by_group
 from .functional import soft_cap
 
@@ -87,7 +87,7 @@ def attend(
 ) -> list[Tensor]:
     """[result [B, G, R, S, E], logsumexp [B, G, R, S]], both f32.
 
-    >>> from tessera.lang.functions import ones
+    >>> from tessera.lang.math.functions import ones
     >>> q, k, v = ones((1, 1, 1, 4, 2)), ones((1, 1, 1, 4, 2)), ones((1, 1, 1, 4, 3))
     >>> out, lse = attend(q, [k, v], Scores(causal=True))
     >>> [round(float(x), 3) for x in lse.numpy().flat]  # 2 + the log of 1, 2, 3 and 4 keys

@@ -13,10 +13,10 @@ from typing import Any
 
 from ..core.checks import floats, integers, ranked, shaped, unfit, whole
 from ..core.errors import DTypeError, ShapeError, UsageError
-from ..lang import functions as F
-from ..lang.index_bounds import check_ids
-from ..lang.operands import as_tensor, emit
-from ..lang.tensor import Tensor
+from ..lang.math import functions as F
+from ..lang.record.index_bounds import check_ids
+from ..lang.record.operands import as_tensor, emit
+from ..lang.value.tensor import Tensor
 from .gpt_config import GPTConfig
 
 Cache = dict[str, Tensor]
@@ -26,7 +26,7 @@ def places(slots: int, at: Tensor) -> Tensor:
     """The position of the token in each slot after the one at `at` [B] is added: i32[B, slots];
     negative for an empty slot.
 
-    >>> from tessera.lang.create import tensor
+    >>> from tessera.lang.math.create import tensor
     >>> places(4, tensor([1, 5])).numpy().tolist()
     [[0, 1, -2, -1], [4, 5, 2, 3]]
     """

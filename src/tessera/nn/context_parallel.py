@@ -13,14 +13,14 @@ from __future__ import annotations
 from ..core.checks import axes_of, divides, flag, unfit, whole
 from ..core.context import settings
 from ..core.errors import MeshError, ShapeError, UsageError
-from ..core.layout import dim_axes, ways
+from ..core.layout import dim_axes, shard_count
 from ..core.reshard import completed, gathered
-from ..lang import functions as F
-from ..lang.collectives import split_over
-from ..lang.local.view import view
-from ..lang.operands import as_tensor, emit
-from ..lang.shaping import one_dim
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.math.shape import one_dim
+from ..lang.parallel.collectives import split_over
+from ..lang.record.local_view import view
+from ..lang.record.operands import as_tensor, emit
+from ..lang.value.tensor import Like, Tensor
 from .dot_product_attention import check_heads
 from .flash import flash_attention
 
@@ -139,7 +139,7 @@ def all_to_all_attention(
     if n == 1:
         return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
     (batch, heads, seq, d), groups = q.shape, k.shape[1]
-    devices = n * ways([a for a in dim_axes(k.type.dims[1]) if a != axis], k.type.sizes)
+    devices = n * shard_count([a for a in dim_axes(k.type.dims[1]) if a != axis], k.type.sizes)
     divides(
         "all_to_all_attention", groups, devices,
         "{count} heads of keys do not divide over {parts} devices",

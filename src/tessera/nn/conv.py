@@ -16,9 +16,9 @@ from ..core.checks import MOST, divides, flag, number, ranked, shaped, shown, un
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
-from ..lang import functions as F
-from ..lang.operands import as_tensor, emit, matched
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.record.operands import as_tensor, emit, matched
+from ..lang.value.tensor import Like, Tensor
 
 Size = int | Sequence[int]
 Padding = int | Sequence[int] | str

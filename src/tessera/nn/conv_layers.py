@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from ..core.checks import flag, number, whole
-from ..lang.checks import typed
-from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor
+from ..lang.record.parameter import Parameter
+from ..lang.value.checks import typed
+from ..lang.value.tensor import Tensor
 from . import conv as fn
 from .conv import Padding, Size
 from .layers import normal

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..core.checks import number
-from ..lang import functions as F
-from ..lang import norms
-from ..lang.elementwise import as_float
-from ..lang.shaping import Dims, dims_of
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.math import norms
+from ..lang.math.elementwise import as_float
+from ..lang.math.shape import Dims, dims_of
+from ..lang.value.tensor import Like, Tensor
 from .functional import wide
 from .losses import pair, reduced
 

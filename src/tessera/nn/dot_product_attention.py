@@ -13,11 +13,11 @@ from ..core.checks import shaped
 from ..core.dtypes import bool_, f32
 from ..core.errors import DTypeError, ShapeError
 from ..core.layout import TensorType
-from ..lang import functions as F
-from ..lang.checks import typed
-from ..lang.elementwise import as_float
-from ..lang.operands import as_tensor, emit
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.math.elementwise import as_float
+from ..lang.record.operands import as_tensor, emit
+from ..lang.value.checks import typed
+from ..lang.value.tensor import Like, Tensor
 from .functional import soft_cap, softmax
 
 # The score of a hidden key, and the largest float-mask value that hides a key: a score added to so

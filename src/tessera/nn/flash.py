@@ -22,14 +22,14 @@ from ..core.devices import platform
 from ..core.dtypes import bool_, f32
 from ..core.errors import BackendError, UsageError
 from ..core.layout import dim_axes
-from ..lang import functions as F
-from ..lang.custom import custom_gradient
-from ..lang.elementwise import as_float
-from ..lang.engine import engine
-from ..lang.map_chunks import map_chunks
-from ..lang.operands import as_tensor, emit
-from ..lang.tensor import Like, Tensor
-from .at_once import scores_at_once
+from ..lang.autodiff.custom import custom_gradient
+from ..lang.autodiff.map_chunks import map_chunks
+from ..lang.math import functions as F
+from ..lang.math.elementwise import as_float
+from ..lang.record.operands import as_tensor, emit
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Like, Tensor
+from .block_size import scores_at_once
 from .blockwise import NONE, Scores, attend, extras, largest_chunk, pulled
 from .dot_product_attention import attention, check_heads
 from .functional import row_order, rows_of

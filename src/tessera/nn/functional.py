@@ -16,16 +16,16 @@ from ..core.context import settings
 from ..core.dtypes import f32
 from ..core.errors import ShapeError
 from ..core.peers import no_name
-from ..lang import functions as F
-from ..lang import random
-from ..lang.checks import typed
-from ..lang.elementwise import as_float
-from ..lang.index_bounds import check_ids
-from ..lang.map_chunks import map_chunks
-from ..lang.operands import as_tensor, emit
-from ..lang.shaping import dims_of
-from ..lang.tensor import Like, Tensor
-from .at_once import rows_at_once
+from ..lang.autodiff.map_chunks import map_chunks
+from ..lang.math import functions as F
+from ..lang.math import random
+from ..lang.math.elementwise import as_float
+from ..lang.math.shape import dims_of
+from ..lang.record.index_bounds import check_ids
+from ..lang.record.operands import as_tensor, emit
+from ..lang.value.checks import typed
+from ..lang.value.tensor import Like, Tensor
+from .block_size import rows_at_once
 
 C = TypeVar("C", bound=Callable[..., Tensor])
 

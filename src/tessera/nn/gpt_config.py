@@ -17,7 +17,7 @@ from ..core.checks import (
     whole,
 )
 from ..core.errors import UsageError
-from ..lang.checks import annotated_fields
+from ..lang.value.checks import annotated_fields
 from . import functional as fn
 from .experts.layer import BALANCE, RATE
 from .flash import IMPLEMENTATIONS

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from ..core.checks import number, probability, sizes, unfit, whole
-from ..lang.checks import typed
-from ..lang.create import Init, Normal
-from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor
+from ..lang.math.create import Init, Normal
+from ..lang.record.parameter import Parameter
+from ..lang.value.checks import typed
+from ..lang.value.tensor import Tensor
 from . import functional as fn
 from .module import Module
-from .turned_weights import TURNED
+from .torch_layout import TURNED
 
 
 def normal(std: float) -> Init:

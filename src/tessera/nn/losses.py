@@ -9,16 +9,16 @@ from typing import Any
 from ..core.checks import flag, floats, integers, number, one_of, shaped, whole
 from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError
-from ..lang import functions as F
-from ..lang.checks import fitting, typed
-from ..lang.custom import custom_gradient
-from ..lang.index_bounds import check_ids
-from ..lang.loop import scan
-from ..lang.map_chunks import to_blocks
-from ..lang.operands import as_tensor, emit, scalar
-from ..lang.tensor import Like, Tensor
+from ..lang.autodiff.custom import custom_gradient
+from ..lang.autodiff.map_chunks import to_blocks
+from ..lang.autodiff.scan import scan
+from ..lang.math import functions as F
+from ..lang.record.index_bounds import check_ids
+from ..lang.record.operands import as_tensor, emit, scalar
+from ..lang.value.checks import fitting, typed
+from ..lang.value.tensor import Like, Tensor
 from .activations import softplus
-from .at_once import rows_at_once
+from .block_size import rows_at_once
 from .functional import linear, row_order, rows_of, soft_cap, wide
 
 

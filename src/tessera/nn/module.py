@@ -23,23 +23,23 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UsageError, lines_up
 from ..core.interrupts import whole
 from ..core.kinds import is_number
+from ..core.locks import TURN
 from ..core.peers import SPACES, no_attribute
 from ..core.tracebacks import boundary
-from ..core.turns import TURN
-from ..lang.create import Init, dist_tensor
-from ..lang.engine import engine
-from ..lang.host_data import is_array
-from ..lang.items import ITEMS, converted, stored
-from ..lang.operands import as_tensor
-from ..lang.parameter import Parameter
-from ..lang.places import is_plain
-from ..lang.record import current
-from ..lang.tensor import Tensor
-from ..lang.tree import register
-from .contents import Holder, direct, modules_of, outer_modules, swap, tensors_of, walk
+from ..lang.math.create import Init, dist_tensor
+from ..lang.record.module_items import ITEMS, converted, stored
+from ..lang.record.operands import as_tensor
+from ..lang.record.parameter import Parameter
+from ..lang.record.places import is_plain
+from ..lang.record.recorder import current
+from ..lang.record.tree import register
+from ..lang.value.engine import engine
+from ..lang.value.host_data import is_array
+from ..lang.value.tensor import Tensor
 from .module_calls import not_callable, scoped, seen
-from .turned_weights import need_fit, turned_names
-from .weight_names import WeightName
+from .module_tree import Holder, direct, modules_of, outer_modules, swap, tensors_of, walk
+from .torch_layout import need_fit, turned_names
+from .torch_names import WeightName
 
 
 def state(*shape: int, init: Init = "zeros") -> Tensor:
@@ -94,7 +94,7 @@ class Module(Holder):
         made = super().__new__(cls)
         recorder = current()
         if recorder is not None:  # a function's own module: nothing of it outlives the recording
-            recorder.bear(made)
+            recorder.add_own(made)
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.errors import UsageError
 from ..core.public import unfit_call
 from ..core.tracebacks import boundary
-from ..lang.record import CALLED, current, named_scope
+from ..lang.record.recorder import CALLED, current, named_scope
 
 
 def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
@@ -49,8 +49,8 @@ def _met(module: object, base: type) -> None:
     recorder = current()
     if recorder is None:
         CALLED[id(module)] = module
-    elif isinstance(module, base) and id(module) not in recorder.root.changes.born:
-        recorder.root.met[id(module)] = module
+    elif isinstance(module, base) and id(module) not in recorder.root.changes.own:
+        recorder.root.called_modules[id(module)] = module
 
 
 def not_callable(self: Any, *args: Any, **kwargs: Any) -> Any:

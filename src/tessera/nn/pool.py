@@ -14,9 +14,9 @@ import numpy as np
 
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError
-from ..lang import functions as F
-from ..lang.operands import as_tensor, emit
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.record.operands import as_tensor, emit
+from ..lang.value.tensor import Like, Tensor
 from .conv import Size, image, spatial, spatial_dims
 
 FEW = 16  # the largest window that is one op

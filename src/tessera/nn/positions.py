@@ -16,10 +16,10 @@ import numpy as np
 from ..core.checks import flag, number, one_of, unread, whole
 from ..core.dtypes import f32
 from ..core.errors import UsageError
-from ..lang import functions as F
-from ..lang.checks import annotated_fields
-from ..lang.operands import as_tensor
-from ..lang.tensor import Tensor
+from ..lang.math import functions as F
+from ..lang.record.operands import as_tensor
+from ..lang.value.checks import annotated_fields
+from ..lang.value.tensor import Tensor
 
 HIGH = {"llama3": 4.0, "yarn": 32.0}
 # The scalings that use a field; a field that is not listed is used by all.

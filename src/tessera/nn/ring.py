@@ -13,15 +13,15 @@ from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError
 from ..core.layout import TensorType, dim_axes, without
 from ..core.reshard import gathered
-from ..lang import functions as F
-from ..lang.collectives import shift, split_over
-from ..lang.create import ShardSpec
-from ..lang.custom import custom_gradient
-from ..lang.local.collectives import rank_along
-from ..lang.local.distribute import distribute
-from ..lang.local.view import view
-from ..lang.operands import as_tensor
-from ..lang.tensor import Like, Tensor
+from ..lang.autodiff.custom import custom_gradient
+from ..lang.math import functions as F
+from ..lang.math.create import ShardSpec
+from ..lang.parallel.collectives import shift, split_over
+from ..lang.parallel.local.collectives import rank_along
+from ..lang.parallel.local.distribute import distribute
+from ..lang.record.local_view import view
+from ..lang.record.operands import as_tensor
+from ..lang.value.tensor import Like, Tensor
 from .blockwise import NONE, Scores, attend, extras, merged, pulled
 from .context_parallel import checked, in_view
 from .flash import flash_attention

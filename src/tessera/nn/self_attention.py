@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from ..core.layout import dim_axes
-from ..lang import functions as F
-from ..lang.operands import as_tensor
-from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor
+from ..lang.math import functions as F
+from ..lang.record.operands import as_tensor
+from ..lang.record.parameter import Parameter
+from ..lang.value.tensor import Tensor
 from . import cache
 from . import functional as fn
 from .context_parallel import (

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..core.checks import alike, function_of, instance, mapping, same_names, unfit
 from ..core.errors import UsageError
-from ..lang.operands import as_tensor
-from ..lang.tensor import Tensor
-from .contents import direct
+from ..lang.record.operands import as_tensor
+from ..lang.value.tensor import Tensor
 from .module import Module
+from .module_tree import direct
 
 
 class Sequential(Module):

@@ -14,12 +14,12 @@ from typing import Any
 from ..core.checks import flag, whole
 from ..core.errors import UsageError
 from ..cost.loops import write_out
-from ..lang import functions as F
-from ..lang.loop import scan
-from ..lang.operands import emit_many
-from ..lang.parameter import Parameter
-from ..lang.tensor import Tensor
-from ..lang.tree import Path, flatten, paths, unflatten
+from ..lang.autodiff.scan import scan
+from ..lang.math import functions as F
+from ..lang.record.operands import emit_many
+from ..lang.record.parameter import Parameter
+from ..lang.record.tree import Path, flatten, paths, unflatten
+from ..lang.value.tensor import Tensor
 from .module import Module
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import divides, mapping, ranked
-from ..lang import functions as F
-from ..lang.microbatches import warn_of_microbatches
-from ..lang.operands import as_tensor
-from ..lang.parameter import Parameter
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.parallel.microbatches import warn_of_microbatches
+from ..lang.record.operands import as_tensor
+from ..lang.record.parameter import Parameter
+from ..lang.value.tensor import Like, Tensor
 from . import functional as fn
-from .at_once import rows_at_once
+from .block_size import rows_at_once
 from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
 from .experts.layer import MoE

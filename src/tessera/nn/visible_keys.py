@@ -1,6 +1,6 @@
 """Attention masks and positions of a batch whose sequences are padded, or packed several to a row.
 
->>> from tessera.lang.create import tensor
+>>> from tessera.lang.math.create import tensor
 >>> told = said_of_tokens("GPT", (1, 4), tensor([[0, 1, 1, 1]]), None)
 >>> told["there"].numpy().tolist(), told["positions"].numpy().tolist()
 ([[False, True, True, True]], [[0, 0, 1, 2]])
@@ -14,10 +14,10 @@ from __future__ import annotations
 from ..core.checks import integers
 from ..core.dtypes import bool_, int32
 from ..core.errors import DTypeError, ShapeError
-from ..lang import functions as F
-from ..lang.index_bounds import check_ids
-from ..lang.operands import as_tensor
-from ..lang.tensor import Like, Tensor
+from ..lang.math import functions as F
+from ..lang.record.index_bounds import check_ids
+from ..lang.record.operands import as_tensor
+from ..lang.value.tensor import Like, Tensor
 
 Told = dict[str, Tensor]
 """Facts about the tokens of a batch [B, S]: "there" bool [B, S], False for padding; "documents"

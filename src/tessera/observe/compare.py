@@ -20,7 +20,7 @@ from ..core.layout import TensorType
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, reachable
 from ..ir.graph.text import node_text
-from ..lang.host_data import is_array
+from ..lang.value.host_data import is_array
 from ..ops.redistribute import NAMES
 from . import compare_runs
 from .instrument import Array, Run, Spot, measured, outside, recorded, results, run_of, tidy

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..core.dtypes import int32
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Emit, Graph, Node
-from ..lang.eager import run_graph
+from ..lang.value.eager import run_graph
 from ..ops.create import full
 from .instrument import Run
 

@@ -12,11 +12,11 @@ from ..core.topology import Topology
 from ..ir.graph.node import Graph
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
 from ..ir.schedule.schedule import Schedule
-from ..lang.jit import Jit
-from ..lang.operands import as_tensor
-from ..lang.pipelines.pipe import Pipe
-from ..lang.tensor import Tensor
-from ..lang.training import TrainingStep
+from ..lang.jit.jit import Jit
+from ..lang.parallel.pipelines.pipe import Pipe
+from ..lang.program.training_step import TrainingStep
+from ..lang.record.operands import as_tensor
+from ..lang.value.tensor import Tensor
 from ..nn.experts.layer import MoE, moe_inspection
 from ..nn.experts.transport import MoEInspection, reports_of
 from .inspect_schedule import ScheduleInspection, inspect_schedule

@@ -11,8 +11,8 @@ from ..core.wording import columns
 from ..cost.schedule_collectives import CollectiveCost, collective_costs
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import Schedule, Send
-from ..lang.jit import Jit
-from ..lang.pipelines.pipe import Pipe
+from ..lang.jit.jit import Jit
+from ..lang.parallel.pipelines.pipe import Pipe
 from ..nn.experts.transport import CARRIERS, TRANSPORTS, MoEInspection, reports_of
 
 

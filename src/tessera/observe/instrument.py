@@ -3,7 +3,7 @@
 A probe chooses nodes of a recorded graph, also in the bodies of loops, and adds a measurement to
 each: a function of tensors, recorded after the node. So it runs on the mesh like the program, each
 device on its blocks, and returns little data. A measurement in a loop has one value per iteration.
-The outputs run in pieces (lang/segments.py): no node runs in two pieces, and memory holds
+The outputs run in pieces (lang/jit/segments.py): no node runs in two pieces, and memory holds
 the values of one piece at a time.
 """
 
@@ -21,14 +21,14 @@ from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node, reachable
-from ..lang import random
-from ..lang.eager import run_graph
-from ..lang.engine import engine
-from ..lang.record import KEY_TYPE, Reader, Recorder, current, recording, symbolic
-from ..lang.segments import Recording, Segment
-from ..lang.tensor import Tensor
-from ..lang.to_host import value_here
-from ..lang.trace import Given, record_call
+from ..lang.jit.segments import Recording, Segment
+from ..lang.jit.trace import Given, record_call
+from ..lang.math import random
+from ..lang.record.recorder import KEY_TYPE, Reader, Recorder, current, recording, symbolic
+from ..lang.record.to_host import value_here
+from ..lang.value.eager import run_graph
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Tensor
 from ..ops.op import infer, op_named
 
 Array = np.ndarray[Any, Any]
@@ -245,7 +245,7 @@ def tidy(value: float) -> str:
 def run_of(who: str, what: str, graph: Graph, values: Any) -> Run:
     """A Run of a graph with arrays or tensors for its inputs. Raises UsageError if they do not
     fit."""
-    from ..lang.operands import as_tensor
+    from ..lang.record.operands import as_tensor
 
     if not isinstance(values, (list, tuple)) or len(values) != len(graph.inputs):
         raise UsageError(

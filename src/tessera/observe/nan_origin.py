@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..core.dtypes import f32
-from ..core.layout import ways
+from ..core.layout import shard_count
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
-from ..lang import functions as F
-from ..lang.tensor import Tensor
-from ..lang.tree import is_registered
+from ..lang.math import functions as F
+from ..lang.record.tree import is_registered
+from ..lang.value.tensor import Tensor
 from ..ops.create import full
 from ..ops.indexing import inside_range
 from .counted_loops import counted
@@ -307,7 +307,7 @@ def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
         spots = [at.spot(r) for r in _results(at, n)]
         parts = [[a[iterations] for a in made[spot]] for spot in spots if spot in made]
         low, high = min(p[0].min() for p in parts), max(p[1].max() for p in parts)
-        size = sum(t.size * ways(t.varying, t.sizes) for t in n.types)  # on all devices
+        size = sum(t.size * shard_count(t.varying, t.sizes) for t in n.types)  # on all devices
         nans, infs = (int(sum(p[i].sum() for p in parts)) for i in (2, 3))
         holds = Values(size, nans, infs, float(low), float(high))
         found.append(Found(n, node_text(at.graph, n), at.iterations, holds))

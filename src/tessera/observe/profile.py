@@ -20,15 +20,15 @@ from typing import Any
 
 from ..core.checks import file_access, whole
 from ..core.context import replaced, settings
+from ..core.contexts import within
 from ..core.files import write_whole
 from ..core.mesh import Mesh
-from ..core.within import within
 from ..core.wording import columns
 from ..ir.graph.text import size_text
 from ..ir.schedule.listener import watching
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
-from ..lang.checks import asked_function
+from ..lang.value.checks import asked_function
 
 SCOPES = 3  # levels of scope that separate compute
 KINDS = [s.kind for s in (Compute, Collective, Send, Loop, Region)]  # the streams of a device

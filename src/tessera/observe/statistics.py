@@ -24,11 +24,11 @@ from ..core.errors import UsageError
 from ..core.reshard import completed
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, Scope
-from ..lang import functions as F
-from ..lang.operands import as_tensor, of_floats
-from ..lang.shaping import concat, reshape, stack
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten, path_name, register, spec_paths
+from ..lang.math import functions as F
+from ..lang.math.shape import concat, reshape, stack
+from ..lang.record.operands import as_tensor, of_floats
+from ..lang.record.tree import flatten, path_name, register, spec_paths
+from ..lang.value.tensor import Tensor
 from .instrument import as_f32, every_float, measured, recorded, tidy
 
 COLUMNS = ("norm", "max_abs", "mean", "zeros", "nonfinite")

@@ -12,11 +12,11 @@ from ..core.context import replaced, settings
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Schedule
-from ..lang import trace as lang
-from ..lang.jit import Jit
-from ..lang.tensor import Tensor
-from ..lang.training import TrainingStep
-from ..lang.tree import tree_map
+from ..lang.jit import trace as lang
+from ..lang.jit.jit import Jit
+from ..lang.program.training_step import TrainingStep
+from ..lang.record.tree import tree_map
+from ..lang.value.tensor import Tensor
 from ..passes.plan import plan, prepared, scheduled
 
 

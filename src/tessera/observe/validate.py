@@ -19,11 +19,11 @@ from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.text import node_text
 from ..ir.schedule.pipelines.stages import on_mesh
-from ..lang.engine import engine
-from ..lang.jit import Jit
-from ..lang.mutations import Snapshot
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten
+from ..lang.jit.argument_updates import Snapshot
+from ..lang.jit.jit import Jit
+from ..lang.record.tree import flatten
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Tensor
 from .instrument import Array, Run, measured, outside, recorded, results
 
 WHO = "validate_determinism"

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from ..core.dtypes import DType
 from ..core.errors import MeshError, ShapeError
-from ..core.layout import Dim, Factor, Partial, TensorType, dim_axes, ways, without
+from ..core.layout import Dim, Factor, Partial, TensorType, dim_axes, shard_count, without
 from ..core.mesh import Mesh, joined
 from .op import Inferred
 
@@ -181,7 +181,7 @@ def propagate(
             if t.shape[letters.index(k)] != sizes[k]:
                 continue
             dim = without(dim, used, axis_sizes)
-            n = (ways(dim_axes(dim), axis_sizes), t.nbytes)
+            n = (shard_count(dim_axes(dim), axis_sizes), t.nbytes)
             if n > score and n[0] > 1:
                 best, score = dim, n
         chosen[k] = best

@@ -14,8 +14,8 @@ from ..core.layout import (
     dim_axes,
     dim_text,
     parse_dim,
+    shard_count,
     unknown_axis,
-    ways,
     without,
 )
 from ..core.reshard import Step, completed, gathered
@@ -121,7 +121,7 @@ def _around(t: TensorType, dim: int, axes: Sequence[str]) -> tuple[int, int, int
     above = math.prod(d.local for d in run[: at[0]])
     below = math.prod(d.local for d in run[at[-1] + 1 :])
     uneven = run[at[0]] if run[at[0]].uneven else None
-    return above, ways(axes, t.sizes), below, uneven
+    return above, shard_count(axes, t.sizes), below, uneven
 
 
 def _split(shape: tuple[int, ...], dim: int, parts: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,22 +23,22 @@ from ..core.dtypes import DType, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError
 from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
+from ..core.locks import TURN
 from ..core.peers import no_attribute
-from ..core.turns import TURN
 from ..ir.graph.build import Builder
-from ..lang import functions as F
-from ..lang.checks import annotated_fields
-from ..lang.create import tensor
-from ..lang.eager import redistribute_now, run_graph, run_now
-from ..lang.flat_state import FlatState, by_name
-from ..lang.host_data import is_array
-from ..lang.operands import emit, scalar
-from ..lang.parameter import Parameter, trained
-from ..lang.record import current
-from ..lang.strategy import Strategy, layout_rule, strategy_or_none
-from ..lang.tape import known_as_updates
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten, unflatten
+from ..lang.autodiff.tape import known_as_updates
+from ..lang.math import functions as F
+from ..lang.math.create import tensor
+from ..lang.parallel.flat_state import FlatState, by_name
+from ..lang.parallel.strategy import Strategy, layout_rule, strategy_or_none
+from ..lang.record.operands import emit, scalar
+from ..lang.record.parameter import Parameter, trained
+from ..lang.record.recorder import current
+from ..lang.record.tree import flatten, unflatten
+from ..lang.value.checks import annotated_fields
+from ..lang.value.eager import redistribute_now, run_graph, run_now
+from ..lang.value.host_data import is_array
+from ..lang.value.tensor import Tensor
 from .masks import Mask, check_mask, decays, need_match
 from .schedules import Schedule, scheduled
 from .trees import named, need_same_names, need_same_shapes, one_line

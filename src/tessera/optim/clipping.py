@@ -9,15 +9,15 @@ from ..core.checks import number, shaped
 from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.layout import Partial
-from ..lang import functions as F
-from ..lang.checks import typed
-from ..lang.collectives import over_blocks
-from ..lang.operands import scalar
-from ..lang.parameter import Parameter, trained
-from ..lang.record import options_here
-from ..lang.strategy import finest
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten, unflatten
+from ..lang.math import functions as F
+from ..lang.parallel.collectives import over_blocks
+from ..lang.parallel.strategy import finest
+from ..lang.record.operands import scalar
+from ..lang.record.parameter import Parameter, trained
+from ..lang.record.recorder import options_here
+from ..lang.record.tree import flatten, unflatten
+from ..lang.value.checks import typed
+from ..lang.value.tensor import Tensor
 from .trees import named, one_line
 
 

@@ -24,14 +24,14 @@ from ..core.context import replaced, settings
 from ..core.dtypes import bool_, f32, int32
 from ..core.errors import UsageError
 from ..core.mesh import Mesh
-from ..lang import functions as F
-from ..lang.checks import annotated_fields
-from ..lang.create import tensor
-from ..lang.operands import emit
-from ..lang.parameter import trained
-from ..lang.record import current
-from ..lang.tensor import Tensor
-from ..lang.tree import aligned, flatten, unflatten
+from ..lang.math import functions as F
+from ..lang.math.create import tensor
+from ..lang.record.operands import emit
+from ..lang.record.parameter import trained
+from ..lang.record.recorder import current
+from ..lang.record.tree import aligned, flatten, unflatten
+from ..lang.value.checks import annotated_fields
+from ..lang.value.tensor import Tensor
 from .clipping import scaled, total
 from .trees import named, one_line
 

@@ -17,16 +17,16 @@ from typing import Any, final
 from ..core.checks import unfit
 from ..core.errors import UsageError
 from ..core.layout import TensorType
-from ..lang import functions as F
-from ..lang.flat_state import FlatState, by_name
-from ..lang.jax_functions import as_ops
-from ..lang.jit import Jit
-from ..lang.operands import as_tensor
-from ..lang.parameter import trained
-from ..lang.strategy import Strategy, layout_rule
-from ..lang.tape import known_as_updates
-from ..lang.tensor import Tensor
-from ..lang.tree import Path, Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
+from ..lang.autodiff.jax_functions import as_ops
+from ..lang.autodiff.tape import known_as_updates
+from ..lang.jit.jit import Jit
+from ..lang.math import functions as F
+from ..lang.parallel.flat_state import FlatState, by_name
+from ..lang.parallel.strategy import Strategy, layout_rule
+from ..lang.record.operands import as_tensor
+from ..lang.record.parameter import trained
+from ..lang.record.tree import Path, Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
+from ..lang.value.tensor import Tensor
 from .base import loaded
 from .trees import named, need_same_names, need_same_shapes, one_line
 

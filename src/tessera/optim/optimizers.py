@@ -17,9 +17,9 @@ from typing import final
 from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.layout import TensorType
-from ..lang import functions as F
-from ..lang.operands import scalar
-from ..lang.tensor import Tensor
+from ..lang.math import functions as F
+from ..lang.record.operands import scalar
+from ..lang.value.tensor import Tensor
 from .base import Optimizer, Rate, Slots
 from .clipping import to_add_up
 

@@ -21,11 +21,11 @@ from typing import Any
 from ..core.checks import unfit, whole
 from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError, TesseraError, UsageError
-from ..lang import functions as F
-from ..lang.checks import typed
-from ..lang.jax_functions import as_ops
-from ..lang.operands import as_tensor, scalar
-from ..lang.tensor import Tensor
+from ..lang.autodiff.jax_functions import as_ops
+from ..lang.math import functions as F
+from ..lang.record.operands import as_tensor, scalar
+from ..lang.value.checks import typed
+from ..lang.value.tensor import Tensor
 
 Rule = Callable[[Tensor], Tensor]
 

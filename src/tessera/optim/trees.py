@@ -9,10 +9,10 @@ from typing import Any
 from ..core.checks import same_names
 from ..core.errors import ShapeError, UsageError, caller
 from ..ir.graph.node import entered
-from ..lang.parameter import need_trained, trained
-from ..lang.record import current
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten, path_name, paths
+from ..lang.record.parameter import need_trained, trained
+from ..lang.record.recorder import current
+from ..lang.record.tree import flatten, path_name, paths
+from ..lang.value.tensor import Tensor
 
 SHOWN = 5  # how many names an error lists
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never, cast
 
 from ..core.errors import UsageError
-from ..core.layout import ways
+from ..core.layout import shard_count
 from ..core.options import ProgramOptions
 from ..core.topology import Topology
 from ..cost.collectives import choose, nesting
@@ -106,7 +106,7 @@ class _Chooser:
         want = self.choices.get(n.op, self.choices.get("", "engine"))
         t = n.args[0].type
         axes = n.attrs["axes"]
-        count = ways(axes, t.sizes)
+        count = shard_count(axes, t.sizes)
         kinds = {kind for a, kind in t.partial if a in axes}
         left = want == "engine" or n.op not in table.COLLECTIVES or not 1 < count <= MOST_RANKS
         left = left or "order" in n.attrs

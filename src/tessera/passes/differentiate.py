@@ -18,8 +18,8 @@ from ..ops.elementwise import add, stop_gradient
 from ..ops.local import reinterpret
 from ..ops.redistribute import NAMES
 from .branches import cond_gradient
-from .joined import joined
 from .loops import scan_gradient
+from .slice_gradients import joined
 
 Grads = dict[tuple[Node, int], list[Node]]
 

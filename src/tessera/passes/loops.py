@@ -1,7 +1,7 @@
 """The gradient of a loop: a second loop in reverse, and the values that the first keeps for it.
 
 A loop has one of four policies: `save` keeps the values that the backward body reads, or fewer
-bytes from which they follow elementwise (ir/graph/again.py); `recompute` keeps only the carries and
+bytes from which they follow elementwise (ir/graph/remat.py); `recompute` keeps only the carries and
 recomputes the rest; `products` keeps in addition results of products and inner loops; `together`
 computes value and gradient in one loop (for a loop that only adds up a scalar, such as a loss in
 blocks). `ts.save_for_backward` marks values, expensive to compute, that `recompute` and `products`
@@ -16,9 +16,9 @@ from typing import Any
 from ..core.dtypes import f32, promote
 from ..core.errors import GraphError
 from ..core.layout import TensorType, dim_axes, without
-from ..ir.graph.again import free_nodes, kept
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
+from ..ir.graph.remat import free_nodes, kept
 from ..ops.cast import narrowed
 from ..ops.elementwise import add, save_for_backward
 

@@ -21,9 +21,9 @@ from ..core.dtypes import bool_, f32, uint32
 from ..core.errors import TesseraError
 from ..core.layout import TensorType, dim_text, plain, same_type
 from ..core.mesh import Mesh
-from ..ir.graph.again import is_form, is_free, kept
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node
+from ..ir.graph.remat import is_form, is_free, kept
 from ..ir.graph.turns import (
     at_rest,
     combined,

@@ -23,7 +23,7 @@ from ..core.errors import UsageError
 from ..ir.schedule.algorithms.build import named
 from ..ir.schedule.algorithms.table import Action, Algorithm, Round
 from . import xp_jax
-from .narrow import moved
+from .cpu.narrow_floats import moved
 
 Array = Any
 Axis = str | tuple[str, ...]

@@ -21,15 +21,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..core.devices import need_devices
 from ..core.dtypes import dtype_of
 from ..core.errors import BackendError, DonatedError, LayoutError, UsageError
-from ..core.layout import Factor, TensorType, plain, ways
+from ..core.layout import Factor, TensorType, plain, shard_count
+from ..core.locks import LAUNCH
 from ..core.mesh import Mesh
-from ..core.turns import LAUNCH
 from ..ir.graph.oracle import FOLD
 from ..ir.graph.turns import at_rest
-from ..lang.engine import Parts
+from ..lang.value.engine import Parts
 from .devices import failed, jax_mesh, start
 from .jax_private import ArrayImpl, gone
-from .same_values import compare_values
+from .processes.replica_consistency import compare_values
 
 Array = Any
 
@@ -61,7 +61,7 @@ def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
     for a in (*t.partial_axes, *t.varying):
         rows += _axis(t, a) if folded else [(t.sizes[a], 1, a)]
     for f in (f for dim in t.dims for f in dim):
-        local = -(-f.size // ways(f.axes, t.sizes))
+        local = -(-f.size // shard_count(f.axes, t.sizes))
         if folded and f.axes:
             rows += [row for a in f.axes for row in _axis(t, a)]
             rows.append((local, local, None))
@@ -78,7 +78,7 @@ def _axis(t: TensorType, axis: str) -> list[tuple[int, int, Any]]:
 
 
 def _padded(f: Factor, t: TensorType) -> int:
-    n = ways(f.axes, t.sizes)
+    n = shard_count(f.axes, t.sizes)
     return -(-f.size // n) * n
 
 

@@ -21,7 +21,7 @@ import jax
 from ..core import environment
 from ..core.errors import EngineWarning, lines_up
 from .jax_private import Compilation, around_compile, service
-from .store import wait_for
+from .processes.store import wait_for
 
 BEGUN_S = 10.0  # limit for the first process to begin compiling; there is none for the compilation
 

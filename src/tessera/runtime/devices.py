@@ -18,10 +18,10 @@ from ..core.machine.visible import visible_count, visible_ids
 from ..core.mesh import Mesh
 from ..core.options import ProgramOptions
 from ..core.ranks import rank_of
-from . import kept_programs
+from . import compilation_cache
+from .cpu.malloc import keep_pages
 from .jax_private import place, service
-from .join import gpus, join
-from .malloc import keep_pages
+from .processes.join import gpus, join
 
 # Default number of virtual devices of a CPU backend; with several processes, each has one.
 VIRTUAL = 8
@@ -48,7 +48,7 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             raise _not_started(error) from None
         _started.append(True)
     _warn_of_others()
-    kept_programs.folder()
+    compilation_cache.folder()
     _see_reductions()
     have = len(jax.devices())
     if have < needed:

@@ -20,7 +20,7 @@ from jax import lax
 
 from ..core.dtypes import DType
 from . import xp_jax
-from .narrow import moved
+from .cpu.narrow_floats import moved
 from .ragged import ragged_contract, ragged_dot
 
 Array = Any

@@ -19,7 +19,7 @@ from jax._src import cache_key, compilation_cache, compiler, distributed
 from jax._src.array import ArrayImpl
 from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
-from .coordinator import HEARTBEAT_S
+from .processes.coordinator import HEARTBEAT_S
 
 __all__ = [
     "LEAVES",

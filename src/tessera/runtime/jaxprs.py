@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from ..lang.jax_functions import Equation, Equations, Operand
+from ..lang.autodiff.jax_functions import Equation, Equations, Operand
 from .jax_private import scan_counts
 
 TURNS = 64  # longest loop that is unrolled

@@ -23,7 +23,7 @@ from .arrays import block_shape, sharding, spec
 from .devices import jax_mesh
 from .folds import Blocks, Folds
 from .interpreter import Interpreter
-from .programs import Program
+from .program_cache import Program
 
 Array = Any
 NONE: Mapping[int, int] = {}

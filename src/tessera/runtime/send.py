@@ -1,5 +1,5 @@
 """Transfer of arrays to another mesh: by the engine's copy within a process, by programs between
-processes (runtime/between.py).
+processes (runtime/transfer.py).
 
 `jax.device_put` takes 100 to 200 µs a value to find the needed copies: more than the launch of a
 program. Between two equal slices of a mesh each block goes to the device at the same place, so the
@@ -18,9 +18,9 @@ import numpy as np
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from .arrays import sharding
-from .between import moved
+from .cpu.throttle import throttle_of
 from .jax_private import Copy, block_copy
-from .throttle import throttle_of
+from .transfer import moved
 
 Array = Any
 

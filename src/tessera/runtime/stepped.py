@@ -34,15 +34,15 @@ from ..ir.schedule.schedule import (
     Step,
 )
 from .arrays import array_shape, sharding
-from .between import absent
-from .flight import arrive, flight
+from .cpu.throttle import throttle_of
 from .folds import Blocks
 from .interpreter import Interpreter
 from .lower import jitted, run_step
-from .same_program import processes_of
+from .processes.flight import arrive, flight
+from .processes.program_consistency import processes_of
 from .send import sender
-from .stage_programs import kept
-from .throttle import throttle_of
+from .stage_cache import kept
+from .transfer import absent
 
 Array = Any
 Program = Callable[..., list[Array]]

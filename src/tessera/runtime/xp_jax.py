@@ -17,14 +17,16 @@ import numpy as np
 from jax import lax
 
 from ..core.dtypes import DType
-from . import convolutions, fused_attention, ragged, special
-from .narrow import bits_of, floats_of, moved
-from .narrow import cast as cast
-from .narrow import wide as _wide
-from .products import contract as contract
-from .products import sum as sum
+from . import fused_attention, ragged
+from .cpu import convolutions
+from .cpu import erf as special
+from .cpu.narrow_floats import bits_of, floats_of, moved
+from .cpu.narrow_floats import cast as cast
+from .cpu.narrow_floats import wide as _wide
+from .cpu.products import contract as contract
+from .cpu.products import sum as sum
+from .cpu.windows import window as window
 from .user_op import user as user  # a user's own function; part of the protocol
-from .windows import window as window
 
 Array = Any
 

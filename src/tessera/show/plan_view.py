@@ -33,11 +33,11 @@ from ..cost.memory import MemoryPlan, memory_plan, stage_plans
 from ..ir.graph.node import Graph, Node, need_graph
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import Schedule, Send
-from ..lang.host_data import is_array
-from ..lang.operands import type_like
-from ..lang.tensor import Tensor
-from ..lang.trace import trace
-from ..lang.tree import flatten
+from ..lang.jit.trace import trace
+from ..lang.record.operands import type_like
+from ..lang.record.tree import flatten
+from ..lang.value.host_data import is_array
+from ..lang.value.tensor import Tensor
 from ..passes.plan import prepared
 from .mesh_picture import render_mesh
 

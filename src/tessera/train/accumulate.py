@@ -12,15 +12,15 @@ from typing import Any
 
 from ..core.checks import function_of, unfit, whole
 from ..core.errors import ShapeError
-from ..core.layout import dim_axes, ways
-from ..lang.grad import grad
-from ..lang.gradient_checks import need_loss
-from ..lang.jit import jit
-from ..lang.map_chunks import row_blocks, to_blocks
-from ..lang.microbatches import in_microbatches
-from ..lang.operands import as_tensor
-from ..lang.record import current
-from ..lang.tensor import Tensor
+from ..core.layout import dim_axes, shard_count
+from ..lang.autodiff.grad import grad
+from ..lang.autodiff.gradient_checks import need_loss
+from ..lang.autodiff.map_chunks import row_blocks, to_blocks
+from ..lang.jit.jit import jit
+from ..lang.parallel.microbatches import in_microbatches
+from ..lang.record.operands import as_tensor
+from ..lang.record.recorder import current
+from ..lang.value.tensor import Tensor
 
 Batch = Mapping[str, Tensor]
 Loss = Callable[[Batch, Any], Tensor]
@@ -37,7 +37,7 @@ def micro_batches(batch: Batch, count: int) -> list[dict[str, Tensor]]:
     """
     out: dict[str, Tensor] = {}
     for name, t in _tensors(batch).items():
-        devices = ways(dim_axes(t.type.dims[0]), t.type.sizes) if t.ndim else 1
+        devices = shard_count(dim_axes(t.type.dims[0]), t.type.sizes) if t.ndim else 1
         if not t.ndim or t.shape[0] % (row_blocks(t.type, 1)[0] * count):
             raise ShapeError(
                 f"microbatches: the rows of {name!r} do not divide into {count} on each device",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.errors import UsageError, warn_no_effect
-from ..lang.operands import as_tensor
-from ..lang.tensor import Tensor
+from ..lang.record.operands import as_tensor
+from ..lang.value.tensor import Tensor
 
 READ = ("input_ids", "labels")
 # The loader's names of positions, and their names in transformers.

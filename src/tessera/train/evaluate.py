@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from ..lang.tensor import Tensor
-from ..lang.to_host import read_by_all
+from ..lang.record.to_host import read_by_all
+from ..lang.value.tensor import Tensor
 
 
 def mean_loss(loss: Callable[[Any], Tensor], batches: Iterable[Any]) -> float:

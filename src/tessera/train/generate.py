@@ -22,12 +22,12 @@ from ..core.errors import ShapeError, UsageError, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
 from ..core.public import checked, not_callable
-from ..lang import functions as F
-from ..lang.create import tensor
-from ..lang.jit import Jit
-from ..lang.operands import as_tensor
-from ..lang.tensor import Like, Tensor
-from ..lang.to_host import to_host
+from ..lang.jit.jit import Jit
+from ..lang.math import functions as F
+from ..lang.math.create import tensor
+from ..lang.record.operands import as_tensor
+from ..lang.record.to_host import to_host
+from ..lang.value.tensor import Like, Tensor
 from ..nn.cache import Cache
 from ..nn.gpt_config import GPTConfig
 from ..nn.module import Module

@@ -29,8 +29,8 @@ from ..core.devices import process_count, process_index
 from ..core.errors import CheckpointError, TesseraError, UsageError
 from ..core.mesh import Mesh
 from ..core.public import checked
-from ..lang.checks import mesh_or_none
-from ..lang.engine import engine
+from ..lang.value.checks import mesh_or_none
+from ..lang.value.engine import engine
 from ..nn.module import Module
 from .bad_loss import Judge, LossError
 from .precision import scale_of_now

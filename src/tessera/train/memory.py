@@ -17,12 +17,12 @@ from typing import Any
 from ..core.checks import instance
 from ..core.errors import UsageError
 from ..core.interrupts import whole
-from ..lang.engine import engine
-from ..lang.jit import Jit, jit
-from ..lang.offloaded import away, back, copy_of
-from ..lang.strategy import Strategy
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten, tree_map
+from ..lang.jit.jit import Jit, jit
+from ..lang.parallel.strategy import Strategy
+from ..lang.record.offload import away, back, copy_of
+from ..lang.record.tree import flatten, tree_map
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Tensor
 from ..optim import Optimizer
 
 State = dict[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 from ..core.context import Settings
 from ..core.dtypes import f32
 from ..core.mesh import Mesh
-from ..lang.ambient import autocast
-from ..lang.tensor import Tensor
+from ..lang.record.contexts import autocast
+from ..lang.value.tensor import Tensor
 from ..optim import LossScale, apply_if_finite
 from .config import TrainingConfig
 

@@ -32,13 +32,13 @@ from ..core.dtypes import dtype_of
 from ..core.errors import UsageError
 from ..core.interrupts import whole
 from ..core.public import asking
-from ..lang import random
-from ..lang.grad import apart
-from ..lang.jit import Jit, jit
-from ..lang.operands import as_tensor
-from ..lang.record import current
-from ..lang.strategy import Strategy
-from ..lang.tensor import Like, Tensor
+from ..lang.autodiff.grad import apart
+from ..lang.jit.jit import Jit, jit
+from ..lang.math import random
+from ..lang.parallel.strategy import Strategy
+from ..lang.record.operands import as_tensor
+from ..lang.record.recorder import current
+from ..lang.value.tensor import Like, Tensor
 from ..nn.gpt_config import GPTConfig
 from ..nn.losses import cross_entropy
 from ..nn.module import Module, load_with_dtypes

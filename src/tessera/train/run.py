@@ -34,14 +34,14 @@ import numpy as np
 from rich.console import Console
 
 from ..core.checks import instance, library, mapping, number, path_of, whole
+from ..core.contexts import within
 from ..core.devices import process_index
 from ..core.errors import BackendError, TesseraError, UsageError
 from ..core.mesh import Mesh
 from ..core.public import checked
-from ..core.within import within
-from ..lang.first_process import to_first
-from ..lang.tensor import Tensor
-from ..lang.to_host import read_by_all
+from ..lang.record.first_process import to_first
+from ..lang.record.to_host import read_by_all
+from ..lang.value.tensor import Tensor
 from ..observe.statistics import Statistics
 from ..show.curves import Series, draw_loss_curve
 from .files import Files

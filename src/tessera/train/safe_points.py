@@ -12,10 +12,10 @@ from typing import Any
 
 from ..core import environment
 from ..core.mesh import Mesh
-from ..elastic.going_back import GoingBack
-from ..elastic.kept import named
 from ..elastic.policy import elastic, policy
-from ..lang.tensor import Tensor
+from ..elastic.rollback import GoingBack
+from ..elastic.snapshot import named
+from ..lang.value.tensor import Tensor
 from .run import Run
 
 

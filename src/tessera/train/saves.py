@@ -14,8 +14,8 @@ from ..checkpoint.listing import manifests
 from ..checkpoint.saving import Save, failures, pending, start
 from ..checkpoint.storage import Storage
 from ..core.errors import CheckpointError, TesseraError, UsageError
-from ..lang.tensor import Tensor
-from ..lang.tree import flatten
+from ..lang.record.tree import flatten
+from ..lang.value.tensor import Tensor
 from .bad_loss import is_finite
 from .config import TrainingConfig
 from .run import Run

@@ -18,7 +18,7 @@ from ..checkpoint.loading import loaded
 from ..checkpoint.storage import Storage
 from ..core.checks import unfit, whole
 from ..core.errors import CheckpointError
-from ..lang.tensor import Tensor
+from ..lang.value.tensor import Tensor
 from .config import TrainingConfig, checked
 from .memory import offload
 from .precision import scale_of_now

@@ -19,10 +19,10 @@ from ..core.devices import platform
 from ..core.dtypes import f32
 from ..cost.flops import counted
 from ..ir.graph.node import Graph
-from ..lang.create import tensor
-from ..lang.jit import jit
-from ..lang.tensor import Tensor
-from ..lang.trace import trace
+from ..lang.jit.jit import jit
+from ..lang.jit.trace import trace
+from ..lang.math.create import tensor
+from ..lang.value.tensor import Tensor
 from ..passes.plan import prepared
 
 FORWARD_AND_BACKWARD = 3

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..core.errors import warn_no_effect
 from ..ir.graph.node import Graph, Node
-from ..lang.record import current
+from ..lang.record.recorder import current
 from ..nn.gpt_config import GPTConfig
 from ..ops.control import scan
 from ..ops.random import random_bits

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 
-from ..lang.engine import engine
+from ..lang.value.engine import engine
 
 HUNG = 124
 """The exit status of a process that the watchdog ended, as in the shell's `timeout`."""

@@ -33,10 +33,10 @@ from typing import Any
 
 from ..core.checks import whole
 from ..core.dtypes import int32
-from ..lang import functions as F
-from ..lang.local import collectives as local
-from ..lang.local.view import View
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.parallel.local import collectives as local
+from ..lang.record.local_view import View
+from ..lang.value.tensor import Tensor as Value
 from .args import check_types, dim_of
 from .configs import ReduceType, Topology
 from .device import MeshDevice

@@ -20,7 +20,7 @@ import numpy as np
 from ..core.devices import process_count, process_index
 from ..core.machine.share import mesh_id
 from ..core.mesh import Mesh
-from ..lang.engine import engine
+from ..lang.value.engine import engine
 from .configs import Arch, CoreCoord, CoreGrid, CoreRange, CoreRangeSet, SubDevice, SubDeviceId
 from .errors import wrong
 from .names import no_attribute

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..core.dtypes import DType, bf16, f32, int32, largest, uint8, uint32
-from ..lang import functions as F
-from ..lang.bits import bitcast
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.math.bitwise import bitcast
+from ..lang.value.tensor import Tensor as Value
 from .configs import Member
 from .errors import wrong
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from .. import nn
 from ..core.dtypes import f32, int32, uint32
-from ..lang import functions as F
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.value.tensor import Tensor as Value
 from .configs import LossReductionMode, UnaryOpType, UnaryWithParam
 from .errors import public, wrong
 from .op import REQUIRED, Call, Defaults, Operand, in_place, op, row

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..lang import functions as F
-from ..lang.local import collectives as local
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.parallel.local import collectives as local
+from ..lang.value.tensor import Tensor as Value
 from . import products
 from .ccl import (  # noqa: F401
     Axes,

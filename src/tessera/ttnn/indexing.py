@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.dtypes import int32
-from ..lang import functions as F
-from ..lang.shaping import swap
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.math.shape import swap
+from ..lang.value.tensor import Tensor as Value
 from .dtypes import DataType, Layout
 from .errors import wrong
 from .op import KEYWORDS, Call, op, row

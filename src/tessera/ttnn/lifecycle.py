@@ -15,7 +15,7 @@ import numpy as np
 from ..core import environment
 from ..core.checks import whole as number
 from ..core.devices import process_count, process_index
-from ..lang.engine import engine
+from ..lang.value.engine import engine
 from . import args
 from .device import MeshDevice
 from .errors import wrong

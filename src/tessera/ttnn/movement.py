@@ -10,9 +10,9 @@ from typing import Any
 
 from .. import nn
 from ..core.dtypes import int32
-from ..lang import functions as F
-from ..lang.shaping import swap
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.math.shape import swap
+from ..lang.value.tensor import Tensor as Value
 from .args import dim_of
 from .configs import DRAM_MEMORY_CONFIG
 from .dtypes import DataType, Layout

@@ -26,8 +26,8 @@ import numpy as np
 from ..core.dtypes import f32
 from ..core.layout import TensorType
 from ..core.wording import nearest
-from ..lang.jit import jit
-from ..lang.tensor import Tensor as Value
+from ..lang.jit.jit import jit
+from ..lang.value.tensor import Tensor as Value
 from .args import check_types
 from .device import MeshDevice
 from .dtypes import DataType, Layout, stored

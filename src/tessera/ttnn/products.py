@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import nn
-from ..lang import functions as F
-from ..lang.shaping import swap
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.math.shape import swap
+from ..lang.value.tensor import Tensor as Value
 from .dtypes import DataType
 from .elementwise import activated
 from .errors import wrong

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.layout import plain
-from ..lang.engine import Parts, engine
-from ..lang.tensor import Tensor as Value
+from ..lang.value.engine import Parts, engine
+from ..lang.value.tensor import Tensor as Value
 from .device import MeshDevice
 from .errors import wrong
 from .mapping import (

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import TensorType
-from ..lang.jit import jit
-from ..lang.local import collectives as local
-from ..lang.tensor import Tensor as Value
+from ..lang.jit.jit import jit
+from ..lang.parallel.local import collectives as local
+from ..lang.value.tensor import Tensor as Value
 from .configs import DRAM_MEMORY_CONFIG, BufferType, MemoryConfig, StorageType, Tile
 from .device import MeshDevice
 from .dtypes import BY_NUMPY, DataType, Layout, check_numbers, rounded

@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary, ref
 
 from ..core.checks import instance
 from ..core.interrupts import whole
-from ..lang.jit import Jit, Straight, jit
-from ..lang.tensor import Tensor as Value
-from ..lang.tensor import wrapped
+from ..lang.jit.jit import Jit, Straight, jit
+from ..lang.value.tensor import Tensor as Value
+from ..lang.value.tensor import wrapped
 from .args import check_types, mesh_device
 from .device import MeshDevice
 from .errors import TTNNError, wrong

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..core.checks import instance, library
 from ..core.layout import plain
-from ..lang.engine import engine
-from ..lang.tensor import Tensor as Value
+from ..lang.value.engine import engine
+from ..lang.value.tensor import Tensor as Value
 from .args import check_types, mesh_device
 from .configs import DRAM_MEMORY_CONFIG, MemoryConfig
 from .device import MeshDevice

@@ -16,10 +16,10 @@ import numpy as np
 
 from .. import nn
 from ..core.dtypes import int32
-from ..lang import functions as F
-from ..lang.operands import as_tensor
-from ..lang.shaping import swap
-from ..lang.tensor import Tensor as Value
+from ..lang.math import functions as F
+from ..lang.math.shape import swap
+from ..lang.record.operands import as_tensor
+from ..lang.value.tensor import Tensor as Value
 from .errors import public, publics, wrong
 from .names import no_name
 from .op import op

@@ -20,7 +20,7 @@ from tessera.core.context import replaced
 from tessera.core.layout import parse_type
 from tessera.core.options import ScheduleOptions
 from tessera.ir.graph.build import Builder
-from tessera.lang import eager
+from tessera.lang.value import eager
 from tessera.train.memory import offload
 from tests.mesh.silent.rows import row
 

@@ -16,8 +16,8 @@ from ...ops.cast import narrowed, rounded
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
 from ...ops.redistribute import NAMES, gathers_for_use, step_attrs
-from .again import is_form
 from .node import NO_ATTRS, Graph, Node, copied, input_node
+from .remat import is_form
 
 
 class Builder:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.checks import taken, unfit
 from ...core.errors import UsageError
-from ...core.layout import TensorType, ways
+from ...core.layout import TensorType, shard_count
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import device_wire_bytes
@@ -85,7 +85,7 @@ class Node:
         if "algorithm" in self.attrs:
             from ..schedule.algorithms.build import received_share
 
-            name, n = self.attrs["algorithm"], ways(self.attrs["axes"], t.sizes)
+            name, n = self.attrs["algorithm"], shard_count(self.attrs["axes"], t.sizes)
             whole = {all_gather.name: n * t.local_bytes,
                      reduce_scatter.name: n * self.type.local_bytes}  # fmt: skip
             return round(received_share(self.op, name, n) * whole.get(self.op, t.local_bytes))
@@ -102,7 +102,7 @@ class Node:
         counts once."""
         flops = self.kind.flops(self.ins, self.types, self.attrs)
         # A graph in the attributes already counts its nodes on all devices.
-        return flops * (1 if self.kind.bodies else ways(self.type.varying, self.type.sizes))
+        return flops * (1 if self.kind.bodies else shard_count(self.type.varying, self.type.sizes))
 
     def with_args(self, args: tuple[Node, ...]) -> Node:
         """This node applied to `args`; the node itself if these are its arguments already."""

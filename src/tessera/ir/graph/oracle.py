@@ -18,7 +18,7 @@ import numpy as np
 from ...core.checks import alike, unfit
 from ...core.dtypes import BY_NAME, held_as
 from ...core.errors import DTypeError, GraphError, UsageError
-from ...core.layout import TensorType, plain, ways
+from ...core.layout import TensorType, plain, shard_count
 from ...core.mesh import Mesh
 from ...ops.local import axis_index, broadcast, reinterpret
 from ...ops.op import OPS, Call, infer
@@ -279,7 +279,7 @@ def _change(src: TensorType, dst: TensorType, blocks: Sequence[Array]) -> list[A
     stay = [a for a, _ in src.partial if a in dst.partial_axes]
     every = every_coords(src.mesh)
     done: list[Any] = [None] * len(every)
-    n = ways(stay, src.sizes)
+    n = shard_count(stay, src.sizes)
     for part in product(*(range(src.sizes[a]) for a in stay)):
         mine = [all(c[a] == p for a, p in zip(stay, part, strict=True)) for c in every]
         # The value as one coordinate of the staying axes sees it, as if those axes did not exist.

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...core.options import ScheduleOptions
-from ..graph.again import is_free
 from ..graph.node import Graph, Node, input_node
+from ..graph.remat import is_free
 from .order import ordered
 from .schedule import Collective, Compute, Loop, Region, Schedule, Step
 

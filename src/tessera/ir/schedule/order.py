@@ -14,8 +14,8 @@ from typing import Any
 
 from ...core.options import ScheduleOptions
 from ...ops.redistribute import all_gather, gathers_for_use
-from ..graph.again import is_form
 from ..graph.node import Graph, Node
+from ..graph.remat import is_form
 
 
 def ordered(graph: Graph, o: ScheduleOptions) -> list[Node]:

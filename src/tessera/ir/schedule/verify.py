@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn, assert_never
 
 from ...core.errors import GraphError, UsageError
-from ...core.layout import same_type, ways
+from ...core.layout import same_type, shard_count
 from ..graph.verify import verify as verify_graph
 from .algorithms.build import named
 from .schedule import Collective, Compute, Loop, Region, Schedule, Send, Step, need_schedule
@@ -87,7 +87,7 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
     for n in g.nodes:
         if "algorithm" in n.attrs:
             try:
-                named(n.op, n.attrs["algorithm"], ways(n.attrs["axes"], n.type.sizes))
+                named(n.op, n.attrs["algorithm"], shard_count(n.attrs["axes"], n.type.sizes))
             except UsageError as error:
                 _wrong(s, i, f"{n.op} has no such table: {str(error).splitlines()[0]}")
     verify_graph(g, "schedule")

@@ -60,7 +60,7 @@ def examined() -> tuple[Report, bool]:
     if switches.COLLECTIVE_LIMIT not in os.environ:
         set_limits(collective_s=LIMIT_S)
     try:
-        from ...runtime.diagnose import engine_facts
+        from ...runtime.processes.diagnose import engine_facts
 
         engine = engine_facts()
         said = _said(engine, own)
@@ -79,7 +79,7 @@ def examined() -> tuple[Report, bool]:
 
 def _said(engine: dict[str, Any], own: list[Check]) -> list[dict[str, Any]]:
     """Returns the facts of each rank. Raises BackendError if one does not send them."""
-    from ...runtime.exchange import gather, together
+    from ...runtime.processes.exchange import gather, together
 
     _, found = versions()
     own_facts = {

@@ -6,11 +6,11 @@ import numpy as np
 
 from ...core.errors import TesseraError
 from ...core.mesh import auto
-from ...lang.collectives import all_reduce
-from ...lang.create import tensor
-from ...lang.functions import sum as total
-from ...lang.jit import jit
-from ...lang.tensor import Tensor
+from ...lang.jit.jit import jit
+from ...lang.math.create import tensor
+from ...lang.math.functions import sum as total
+from ...lang.parallel.collectives import all_reduce
+from ...lang.value.tensor import Tensor
 from .host import first_line, way_out
 from .report import Check
 
@@ -41,7 +41,7 @@ def reduce_checks() -> list[Check]:
 def _measured(devices: int, elements: int, times: int) -> tuple[float, bool]:
     """Returns the seconds of one all-reduce of `elements` per device, and whether its sum is
     right."""
-    from ...runtime.diagnose import took_s  # it loads the engine
+    from ...runtime.processes.diagnose import took_s  # it loads the engine
 
     mesh = auto(("all",))
     block = np.arange(elements, dtype=np.float32) % 64

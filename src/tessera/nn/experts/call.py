@@ -13,12 +13,12 @@ from ...core.checks import divides
 from ...core.context import settings
 from ...core.dtypes import f32
 from ...core.errors import MeshError, ShapeError, UsageError, warn_no_effect
-from ...core.layout import TensorType, dim_axes, ways
+from ...core.layout import TensorType, dim_axes, shard_count
 from ...core.mesh import Mesh
-from ...lang import functions as F
-from ...lang.checks import mesh_or_none
-from ...lang.operands import as_tensor, emit, matched
-from ...lang.tensor import Tensor
+from ...lang.math import functions as F
+from ...lang.record.operands import as_tensor, emit, matched
+from ...lang.value.checks import mesh_or_none
+from ...lang.value.tensor import Tensor
 from ...ops.index_string import common_mesh
 from .dispatch import Experts, Runs, Wire, by_capacity, dropless, in_blocks
 from .options import ACTIVATIONS, Options
@@ -230,7 +230,7 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
     rows = _need_rows(w, options)
     where = _one_mesh(t, w, mesh_or_none("moe", mesh)) or settings().mesh
     axes = expert_axes(w.first.type, options.axis, where)
-    devices = ways(axes, where.sizes) if where is not None else 1
+    devices = shard_count(axes, where.sizes) if where is not None else 1
     divides(
         "moe", rows, devices,
         f"{{count}} row{'s' * (rows != 1)} of experts cannot be divided over {', '.join(axes)} of"

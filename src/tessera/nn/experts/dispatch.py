@@ -16,12 +16,12 @@ from itertools import pairwise
 from typing import Any
 
 from ...core.dtypes import f32, int32
-from ...core.layout import Dim, Factor, TensorType, digits, ways, without
-from ...lang import functions as F
-from ...lang.custom import custom_gradient
-from ...lang.loop import scan
-from ...lang.operands import emit
-from ...lang.tensor import Tensor
+from ...core.layout import Dim, Factor, TensorType, digits, shard_count, without
+from ...lang.autodiff.custom import custom_gradient
+from ...lang.autodiff.scan import scan
+from ...lang.math import functions as F
+from ...lang.record.operands import emit
+from ...lang.value.tensor import Tensor
 from .packing import exchange
 
 # The experts of one device. Arguments: rows [A, J, N, B, d] in N blocks of B rows; and the expert,
@@ -151,7 +151,7 @@ def by_capacity(
     group, in the order of its tokens, on any device. `runs` are those of `Tokens.runs`. Unless
     `all_served`, a choice of id `experts` goes to no expert."""
     g, p, s, d = x.shape
-    k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
+    k, devices = ids.shape[-1], shard_count(wire.axes, x.type.sizes)
     flat = ids.reshape(g, p, s * k)
     at, counts = places(flat, experts)
     keep = at < capacity
@@ -207,7 +207,7 @@ def dropless(
     sorted by expert, as grouped products need them (Gale et al. 2022).
     """
     g, p, s, d = x.shape
-    k, devices = ids.shape[-1], ways(wire.axes, x.type.sizes)
+    k, devices = ids.shape[-1], shard_count(wire.axes, x.type.sizes)
     own = experts // devices
     size = wire.room(s * min(k, own))
     flat = ids.reshape(g, p, s * k)

@@ -29,18 +29,18 @@ from ...core.checks import (
 )
 from ...core.dtypes import bool_, f32
 from ...core.errors import ShapeError, UsageError
-from ...core.layout import Dim, Factor, TensorType, dim_axes, plain, ways
+from ...core.layout import Dim, Factor, TensorType, dim_axes, plain, shard_count
 from ...core.mesh import Mesh
-from ...lang import functions as F
-from ...lang.checks import mesh_or_none, typed
-from ...lang.collectives import split_over
-from ...lang.determinism import sums_in_order
-from ...lang.microbatches import warn_of_microbatches
-from ...lang.operands import as_tensor
-from ...lang.parameter import Parameter
-from ...lang.record import current, named_scope
-from ...lang.store import weights
-from ...lang.tensor import Like, Tensor
+from ...lang.jit.weight_store import weights
+from ...lang.math import functions as F
+from ...lang.parallel.collectives import split_over
+from ...lang.parallel.microbatches import warn_of_microbatches
+from ...lang.record.determinism import sums_in_order
+from ...lang.record.operands import as_tensor
+from ...lang.record.parameter import Parameter
+from ...lang.record.recorder import current, named_scope
+from ...lang.value.checks import mesh_or_none, typed
+from ...lang.value.tensor import Like, Tensor
 from ..layers import normal
 from ..module import Module, state
 from ..visible_keys import says_what_is_there
@@ -282,7 +282,7 @@ class MoE(Module):
         if where is not None:
             over = expert_axes(self.up.type, self.axis, where)
             divides(
-                "MoE", self.up.shape[0], ways(over, where.sizes),
+                "MoE", self.up.shape[0], shard_count(over, where.sizes),
                 f"{{count}} experts do not divide over {', '.join(over)}",
                 "choose a number of experts that divides, or add replicas by a placement",
                 UsageError, mesh=where.text(),

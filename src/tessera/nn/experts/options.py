@@ -11,7 +11,7 @@ from typing import Any
 from ...core.checks import axes_of, flag, function_of, instance, number, one_of, unfit, whole
 from ...core.context import settings
 from ...core.errors import UsageError
-from ...lang.tensor import Tensor
+from ...lang.value.tensor import Tensor
 from .. import functional as fn
 from .placement import Placement
 from .routing import Router, checked_router

@@ -13,9 +13,9 @@ from typing import Any
 
 from ...core.dtypes import f32, fp8_e4m3
 from ...core.layout import TensorType
-from ...lang import functions as F
-from ...lang.custom import custom_gradient
-from ...lang.tensor import Tensor
+from ...lang.autodiff.custom import custom_gradient
+from ...lang.math import functions as F
+from ...lang.value.tensor import Tensor
 
 BLOCK = 128  # channels that share a scale
 LARGEST = 448.0  # of fp8_e4m3; larger values become NaN

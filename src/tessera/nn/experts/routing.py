@@ -13,11 +13,11 @@ from typing import Any
 from ...core.checks import divides, number, one_of, whole
 from ...core.dtypes import f32
 from ...core.errors import UsageError
-from ...lang import functions as F
-from ...lang.microbatches import by_microbatch
-from ...lang.operands import as_tensor
-from ...lang.tensor import Tensor
-from ...lang.tree import register
+from ...lang.math import functions as F
+from ...lang.parallel.microbatches import by_microbatch
+from ...lang.record.operands import as_tensor
+from ...lang.record.tree import register
+from ...lang.value.tensor import Tensor
 from .. import functional as fn
 
 AUXILIARY = "the auxiliary loss of experts is that of each microbatch"

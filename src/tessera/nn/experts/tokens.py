@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...core.layout import Digit, TensorType, digits, dim_axes, ways
+from ...core.layout import Digit, TensorType, digits, dim_axes, shard_count
 from ...core.reshard import gathered
-from ...lang import functions as F
-from ...lang.collectives import split_over
-from ...lang.tensor import Tensor
+from ...lang.math import functions as F
+from ...lang.parallel.collectives import split_over
+from ...lang.value.tensor import Tensor
 from ..context_parallel import zigzag_positions
 
 
@@ -75,7 +75,7 @@ class Tokens:
     def parts(self) -> int:
         """The number of the G·P parts on one device."""
         g, p, _ = self.four
-        return g * p // ways(self.type.split_axes, self.type.sizes)
+        return g * p // shard_count(self.type.split_axes, self.type.sizes)
 
 
 def tokens_of(
@@ -101,7 +101,7 @@ def tokens_of(
     for some in (missing, *([a] for a in missing)):
         for i in range(last):
             if some and not set(some) & set(t.split_axes) and not (
-                t.local_shape[i] % ways(some, t.sizes)
+                t.local_shape[i] % shard_count(some, t.sizes)
             ):  # fmt: skip
                 t = split_over(t, i, some)
                 break

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from ...core.checks import flag, one_of, unfit, whole
-from ...core.layout import TensorType, ways
+from ...core.layout import TensorType, shard_count
 from .packing import BLOCK
 
 # The meaning of each name.
@@ -159,5 +159,5 @@ def hops(tokens: TensorType, axes: tuple[str, ...], sent_bytes: int | None) -> t
         Hop(a, n, None if sent_bytes is None else sent_bytes * (n - 1) // n)
         for a in axes
         for n in [tokens.sizes[a]]
-        if a in tokens.split_axes and ways((a,), tokens.sizes) > 1
+        if a in tokens.split_axes and shard_count((a,), tokens.sizes) > 1
     )

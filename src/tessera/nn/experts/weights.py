@@ -13,11 +13,11 @@ from ...core.errors import ShapeError
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
 from ...core.reshard import gathered
-from ...lang import functions as F
-from ...lang.custom import custom_gradient
-from ...lang.operands import as_tensor
-from ...lang.record import current
-from ...lang.tensor import Tensor
+from ...lang.autodiff.custom import custom_gradient
+from ...lang.math import functions as F
+from ...lang.record.operands import as_tensor
+from ...lang.record.recorder import current
+from ...lang.value.tensor import Tensor
 from .placement import Placement
 
 NAMES = ("router", "up", "down", "gate", "bias", "shared")

@@ -250,9 +250,9 @@ def _all_to_all(name: str, n: int) -> tuple[Round, ...]:
     """The rounds in which each of n ranks sends a separate chunk to every other rank."""
     match name:
         case "ring":
-            return flat.ways(n, flat.ring_way(n))
+            return flat.routes(n, flat.ring_route(n))
         case "line":
-            return flat.ways(n, flat.line_way)
+            return flat.routes(n, flat.line_route)
         case "direct":
             return flat.pairwise_exchange(n)
         case "halving":
@@ -261,7 +261,7 @@ def _all_to_all(name: str, n: int) -> tuple[Round, ...]:
     k = len(trees)
     return together(
         [
-            renamed(flat.ways(n, tree.way), [c * k + j for c in range(n * n)])
+            renamed(flat.routes(n, tree.route), [c * k + j for c in range(n * n)])
             for j, tree in enumerate(trees)
         ]
     )

@@ -161,7 +161,7 @@ class Tree:
             when[names[r]] = self.when[r]
         return Tree(tuple(parent), tuple(when))
 
-    def way(self, src: int, dst: int) -> list[int]:
+    def route(self, src: int, dst: int) -> list[int]:
         """The ranks from `src` to `dst` along the tree."""
         up, down = [src], [dst]
         while self.parent[up[-1]] >= 0:
@@ -210,7 +210,7 @@ def crowned(tree: Tree, root: int, n: int) -> Tree:
 
 
 # ---- ways: all_to_all --------------------------------------------------------------------------
-def ways(n: int, way: Callable[[int, int], Sequence[int]]) -> Rounds:
+def routes(n: int, way: Callable[[int, int], Sequence[int]]) -> Rounds:
     """All_to_all in which each chunk follows its path `way`, one hop a round from round 0 on."""
     rounds: list[list[Hop]] = []
     for s in range(n):
@@ -222,18 +222,18 @@ def ways(n: int, way: Callable[[int, int], Sequence[int]]) -> Rounds:
     return table(rounds)
 
 
-def ring_way(n: int) -> Callable[[int, int], list[int]]:
+def ring_route(n: int) -> Callable[[int, int], list[int]]:
     """The shorter path around the ring; a tie goes upwards."""
 
-    def way(s: int, d: int) -> list[int]:
+    def route(s: int, d: int) -> list[int]:
         ahead = (d - s) % n
         step, hops = (1, ahead) if ahead <= n // 2 else (-1, n - ahead)
         return [(s + step * k) % n for k in range(hops + 1)]
 
-    return way
+    return route
 
 
-def line_way(s: int, d: int) -> list[int]:
+def line_route(s: int, d: int) -> list[int]:
     """The path along the line."""
     return list(range(s, d + 1)) if s <= d else list(range(s, d - 1, -1))
 

@@ -15,9 +15,9 @@ from typing import Any
 from ....core.layout import TensorType, plain
 from ....core.mesh import Mesh, in_time
 from ....core.reshard import gathered
-from ...graph.again import free_nodes
 from ...graph.build import Builder
 from ...graph.node import Graph, Node
+from ...graph.remat import free_nodes
 from ...graph.turns import combined, cut, joined
 from ..build import with_regions
 from ..schedule import Compute, Schedule, Send

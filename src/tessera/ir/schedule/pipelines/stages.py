@@ -14,8 +14,8 @@ from ....core.errors import GraphError
 from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ....core.options import ProgramOptions
-from ...graph.again import kept
 from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
+from ...graph.remat import kept
 from ...graph.turns import combining
 
 REGIONS = ("F", "I", "W")

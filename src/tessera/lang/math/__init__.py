@@ -1,0 +1,2 @@
+"""Functions of tensors: creation, elementwise, reductions, products, shapes, indices, random
+numbers."""

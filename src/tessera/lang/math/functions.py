@@ -1,0 +1,265 @@
+"""The functions of `ts`: reductions are defined here, the others are imported from their
+modules."""
+
+from __future__ import annotations
+
+import math
+
+from ...core.checks import flag, number, unfit
+from ...core.dtypes import bool_, f32, summed, uint8
+from ...core.errors import LayoutError
+from ...core.layout import TensorType
+from ..record.operands import as_tensor, cast, emit
+from ..value.host_data import is_array
+from ..value.tensor import Like, Tensor, method
+from .bitwise import (
+    bitcast,
+    bitwise_and,
+    bitwise_left_shift,
+    bitwise_not,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+)
+from .constants import arange, full, full_like, linspace, ones, ones_like, zeros, zeros_like
+from .cumulative import cummax, cummin, cumprod, cumsum
+from .derived import count_nonzero, diff, logaddexp, meshgrid, nan_to_num, outer, tan, trunc
+from .elementwise import (
+    abs,
+    ceil,
+    clip,
+    cos,
+    erf,
+    exp,
+    expm1,
+    floor,
+    isfinite,
+    isinf,
+    isnan,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    round,
+    rsqrt,
+    save_for_backward,
+    sigmoid,
+    sign,
+    sin,
+    sqrt,
+    straight_through,
+    tanh,
+    where,
+)
+from .elementwise import as_float as _float
+from .elementwise import stop_gradient as stop_gradient
+from .elementwise import widened as widened
+from .indexing import argmax, argmin, argsort, flip, gather, one_hot, scatter_add, sort, take, topk
+from .indexing import gather_or_zero as gather_or_zero
+from .indexing import take_or_zero as take_or_zero
+from .matmul import broadcast_lead as broadcast_lead
+from .matmul import einsum, matmul
+from .matmul import narrowed as narrowed
+from .matrices import diag, diagonal, eye, tril, triu
+from .rearranging import flatten, pad, repeat_interleave, roll, squeeze, tile, unsqueeze
+from .shape import Dims, broadcast_to, concat, dims_of, need_some, permute, reshape, split, stack
+from .shape import swap as swap
+from .subscript import getitem as getitem
+from .trigonometry import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    cosh,
+    erfc,
+    erfinv,
+    hypot,
+    sinh,
+)
+
+
+# -- reductions -----------------------------------------------------------------------------------
+def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    t = as_tensor(x)
+    if op in ("sum", "prod"):
+        t = widened(t.to(summed(t.dtype)))
+    dims = dims_of(op, t, dim)
+    out = emit(op, t, dims=dims) if dims else t
+    if flag(op, "keepdims", keepdims):
+        return reshape(out, tuple(1 if i in dims else n for i, n in enumerate(t.shape)))
+    return out
+
+
+@method("sum")
+def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The sum along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps the summed dims with size 1. Bools and integers of less than 32 bits are summed
+    in int32, which wraps on overflow. Raises ShapeError if `x` has no such dim.
+    """
+    return reduce("sum", x, dim, keepdims)
+
+
+@method("max")
+def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The largest element along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
+    """
+    return _extreme("max", x, dim, keepdims)
+
+
+@method("min")
+def min(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The smallest element along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
+    """
+    return _extreme("min", x, dim, keepdims)
+
+
+def _extreme(name: str, x: Like, dim: Dims, keepdims: bool) -> Tensor:
+    if is_array(dim) or isinstance(dim, Tensor):
+        raise unfit(name, "dim", dim, f"of two tensors write ts.{name}imum(x, y)")
+    t = as_tensor(x)
+    need_some(name, t, dims_of(name, t, dim))
+    return reduce(name, t, dim, keepdims)
+
+
+def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The product along `dim` (an int, several ints, or None for all dims).
+
+    `keepdims` keeps these dims with size 1. Raises ShapeError if `x` has no such dim.
+    """
+    return reduce("prod", x, dim, keepdims)
+
+
+@method("mean")
+def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """The mean along `dim` (an int, several ints, or None for all dims), computed in f32.
+
+    The result has the dtype of `x`, or f32 for integers and bools. `keepdims` keeps these dims with
+    size 1. The mean of no elements is NaN. Raises ShapeError if `x` has no such dim.
+    """
+    t = widened(_float("mean", x))
+    count = math.prod(t.shape[d] for d in dims_of("mean", t, dim))
+    part = 1.0 / count if count else math.nan
+    return (reduce("sum", t.to(f32), dim, keepdims) * part).to(t.dtype)
+
+
+@method("var")
+def var(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float = 0) -> Tensor:
+    """The variance along `dim` (None: all dims): the sum of squares over `count - correction`.
+
+    `correction` is 0 as in NumPy (PyTorch's default is 1). It is computed in f32; the result has
+    the dtype of `x`, or f32 for integers. Raises ShapeError if `x` has no such dim.
+    """
+    t = widened(_float("var", x))
+    dims = dims_of("var", t, dim)
+    w = t.to(f32)
+    d = w - mean(w, dims, True)
+    count = math.prod(t.shape[i] for i in dims)
+    rest = count - number("var", "correction", correction)
+    out = mean(d * d, dims, keepdims)
+    out = out if rest == count else out * (count / rest if rest > 0 else math.nan)
+    return out.to(t.dtype)
+
+
+@method("std")
+def std(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float = 0) -> Tensor:
+    """The standard deviation along `dim` (None: all dims): the root of `var` with `correction`.
+
+    `correction` is 0 as in NumPy (PyTorch's default is 1). Where the deviation is 0 its gradient is
+    0, as in PyTorch. Raises ShapeError if `x` has no such dim.
+    """
+    dims = dims_of("std", as_tensor(x), dim)
+    v = var(x, dims, keepdims=keepdims, correction=correction)
+    none = v == 0.0
+    return where(none, 0.0, sqrt(where(none, 1.0, v)))
+
+
+@method("any")
+def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """True where at least one element along `dim` (None: all dims) is true, or is not 0.
+
+    `keepdims` keeps these dims with size 1. The result for no elements is False. Raises ShapeError
+    if `x` has no such dim.
+    """
+    dims = dims_of("any", as_tensor(x), dim)
+    return reduce("max", _truth(x).to(uint8), dims, keepdims) != 0
+
+
+@method("all")
+def all(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """True where all elements along `dim` (None: all dims) are true, or are not 0.
+
+    `keepdims` keeps these dims with size 1. The result for no elements is True. Raises ShapeError
+    if `x` has no such dim.
+    """
+    dims = dims_of("all", as_tensor(x), dim)
+    return reduce("min", _truth(x).to(uint8), dims, keepdims) != 0
+
+
+def _truth(x: Like) -> Tensor:
+    t = as_tensor(x)
+    return t if t.dtype is bool_ else t != 0
+
+
+def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+    """`log(sum(exp(x)))` along `dim` (None: all dims), computed in f32 without overflow."""
+    t = widened(_float("logsumexp", x))
+    return _logsumexp(t.to(f32), dims_of("logsumexp", t, dim), keepdims).to(t.dtype)
+
+
+def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
+    top = stop_gradient(reduce("max", t, dim, True))
+    top = where(isfinite(top), top, 0.0)  # else -inf - -inf would be NaN
+    out = log(sum(exp(t - top), dim, True)) + top
+    if flag("logsumexp", "keepdims", keepdims):
+        return out
+    dims = dims_of("logsumexp", t, dim)
+    return reshape(out, tuple(n for i, n in enumerate(t.shape) if i not in dims))
+
+
+# -- layout ---------------------------------------------------------------------------------------
+def complete(x: Tensor) -> Tensor:
+    """Completes the partial sums of `x`."""
+    return relayout(x, x.type.complete())
+
+
+def relayout(x: Tensor, to: TensorType) -> Tensor:
+    """Redistributes `x` to the layout `to`. The collectives count as written by the user."""
+    if x.type is to:
+        return x
+    if to.shape != x.shape:
+        raise LayoutError(
+            f"redistribute: the layout has shape {to.shape}, the tensor {x.shape}",
+            x=x.type,
+            layout=to,
+            fix="write the tensor's own sizes",
+        )
+    if to.mesh is None and x.mesh is not None:  # a layout without a mesh is one of x's mesh
+        to = to.on(x.mesh)
+        if to == x.type:
+            return x
+    return emit("redistribute", x, to=to)
+
+
+# The public functions: `tessera` exports all of them.
+__all__ = [
+    "abs", "acos", "acosh", "all", "any", "arange", "argmax", "argmin", "argsort", "asin", "asinh",
+    "atan", "atan2", "atanh", "bitcast", "bitwise_and", "bitwise_left_shift", "bitwise_not",
+    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_to", "cast", "ceil", "clip",
+    "concat", "cos", "cosh", "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "diag",
+    "diagonal", "diff", "einsum", "erf", "erfc", "erfinv", "exp", "expm1", "eye", "flatten", "flip",
+    "floor", "full", "full_like", "gather", "hypot", "isfinite", "isinf", "isnan", "linspace",
+    "log", "log1p", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean", "meshgrid", "min",
+    "minimum", "nan_to_num", "one_hot", "ones", "ones_like", "outer", "pad", "permute", "prod",
+    "repeat_interleave", "reshape", "roll", "round", "rsqrt", "save_for_backward", "scatter_add",
+    "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze", "stack", "std",
+    "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril", "triu", "trunc",
+    "unsqueeze", "var", "where", "zeros", "zeros_like",
+]  # fmt: skip

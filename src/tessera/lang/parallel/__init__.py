@@ -1,0 +1,1 @@
+"""Layouts by rule, collectives, bodies that see one device (`local`, `per_rank`), and pipelines."""

@@ -1,0 +1,141 @@
+"""The three ways to make a pipeline: `graph.pipeline`, `pipeline.compose`, `pipeline.run`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ....core.checks import axes_of, function_of, unfit, whole
+from ....core.contexts import above
+from ....core.errors import UsageError
+from ....core.mesh import Mesh
+from ....ir.schedule.pipelines.orders import known_order
+from ...program.training_step import Stage
+from .pipe import Pipe
+
+
+def _checked(
+    name: str, axis: object, microbatches: object, chunks: object, schedule: object
+) -> tuple[str, int | None, int | None]:
+    axes = axes_of(name, axis)
+    if len(axes) != 1:
+        raise UsageError(
+            f"{name}: a pipeline lies along one axis", axes=axes, fix='name one: mesh_axes=("pp",)'
+        )
+    count = None if microbatches is None else whole(name, "microbatches", microbatches, 1)
+    many = None if chunks is None else whole(name, "chunks", chunks, 1)
+    if isinstance(schedule, str) and not schedule.endswith(".csv"):
+        known_order(schedule)
+    return axes[0], count, many
+
+
+def names_of(name: str, batch: object) -> tuple[str, ...] | None:
+    """Returns the names of arguments in `batch`. Raises UsageError if they are not names."""
+    names = (batch,) if isinstance(batch, str) else batch
+    if names is None:
+        return None
+    if not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+        raise unfit(name, "batch", batch, 'name arguments, such as batch="images"')
+    return tuple(names)
+
+
+def _parts(name: str, stages: object) -> list[Callable[..., Any]]:
+    if not isinstance(stages, (list, tuple)) or not stages:
+        raise unfit(name, "stages", stages, "give a list of functions")
+    return [function_of(name, "a stage", s) for s in stages]
+
+
+def pipeline(
+    stages: Sequence[Callable[..., Any]],
+    mesh: Mesh | None = None,
+    axis: str = "pp",
+    *,
+    schedule: Any = "1F1B",
+    microbatches: int | None = None,
+    chunks: int | None = None,
+    batch: str | Sequence[str] | None = None,
+) -> Callable[[Callable[..., Any]], Pipe]:
+    """`@graph.pipeline(stages=[encoder, decoder], axis="pp")`: runs a model as a pipeline.
+
+    It decorates the function that calls the `stages`. The stages are placed along `axis` and
+    microbatches go through them by `schedule` (guide 3, 4.4): a name ("GPipe", "1F1B",
+    "Interleaved1F1B", "ZB-H1", "ZB-H2", "ZBV", "DualPipeV"), a table or a CSV file. If there are
+    more functions than stages, neighbours are grouped by cost. The batch is found by the first
+    argument of integers or bools, such as tokens, or else by the first that is a tensor and no
+    parameter; tensors with as many rows are split into microbatches. `batch` names the arguments
+    instead. This changes the speed and memory only.
+
+    Raises UsageError if `stages` is not a list of functions or a setting is unknown, MeshError at
+    the call if no mesh has the axis.
+    """
+    axis, count, many = _checked("pipeline", axis, microbatches, chunks, schedule)
+    parts = _parts("pipeline", stages)
+
+    def wrap(fn: Callable[..., Any]) -> Pipe:
+        function_of("pipeline", "the model", fn)
+        body = fn if all(isinstance(p, Stage) for p in parts) else None
+        name = getattr(fn, "__name__", "model")
+        made = Pipe(parts, axis, mesh, schedule, count, many, name, body=body)
+        made.batch = names_of("pipeline", batch)
+        functools.update_wrapper(made, fn, updated=())
+        return made
+
+    return above("graph.pipeline", wrap)
+
+
+def compose(
+    stages: int,
+    assign: Sequence[Callable[..., Any]],
+    *,
+    mesh: Mesh | None = None,
+    axis: str = "pp",
+    schedule: Any = "1F1B",
+    microbatches: int | None = None,
+    chunks: int | None = None,
+    batch: str | Sequence[str] | None = None,
+) -> Pipe:
+    """A pipeline of `stages` stages that runs the functions `assign` one after the other.
+
+    If there are more functions than stages, neighbours are grouped by cost (guide 2, 3.3). `batch`
+    names arguments of the first function, as in `graph.pipeline`. Raises UsageError if there are
+    fewer functions than stages.
+    """
+    axis, count, many = _checked("compose", axis, microbatches, chunks, schedule)
+    n = whole("compose", "stages", stages, 1)
+    parts = _parts("compose", assign)
+    if len(parts) < n:
+        raise UsageError(
+            f"compose: {len(parts)} functions for {n} stages",
+            fix="give a function for each stage, or fewer stages",
+        )
+    made = Pipe(parts, axis, mesh, schedule, count, many, "compose", n)
+    made.batch = names_of("compose", batch)
+    return made
+
+
+def run(
+    mesh_axes: str | Sequence[str] = ("pp",),
+    schedule: Any = "1F1B",
+    microbatches: int | None = None,
+    *,
+    mesh: Mesh | None = None,
+    chunks: int | None = None,
+    batch: str | Sequence[str] | None = None,
+) -> Callable[[Callable[..., Any]], Pipe]:
+    """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)`: pipelines a function.
+
+    The function is split into stages of similar cost, at points where only one value crosses (guide
+    2, 3.3). `batch` names arguments, as in `graph.pipeline`. Raises UsageError if `mesh_axes` is
+    not one axis or a setting is unknown.
+    """
+    axis, count, many = _checked("run", mesh_axes, microbatches, chunks, schedule)
+
+    def wrap(fn: Callable[..., Any]) -> Pipe:
+        function_of("run", "the function", fn)
+        made = Pipe([fn], axis, mesh, schedule, count, many, getattr(fn, "__name__", "model"))
+        made.batch = names_of("run", batch)
+        functools.update_wrapper(made, fn, updated=())
+        return made
+
+    return above("pipeline.run", wrap)

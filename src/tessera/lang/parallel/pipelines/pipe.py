@@ -1,0 +1,253 @@
+"""Pipelines: a model whose stages lie on slices of the mesh, run microbatch by microbatch.
+
+A function that calls one is recorded once, for the whole batch; the pipeline splits the batch among
+its arguments over an axis in time. Nodes that need all microbatches, such as the use of gradients,
+run once, after all of them. The schedule (ir/schedule/pipelines/pipeline.py) follows a table of
+actions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+from ....core.context import replaced, settings
+from ....core.errors import MeshError, UsageError
+from ....core.layout import TensorType, dim_axes
+from ....core.mesh import Mesh
+from ....core.tracebacks import boundary
+from ....ir.graph.node import Node
+from ....ir.schedule.pipelines.orders import known_order, pipeline_table
+from ....ir.schedule.pipelines.tables import Table
+from ....ir.schedule.schedule import Schedule
+from ...jit.jit import jit
+from ...jit.segments import Reads
+from ...jit.weight_store import collector
+from ...record.recorder import WHOLE, Recorder, current, named_scope
+from ...record.submesh import Slices
+from ...record.tree import flatten, unflatten
+from ...value.checks import bound, signature_of
+from ...value.tensor import Tensor
+from ..microbatches import in_microbatches, rows_of
+from .microbatch import PipeState
+from .placing import placed
+from .program import PipeProgram, pipe_program
+
+MICROBATCHES = 2  # the default number for each stage
+
+
+@dataclass(eq=False, repr=False)
+class Pipe:
+    """A pipelined function: `parts` in order, or a single function that is split by cost.
+
+    `graph.pipeline`, `pipeline.compose` and `pipeline.run` make one. Each recording replaces
+    `program`, the result of the last one.
+    """
+
+    parts: Sequence[Callable[..., Any]]
+    axis: str
+    mesh: Mesh | None
+    kind: Any  # the order in which stages run: its name, a table, a CSV file or a function
+    count: int | None  # microbatches
+    chunks: int | None  # stages per rank
+    name: str
+    stages: int | None = None
+    body: Callable[..., Any] | None = None  # calls the parts, which have scopes of their names
+    batch: tuple[str, ...] | None = None  # the arguments that hold the batch
+    said: set[str] = field(default_factory=set, init=False)  # the warnings that were given
+    program: PipeProgram | None = field(default=None, init=False)  # of the last recording
+    _jit: Any = field(default=None, init=False)
+
+    @boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = current()
+        if recorder is None:
+            if self._jit is None:
+                call = lambda *xs, **named: self(*xs, **named)  # noqa: E731  # needs its own name
+                call.__name__ = self.name
+                call.__signature__ = inspect.signature(self.body or self.parts[0])  # type: ignore[attr-defined]
+                self._jit = jit(call)
+            return self._jit.at_once(*args, **kwargs)
+        here, known = collector(), recorder.root.stages
+        if here is not None:
+            here.met(self.mesh)
+        if not recorder.compiles or settings().program.schedule.pipeline is False:
+            recorder.root.piped = True
+            return self._play(args, kwargs)  # as a plain function
+        if recorder.parent is not None or not (
+            recorder.frame is WHOLE or isinstance(recorder.frame, Slices)
+        ):
+            raise UsageError(
+                f"{self.name}: a pipeline is called in a loop or a local body",
+                fix="call it in the compiled function itself",
+            )
+        if known is not None:
+            raise UsageError(
+                f"{self.name}: a function calls pipelines twice",
+                fix="put all stages into one pipeline, and call it once in a function",
+            )
+        if isinstance(recorder.reader, Reads) and recorder.reader.nodes:
+            raise UsageError(
+                f"{self.name}: a value is read before the pipeline, in the function that calls it",
+                fix="return the value, and read it after the call",
+            )
+        recorder.reader = None  # no value can be read after it either
+        tensors = [x for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        mesh = self._mesh(tensors)
+        state = PipeState(self, mesh, self.microbatches(mesh.sizes[self.axis]))
+        recorder.root.stages, b = state, recorder.builder
+        wide = () if state.mesh == mesh else (state.mesh,)
+        b.slices, b.whole, b.stages_axis = (*state.slices, *wide), mesh, self.axis
+        b.gathers_again = False  # all microbatches share the gathered weights
+        near, first = self._batch(args, kwargs)
+        if first is not None and self.axis in dim_axes(first.type.dims[0]):
+            raise MeshError(
+                f"{self.name}: a batch is split over {self.axis!r}, which the stages lie along",
+                batch=first.type,
+                fix="leave it replicated there: each stage gets what it uses",
+            )
+        # Without a batch the count stays as requested, and `Microbatch` raises if it is above 1.
+        count, state.count = state.count, state.count if first is None else 1
+        cut = {id(t): x for t, x in zip(near, in_microbatches(near, count, first, mesh))}
+        for x in cut.values():
+            if x.mesh is not None and x.mesh.time:
+                state.count = x.mesh.sizes[x.mesh.time[0]]
+                state.rows = x.shape[0] // state.count
+
+        def in_turns(arg: Any) -> Any:
+            """Returns an argument with its batch split over time; an argument without one, such as
+            a module, as it is."""
+            leaves, spec = flatten(arg)
+            now = [cut.get(id(x), x) for x in leaves]
+            return arg if all(map(is_, now, leaves)) else unflatten(spec, now)
+
+        args, kwargs = tuple(map(in_turns, args)), {k: in_turns(x) for k, x in kwargs.items()}
+        return self._play(args, kwargs, state, recorder)
+
+    def _batch(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor | None]:
+        """Returns (the tensors that may hold the batch, the first that holds its rows). The tensors
+        are those of the arguments `batch`; else tensors that are arguments themselves, integers and
+        bools, and tensors of the same argument as the first."""
+        each = [flatten(x)[0] for x in (*args, *kwargs.values())]
+        if self.batch is not None:
+            fn = self.body or self.parts[0]
+            given = bound(self.name, signature_of(self.name, fn), args, kwargs).arguments
+            each = [flatten(given.get(k))[0] for k in self.batch]
+        groups = [[x for x in group if isinstance(x, Tensor)] for group in each]
+        alone = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        first = rows_of([x for group in groups for x in group], alone)
+        own = {id(x) for x in alone}
+        near = [
+            x
+            for group in groups
+            for x in group
+            if self.batch or id(x) in own or not x.dtype.is_float or any(first is y for y in group)
+        ]
+        return near, first
+
+    def _play(
+        self, args: Any, kwargs: Any, state: PipeState | None = None, recorder: Any = None
+    ) -> Any:
+        """Runs the stages one after the other, or the body that calls them."""
+        if state is None and self.mesh is not None and settings().mesh != self.mesh:
+            with replaced(mesh=self.mesh):
+                return self._play(args, kwargs)
+        if self.body is not None:
+            with named_scope(self.name):
+                return self.body(*args, **kwargs)
+        out: Any = args
+        for i, part in enumerate(self.parts):
+            first = len(recorder.builder.nodes) if recorder is not None else 0
+            with named_scope(f"stage{i}" if len(self.parts) > 1 else self.name):
+                if i == 0:
+                    out = part(*args, **kwargs)
+                elif isinstance(out, tuple):  # each is an argument
+                    name = f"{self.name}, stage {i}"
+                    bound(name, signature_of(name, part), out, {})
+                    out = part(*out)
+                else:
+                    out = part(out)
+            if state is not None:
+                state.spans.append((first, len(recorder.builder.nodes)))
+        return out
+
+    # -- the last recording -----------------------------------------------------------------------
+    def _recorded(self, what: str) -> PipeProgram:
+        if self.program is None:
+            raise UsageError(
+                f"{self.name}.{what}: the pipeline has not been called yet", fix="call it once"
+            )
+        return self.program
+
+    def place(self, tree: Any) -> Any:
+        """Moves each weight of `tree` (a dict, a module's parameters) to the stage that uses it.
+
+        A weight of several stages goes to the first. The weights then stay on the devices where
+        they are used, and a step sends none. They are found by their names in the last recording,
+        or by the ends of these names. Raises UsageError before the first call, or if a name is
+        unknown or matches several weights.
+        """
+        return placed(self._recorded("place"), tree)
+
+    def plan_text(self) -> str:
+        """The stages as text: devices, number of parts, work of a microbatch, bytes of weights.
+
+        The work is that of a forward and backward pass, the loss included. Raises UsageError before
+        the first call.
+        """
+        return self._recorded("plan_text").text()
+
+    @property
+    def schedule(self) -> Schedule:
+        """The Schedule of the last recording. Raises UsageError before the first call."""
+        return self._recorded("schedule").schedule
+
+    @property
+    def table(self) -> Table:
+        """The table of actions of the last recording. Raises UsageError before the first call."""
+        return self._recorded("table").table
+
+    @property
+    def balance(self) -> list[float]:
+        """FLOPs of each stage for a microbatch, forward and backward; [] before the first call."""
+        return [] if self.program is None else self.program.division.flops
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of parts of each stage; [] before the first call."""
+        return [] if self.program is None else self.program.division.parts
+
+    # -- from a recording to a schedule -----------------------------------------------------------
+    def _mesh(self, given: Sequence[Tensor]) -> Mesh:
+        theirs = next((x.mesh for x in given if x.mesh is not None and self.axis in x.mesh), None)
+        mesh = self.mesh or settings().mesh or theirs
+        if mesh is None or self.axis not in mesh:
+            raise MeshError(
+                f"{self.name}: there is no mesh with an axis {self.axis!r} to lay the stages on",
+                mesh=mesh.text() if mesh is not None else "none",
+                fix="pass mesh=..., or name another axis of the mesh",
+            )
+        return mesh
+
+    def microbatches(self, ranks: int) -> int:
+        """The number of microbatches for `ranks` ranks: as given, as scheduled, or the default."""
+        return self.count or settings().program.schedule.microbatches or MICROBATCHES * ranks
+
+    def table_of(self, state: PipeState) -> Table:
+        """The table of actions for the current recording."""
+        ranks = state.mesh.sizes[self.axis]
+        chunks = self.chunks
+        if chunks is None and isinstance(self.kind, str) and not self.kind.endswith(".csv"):
+            known = known_order(self.kind).chunks
+            chunks = known or max(1, (self.stages or 2 * ranks) // ranks)
+        return pipeline_table(self.kind, ranks, state.count, chunks)
+
+    def scheduled(
+        self, recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
+    ) -> Schedule:
+        """The schedule of the recording of `recorder`; `wholes` are the types of its inputs."""
+        self.program = pipe_program(recorder, outputs, wholes)
+        return self.program.schedule

@@ -1,0 +1,106 @@
+"""`PipeProgram`: the schedule of a pipelined function.
+
+The recording is divided into one microbatch and the nodes after all (microbatch.py), then into
+stages (division.py), and scheduled by a table of actions (ir/schedule/pipelines/pipeline.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....core.errors import UsageError, lines_up
+from ....core.layout import TensorType
+from ....core.mesh_input import ids_text
+from ....ir.graph.node import Node
+from ....ir.schedule.pipelines.pipeline import Pipelined, pipelined
+from ....ir.schedule.pipelines.simulate import FEWER, LAUNCH_S, warn_if_few
+from ....ir.schedule.pipelines.tables import Table
+from ....ir.schedule.schedule import Schedule
+from ...record.recorder import Recorder
+from ...value.tensor import Tensor
+from .division import Division, divided
+from .microbatch import Microbatch, PipeState
+
+
+@dataclass(frozen=True)
+class PipeProgram:
+    """A recorded pipeline: its stages, and the schedule that runs them.
+
+    `homes` has the rank that uses each weight first, by name; None if no stage uses it.
+    """
+
+    state: PipeState
+    division: Division
+    pipelined: Pipelined
+    homes: dict[str, int | None]
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.pipelined.schedule
+
+    @property
+    def table(self) -> Table:
+        return self.pipelined.table
+
+    def text(self) -> str:
+        """The stages: devices, number of parts, work of a microbatch, bytes of weights."""
+        state, table, division = self.state, self.table, self.division
+        rows = state.rows
+        lines = [
+            f"{state.pipe.name}: {table.name}, {state.count} microbatches of {rows} rows, along"
+            f" {state.pipe.axis} of {state.mesh.text()}"
+        ]
+        slowest = max(division.flops, default=0.0) or 1.0
+        for s, rank in enumerate(table.placement):
+            devices = ids_text(state.slices[rank].device_ids, ", ")
+            lines.append(
+                f"  stage {s} on devices {devices}: {division.parts[s]} part"
+                f"{'s' if division.parts[s] != 1 else ''}, {division.flops[s]:.3g} FLOP"
+                f" ({division.flops[s] / slowest:.0%} of the slowest),"
+                f" {division.weight_bytes[s]:,} bytes of weights a device"
+            )
+        count = len(self.schedule.steps)
+        lines.append(
+            f"  {count} steps, about {count * LAUNCH_S * 1e3:.3g} ms to launch: if the slowest"
+            f" stage computes for less, {FEWER}"
+        )
+        return "\n".join(lines)
+
+    def home(self, t: Tensor, name: str) -> int | None:
+        """The rank that uses the weight `t` of this name, or of a longer name with this end. Raises
+        UsageError if there is no such weight, or if there are several on different stages."""
+        ends = [k for k in self.homes if k.endswith(f".{name}")]
+        names = [k for k in (t.name, name) if k in self.homes][:1] or ends
+        ranks = {self.homes[k] for k in names}
+        if len(ranks) != 1:
+            raise UsageError(
+                f"{self.state.pipe.name}.place: the name {name!r} "
+                + ("is on several stages" if ranks else "was not in the last call"),
+                known=", ".join(sorted(self.homes)[:8]) or "none",
+                fix="give the weights in the structure of the call's arguments",
+            )
+        return ranks.pop()
+
+
+def pipe_program(
+    recorder: Recorder, outputs: Sequence[Node], wholes: Sequence[TensorType]
+) -> PipeProgram:
+    """Returns the program of the recording of `recorder`, with the results `outputs`; `wholes` are
+    the types of its inputs in the program."""
+    m = Microbatch(recorder, outputs)
+    state = m.state
+    table = state.pipe.table_of(state)
+    division = divided(m, table.stages)
+    told = f"idle: {table.name}, {table.ranks} ranks, {table.microbatches} microbatches"
+    if told not in state.pipe.said:  # the pipeline is recorded again once weights are placed
+        warn_if_few(table, stacklevel=lines_up())
+        state.pipe.said.add(told)
+    recorded = m.recorded(division.nodes, outputs)
+    made = pipelined(recorded, wholes, table, state.slices, state.mesh)
+    names = {n: t.name for t, n in recorder.captured}
+    homes: dict[str, int | None] = {}
+    for n in recorder.builder.inputs:
+        name = names.get(n) or str(n.attrs["name"])
+        homes[name] = made.homes.get(m.one[m.staged[n]])
+    return PipeProgram(state, division, made, homes)

@@ -1,0 +1,230 @@
+"""`schedule`: options for the execution of compiled functions, as statements and as a decorator.
+
+`schedule.all_reduce_overlap(True)` is in force from there on; `@schedule(overlap=True)` for one
+function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import Any, ParamSpec, TypeVar
+
+from ...core.checks import flag, function_of, one_of, shown, unfit, whole
+from ...core.context import put, settings
+from ...core.contexts import above
+from ...core.errors import UsageError, warn_no_effect
+from ...core.kinds import is_whole
+from ...core.options import ScheduleOptions
+from ...core.topology import Topology, cluster
+from ...ir.schedule.algorithms.build import NAMES, named, nest_size
+from ...ir.schedule.algorithms.table import COLLECTIVES
+from ...passes.algorithms import CHEAPEST
+from ..jit.jit import Jit, jit
+from ..record.recorder import need_before_recording
+from .training_step import TrainingStep
+
+P = ParamSpec("P")
+R = TypeVar("R")
+BACKENDS = ("auto", "nccl", "nvshmem", "deepep", "gloo", "mpi")
+EPOCHS = ("soft", "hard")
+
+
+def all_reduce_overlap(on: bool = True) -> None:
+    """Sets whether gradients are summed while compute goes on (guide 1, 7.7).
+
+    True: overlap. False: all compute waits for each collective. Raises UsageError if `on` is not a
+    bool.
+    """
+    _set(overlap=flag("all_reduce_overlap", "the choice", on))
+
+
+def pipeline_microbatches(count: int) -> None:
+    """Sets the number of microbatches into which pipelines split a batch (guide 1, 7.7).
+
+    Raises UsageError if `count` is not a whole number of at least 1.
+    """
+    _set(microbatches=whole("pipeline_microbatches", "the count", count, 1))
+
+
+def bucket_bytes(size: int | None) -> None:
+    """Sets the size in bytes per device up to which sums over devices are combined into one.
+
+    None sends each sum on its own. Raises UsageError if `size` is not a whole number of at least 1.
+    """
+    _set(bucket_bytes=None if size is None else whole("bucket_bytes", "the size", size, 1))
+
+
+def prefetch(distance: int | None) -> None:
+    """Sets how many blocks of work before its use a split weight is gathered.
+
+    None leaves the choice to Tessera. Raises UsageError if `distance` is not a whole number.
+    """
+    _set(prefetch=None if distance is None else whole("prefetch", "the distance", distance, 0))
+
+
+def algorithm(name: str | None, *collectives: str, topology: Topology | str | None = None) -> None:
+    """Sets the algorithm of collectives; with `name` None the engine chooses.
+
+    `name` is one of `tessera.ir.schedule.algorithms.build.NAMES`; one of these with segments
+    ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"); or "cheapest", the fastest on
+    `topology` (a Topology or a cluster's name). `collectives` names the collectives that it is set
+    for (default: all). Raises UsageError if a name is unknown, or if "cheapest" has no topology.
+
+    >>> algorithm("halving", "all_reduce")
+    >>> algorithm("ring", "all_gather")
+    >>> current().text()
+    'algorithm=all_reduce:halving,all_gather:ring'
+    >>> algorithm(None)
+    """
+    for on in collectives:
+        one_of("schedule", "the collective", on, COLLECTIVES)
+    if name is None and collectives:
+        name = "engine"
+    if name is None:
+        _set(algorithm=None, topology=_links_of_mesh())
+        return
+    given = dict(settings().program.schedule.algorithm or ()) if collectives else {}
+    chosen = dict(_algorithms(dict.fromkeys(collectives or ("",), name)))
+    here = settings().program.schedule.topology if collectives else _links_of_mesh()
+    where = here if topology is None else cluster(topology)
+    _need_topology(chosen.values(), where)
+    _set(algorithm=tuple({**given, **chosen}.items()), topology=where)
+
+
+def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
+    """Returns (collective, algorithm) pairs, "" for all collectives; `given` is a name or a dict of
+    names."""
+    table: dict[Any, Any] = given if isinstance(given, dict) else {"": given}
+    for on, name in table.items():
+        if on:
+            one_of("schedule", "the collective", on, COLLECTIVES)
+        if not isinstance(name, str):
+            raise unfit("schedule", "the algorithm", name, "use " + ", ".join((*NAMES, CHEAPEST)))
+        if name not in ("hierarchical", CHEAPEST):
+            named(on or "all_reduce", name, nest_size(name) or 8)
+    return tuple(table.items())
+
+
+def _links_of_mesh() -> Topology | None:
+    """The topology of the current mesh, or None."""
+    mesh = settings().mesh
+    return mesh.links if mesh is not None else None
+
+
+def _need_topology(names: Iterable[str], topology: Topology | None) -> None:
+    if CHEAPEST in names and not (topology or settings().program.schedule.topology):
+        raise UsageError(
+            "schedule: what is cheapest depends on the links",
+            fix='give topology="h100", or a Topology, or open a mesh that has links: '
+            'with ts.mesh.preset("t3000"):',
+        )
+
+
+def current() -> ScheduleOptions:
+    """The schedule options in force here, as a `ScheduleOptions`."""
+    return settings().program.schedule
+
+
+def reset() -> None:
+    """Sets all schedule options back to None: Tessera chooses."""
+    _set(**{f.name: None for f in fields(ScheduleOptions)})
+
+
+def _set(**changes: Any) -> None:
+    chosen = replace(settings().program.schedule, **changes)
+    need_before_recording("schedule", schedule=chosen)
+    put(schedule=chosen)
+
+
+def options(
+    *,
+    pipeline: bool | None = None,
+    overlap: bool | None = None,
+    comm_backend: str | None = None,
+    epoch: str | None = None,
+    tile: Any = None,
+    warps: int | None = None,
+    microbatches: int | None = None,
+    bucket_bytes: int | None = None,
+    prefetch: int | None = None,
+    reshard_after_forward: bool | None = None,
+    algorithm: str | dict[str, str] | None = None,
+    topology: Topology | str | None = None,
+    measure: bool | None = None,
+) -> ScheduleOptions:
+    """Returns the options as a `ScheduleOptions`. Raises UsageError if one has a wrong value."""
+    switches = {"pipeline": pipeline, "overlap": overlap, "measure": measure,
+                "reshard_after_forward": reshard_after_forward}  # fmt: skip
+    for name, on in switches.items():
+        if on is not None:
+            flag("schedule", name, on)
+    counts = {"warps": warps, "microbatches": microbatches, "bucket_bytes": bucket_bytes}
+    for name, count in {**counts, "prefetch": prefetch}.items():
+        if count is not None:
+            whole("schedule", name, count, 0 if name == "prefetch" else 1)
+    words = {"comm_backend": (comm_backend, BACKENDS), "epoch": (epoch, EPOCHS)}
+    for name, (word, known) in words.items():
+        if word is not None:
+            one_of("schedule", name, word, known)
+    sizes = (tile,) if is_whole(tile) else tile
+    if sizes is not None and not (
+        isinstance(sizes, (tuple, list)) and sizes and all(is_whole(n) and n > 0 for n in sizes)
+    ):
+        raise unfit("schedule", "tile", tile, "give sizes, e.g. (128, 128)")
+    tables = None if algorithm is None else _algorithms(algorithm)
+    where = None if topology is None else cluster(topology)
+    _need_topology(dict(tables or ()).values(), where)
+    for name, given in (("tile", sizes), ("warps", warps)):
+        if given is not None:
+            warn_no_effect(
+                f"schedule: {name}={shown(given)}",
+                "the compiler chooses the sizes of its kernels",
+                means="a hint for kernels",
+                fix="leave it out; the blocks of attention and losses are their argument rows=",
+            )
+    return ScheduleOptions(
+        algorithm=tables,
+        topology=where,
+        overlap=overlap,
+        bucket_bytes=bucket_bytes,
+        prefetch=prefetch,
+        reshard_after_forward=reshard_after_forward,
+        microbatches=microbatches,
+        pipeline=pipeline,
+        backend=comm_backend,
+        epoch=epoch,
+        measure=measure,
+    )
+
+
+def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
+    """`@schedule(overlap=True, bucket_bytes=1 << 22)`: compiles a function with these options.
+
+    `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
+    `microbatches`, `bucket_bytes`, `prefetch`, `reshard_after_forward`, `algorithm`, `topology` and
+    `measure` (see ScheduleOptions) are further options. With `measure`, `.ways` has the timed
+    variants. The result is like that of `ts.jit`, the same above `@ts.jit` and below it:
+    `.schedule` is the Schedule of its last recording. A training step stays one. An option about a
+    thing that the function does not have, such as a pipeline, gives an OptionWarning; so does an
+    option that is fixed already because another recorded function calls this one.
+    """
+    unknown = [k for k in choices if k not in inspect.signature(options).parameters]
+    if more or unknown:
+        raise UsageError(
+            f"schedule: {shown(more[0]) if more else unknown[0]!r} is no choice",
+            fix="write @schedule(" + "=, ".join(inspect.signature(options).parameters) + "=)",
+        )
+    chosen = options(**choices)
+
+    def wrap(f: Callable[P, R]) -> Jit[P, R] | TrainingStep[P, R]:
+        function_of("schedule", "what is scheduled", f)
+        return (f if isinstance(f, (Jit, TrainingStep)) else jit(f)).under(chosen)
+
+    if fn is not None:
+        return wrap(fn)
+    fix = (
+        "write @schedule(...) above the function, or from there on: schedule.bucket_bytes(1 << 22)"
+    )
+    return above("schedule", wrap, fix)

@@ -1,0 +1,73 @@
+"""Bitwise reproducible programs: `dist.deterministic(...)` and `dist.set_deterministic(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from ...core.checks import flag, one_of
+from ...core.context import Changes, put, replaced, settings
+from ...core.contexts import within
+from ...core.errors import UsageError
+from ...core.options import LEVELS
+from .recorder import need_before_recording
+
+ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
+
+
+@within(
+    "dist.deterministic",
+    "write with dist.deterministic(...):, or dist.set_deterministic() for all that follows",
+)
+@contextmanager
+def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -> Iterator[None]:
+    """A context whose programs give the same bits again (guide 1, 7.8; guide 2, 4).
+
+    `level` is the guarantee: "fast" none; "run_to_run" for the same program on the same devices;
+    "mesh_invariant" on every fold of the logical mesh too, which a CPU keeps and a GPU refuses.
+    None is the strongest level that the devices keep: "mesh_invariant" on a CPU, and on a GPU
+    "run_to_run", with one `ts.EngineWarning`. Sums over devices are added in the order
+    `reduce_tree` at both levels: "binary" (or "fixed", or None) adds adjacent pairs of places,
+    "ring" one place after the other. Raises UsageError if either is unknown, or an order is named
+    for "fast".
+    """
+    chosen = _chosen("deterministic", reduce_tree, level)
+    with replaced(**chosen):
+        yield
+
+
+def set_deterministic(
+    on: bool = True, reduce_tree: str | None = None, *, level: str | None = None
+) -> None:
+    """Sets `dist.deterministic` from this call on; `on=False` ends it.
+
+    Raises UsageError as `dist.deterministic` does.
+    """
+    flag("set_deterministic", "the choice", on)
+    chosen = _chosen("set_deterministic", reduce_tree, level, on)
+    put(**chosen)
+
+
+def sums_in_order(who: str, on: object) -> AbstractContextManager[object]:
+    """A context whose sums over devices have the fixed order at every level, if the argument `on`
+    of `who` or an enclosing context asks for it. Raises UsageError if `on` is not a bool."""
+    return replaced(ordered=flag(who, "deterministic", on) or settings().ordered)
+
+
+def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = True) -> Changes:
+    """The settings that `who` changes. Raises UsageError if an argument is unknown, or if an order
+    is named for "fast"."""
+    one_of("deterministic", "reduce_tree", reduce_tree, (None, *ORDERS))
+    one_of("deterministic", "level", level, (None, *LEVELS))
+    if level == "fast" and reduce_tree is not None:
+        raise UsageError(
+            f"{who}: at the level fast no sum over devices has a fixed order",
+            reduce_tree=repr(reduce_tree),
+            fix='ask for level="run_to_run", or leave out reduce_tree',
+        )
+    settled: Changes = {
+        "determinism": (level or "mesh_invariant") if on else "fast",
+        "order": ORDERS[reduce_tree or "binary"],
+    }
+    need_before_recording(who, **settled)
+    return {**settled, "level_required": on and level == "mesh_invariant"}

@@ -1,0 +1,1 @@
+"""Tensors, their annotations, host data, and the ops that run at once. Begin with `tensor`."""

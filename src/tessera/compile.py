@@ -1,10 +1,10 @@
 """Function → graph → schedule → executable, on one page: read this first.
 
 `lang/jit/jit.py` records a user's function into a Graph (ir/graph); ir/graph/build.py settles
-layouts and inserts collectives on the way, with the rules in ops/. The options in force become the graph's.
-This module takes the graph through the passes (passes/plan.py) to a schedule, lowers that to one
-XLA program (runtime/lower.py) or to one for each step (runtime/stepped.py), and wraps it as a
-function from device arrays to device arrays. It is the engine of `lang/value/engine.py`.
+layouts and inserts collectives on the way, with the rules in ops/. The options in force become the
+graph's. This module takes the graph through the passes (passes/plan.py) to a schedule, lowers that
+to one XLA program (runtime/lower.py) or to one for each step (runtime/stepped.py), and wraps it as
+a function from device arrays to device arrays. It is the engine of `lang/value/engine.py`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ In the order in which to read it:
 """
 
 import types as _types
+from typing import Any
 
 from . import ccl as collectives
 from . import (
@@ -92,5 +93,5 @@ for _class in (tensor.Tensor, device.MeshDevice, device.SubDeviceManagers):
 globals().update({n: errors.public(f) for n, f in errors.functions(globals()).items()})
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     raise names.no_name(name, __all__)

@@ -103,5 +103,5 @@ def all_reduce_async(
 __all__ = [*publics(vars())]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     raise no_name(name, __all__, __name__)

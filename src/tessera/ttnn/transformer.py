@@ -352,5 +352,5 @@ def rotary_embedding_llama(
 __all__ = [n for n in publics(vars()) if not (n.startswith("paged_") and n.endswith("_cache"))]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     raise no_name(name, __all__, __name__)

@@ -26,7 +26,7 @@ heard = []
 jax.monitoring.register_event_listener(lambda event, **_: heard.append(event))
 import tessera as ts
 from tessera import nn
-from tessera.runtime import kept_programs
+from tessera.runtime import compilation_cache
 compilation_cache.LEAST_S = 0.0
 mesh = ts.dist.Mesh(("dp",), shape={"dp": 2})
 model = nn.GPT(nn.GPTConfig(vocab=8, seq=4, d=4, layers=1, heads=1))

@@ -17,7 +17,7 @@ from tessera.runtime.cpu import malloc
 
 CODE = """
 import numpy as np
-from tessera.runtime import malloc
+from tessera.runtime.cpu import malloc
 
 SIZE = 300 << 20
 
@@ -43,7 +43,7 @@ assert malloc.resident_bytes() < kept - SIZE // 2 and not left()
 
 GROWS = """
 import numpy as np
-from tessera.runtime import malloc
+from tessera.runtime.cpu import malloc
 
 SIZE = 100 << 20
 assert malloc.keep_pages()
@@ -86,7 +86,7 @@ ctypes.CDLL(None).malloc_stats()
 HOLES = """
 import ctypes
 import numpy as np
-from tessera.runtime import malloc
+from tessera.runtime.cpu import malloc
 
 SIZE = 100 << 20
 libc = ctypes.CDLL(None)
@@ -131,7 +131,7 @@ assert lies_in_a_hole(50 << 10) and abs(malloc.used_bytes() - used) < 8 << 20
 STEPS = """
 import numpy as np
 import tessera as ts
-from tessera.runtime import malloc, throttle
+from tessera.runtime.cpu import malloc, throttle
 
 @ts.jit
 def step(x):

@@ -11,11 +11,11 @@ from tests.procs.harness import run_ranks
 BODY = """
 import json
 from tessera.core import flags
-from tessera.runtime import ways
+from tessera.runtime.cpu import autotune
 flags._fuses[:] = [True]
 own = {"preferred": [2.0, 2.0], "older": [1.0, 5.0], "preferred, least memory": [2.0, 1.0]}
 least = 1000, 500  # as much memory as the other way on one rank, half of it on the other
-real, names = ways.Measured._options, []
+real, names = autotune.Measured._options, []
 
 def options(self, name):
     names.append(name)
@@ -25,22 +25,22 @@ def step_s(self, run, arrays):
     real_s(self, run, arrays)
     return own[by_run[id(run)]][RANK]
 
-real_bytes = ways._temporary
+real_bytes = autotune._temporary
 
 def temporary(run, arrays):
     real_bytes(run, arrays)
     return least[RANK] if by_run[id(run)].endswith("least memory") else 1000
 
-real_s, by_run = ways.Measured._step_s, {}
-real_times = ways.Measured._times
+real_s, by_run = autotune.Measured._step_s, {}
+real_times = autotune.Measured._times
 
 def times(self, runs, arrays):
     by_run.update({id(run): name for name, run in runs.items()})
     return real_times(self, runs, arrays)
 
 if os.environ.get("TEST_TIMES"):
-    ways.Measured._step_s, ways.Measured._times = step_s, times
-    ways.Measured._options, ways._temporary = options, temporary
+    autotune.Measured._step_s, autotune.Measured._times = step_s, times
+    autotune.Measured._options, autotune._temporary = options, temporary
 
 @schedule(measure=True)
 @ts.jit(donate=("w",))

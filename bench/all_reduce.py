@@ -1,8 +1,8 @@
-"""How long does a sum over devices take: in one process, and between processes? Against raw JAX,
-PyTorch over gloo and OpenMPI, beside a copy of the same bytes in memory.
+"""The time of an all_reduce in one process and between processes.
 
-Every device holds an f32 tensor of so many bytes, and gets the sum of all. Sides take turns, and
-who waits is idle. Run it: `python bench/all_reduce.py` prints one line of JSON.
+The peers are raw JAX, PyTorch over gloo and OpenMPI, beside a copy of the same bytes in memory.
+Every device holds an f32 tensor of a given size, and gets the sum of all. Sides take turns, and the
+waiting side is idle. Run it: `python bench/all_reduce.py` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def copied(size: int, times: int = 9) -> float:
-    """Seconds that a copy of `size` bytes takes."""
+    """The median seconds of a copy of `size` bytes."""
     x, y = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
     found = []
     for _ in range(times):
@@ -70,7 +70,7 @@ def workers(side: str, processes: int, devices: int, limit_s: float) -> Workers:
 def place(
     processes: int, devices: int, sizes: Sequence[int], rounds: int, limit_s: float
 ) -> list[dict[str, Any]]:
-    """For each size medians and least seconds of one sum, by sides."""
+    """For each size, the medians and minima of the seconds of one sum, by side."""
     with contextlib.ExitStack() as stack:
         started = {
             name: stack.enter_context(workers(name, processes, devices, limit_s))

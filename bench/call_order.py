@@ -1,8 +1,8 @@
-"""Time that comparing the order of calls adds to a step of two processes that reads its loss.
+"""The overhead of comparing the order of calls, in a step of two processes that reads its loss.
 
-The GPT of the other sections over dp, one device and one thread a process. The same compiled step
-is taken in turn as it is, and with nothing noted, published or compared.
-Run it: `python bench/call_order.py` prints one line of JSON.
+The GPT of the other sections over dp, one device and one thread per process. The same compiled step
+runs in turn with the comparison, and with nothing noted, published or compared. Run it: `python
+bench/call_order.py` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 def taken(layers: int, rounds: int) -> None:
-    """Rank's part: the steps of both sides in turn. The first rank prints the times."""
+    """A rank's part: the steps of both sides in turn. The first rank prints the times."""
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # gloo writes there

@@ -1,9 +1,9 @@
-"""What does a save cost? Stall, bytes a second and loading, against Orbax, PyTorch and `dd`.
+"""The cost of checkpoints: stall, throughput and load time, against Orbax, PyTorch and `dd`.
 
-0.5 GB of f32 weights over 8 virtual devices in one process. Each round takes every side in turn, on
-one disk; PyTorch has the same tensors in a process group of one. Loads follow saves, so files come
-from memory. A byte of the largest file is then flipped, and all is read again.
-Run it: `python bench/checkpoints.py` prints one line of JSON.
+0.5 GB of f32 weights over 8 virtual devices in one process. Each round runs every side in turn, on
+one disk; PyTorch has the same tensors in a process group of one. Loads follow saves, so files are
+read from the page cache. A byte of the largest file is then flipped, and all is read again. Run it:
+`python bench/checkpoints.py` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ DEVICES, ROWS = 8, 2048
 
 @dataclass
 class Side:
-    """`save` returns when training may go on, `wait` when all is on the disk; `load` gives a
-    sum."""
+    """A side: `save` returns when training may continue, `wait` when all is on the disk; `load`
+    returns a sum of all values."""
 
     save: Callable[[Path], None]
     wait: Callable[[], None]
@@ -59,7 +59,7 @@ class Side:
         assert abs(got - want) <= 1e-3 * abs(want), (got, want)
 
     def flip(self, folder: Path) -> None:
-        """Whether one byte that is not what was saved is found."""
+        """Returns whether a load finds one flipped byte."""
         file = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
         with file.open("r+b") as f:
             f.seek(file.stat().st_size // 3)  # within a tensor
@@ -131,7 +131,7 @@ def pytorch(weights: dict[str, Any], store: Path) -> Side:
 
 
 def dd(folder: Path, nbytes: int) -> float:
-    """Seconds in which `dd` writes as many bytes and forces them to the disk."""
+    """Returns the seconds in which `dd` writes as many bytes and syncs them to the disk."""
     begin = time.perf_counter()
     subprocess.run(
         ["dd", "if=/dev/zero", f"of={folder / 'dd'}", "bs=32M", f"count={nbytes >> 25}",
@@ -144,7 +144,7 @@ def dd(folder: Path, nbytes: int) -> float:
 
 
 def stepped(weights: dict[str, Any], mesh: dist.Mesh) -> float:
-    """Seconds of a training step that reads and writes all weights, with 64 rows."""
+    """Returns the seconds of a training step on 64 rows that reads and writes all weights."""
     x = ts.tensor(np.ones((64, ROWS), np.float32), mesh=mesh)
 
     @ts.jit

@@ -1,7 +1,7 @@
-"""The cost of a call: compiled functions of 1, 74 and 900 leaves, against `jax.jit`.
+"""The overhead of a call: compiled functions of 1, 74 and 900 leaves, against `jax.jit`.
 
-The program does next to nothing, so the call is all there is. Both are called in turn. Prints one
-line of JSON; times in microseconds, medians and minima over all rounds.
+The program does almost nothing, so the time is that of the call. Both are called in turn. Prints
+one line of JSON; times in microseconds, medians and minima over all rounds.
 """
 
 from __future__ import annotations

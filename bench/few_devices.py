@@ -1,4 +1,4 @@
-"""How many virtual devices does a script start? As many as its program uses (docs/meshes.md)."""
+"""The number of virtual devices in a script: as many as its program uses (docs/meshes.md)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from tessera.runtime.devices import start
 
 
 def start_few(devices: int) -> None:
-    """Starts the backend with so many, unless the environment says how many."""
+    """Starts the backend with `devices` devices, unless the environment sets their number."""
     os.environ.setdefault(environment.DEVICES, str(devices))
     start(devices)

@@ -1,10 +1,9 @@
 """A sharded training step against PyTorch's: ZeRO-3 against FSDP2, or data parallelism against DDP.
 
-The same GPT, weights and tokens, f32, AdamW, over dp. Ours is one process with as many virtual
-devices; PyTorch has a process of one thread for each rank, over gloo. Steps are taken in turn, and
-who waits is idle, so both have the whole machine.
-Run it: `python bench/fsdp.py --zero 3` (or `--zero 0`) prints one line of JSON. With `--processes`
-ours has a process for each rank, too.
+The same GPT, weights and tokens, f32, AdamW, over dp. Tessera is one process with a virtual device
+per rank; PyTorch has a process of one thread per rank, over gloo. Steps are taken in turn, and the
+waiting side is idle, so each has the whole machine. Run it: `python bench/fsdp.py --zero 3` (or
+`--zero 0`) prints one line of JSON. With `--processes` Tessera has a process per rank, too.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from peers import jax_gpt
 from turns import Steps, Workers, apart, in_turn, ratio, timed
 
 HERE = Path(__file__).resolve().parent
-SAME = 1e-4  # how far losses may differ
+SAME = 1e-4  # the largest difference of losses
 
 
 def beside(peer: Workers, a: argparse.Namespace) -> dict[str, Steps]:
-    """Steps of ours in a process for each rank, and of the peer, by turns."""
+    """Returns the steps of Tessera in a process per rank, and of the peer, taken in turn."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])

@@ -1,8 +1,8 @@
-"""Which programs may nobody have thought of? Models, optimizers and placements that are drawn.
+"""Random programs: models, optimizers and placements.
 
-`drawn(seed)` is a program: what weights go through before they are used, what is added to the loss,
-which optimizer trains it, on which logical mesh. `trained` runs it at one placement and gives one
-hash of all weights and losses, or why it is refused. `bench/prove.py` runs many, the tests few.
+`drawn(seed)` is a program: ops on its weights, terms of the loss, an optimizer and a logical mesh.
+`trained` runs it at one placement and returns one hash of all weights and losses, or the reason of
+a refusal. `bench/prove.py` runs many, the tests few.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tessera.core.options import ScheduleOptions
 from tessera.train.accumulate import accumulated
 
 ROWS, VOCAB = 16, 12
-QUICK = (1, 3, 8, 9)  # programs that are compiled soon, for a look
+QUICK = (1, 3, 8, 9)  # programs that compile quickly, for a first check
 MESHES = ("dp=4", "dp=3", "dp=2,tp=2", "tp=2,dp=3", "dp=2,ep=2")
 Weights = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -46,7 +46,7 @@ def _turns(p: Weights, h: Any) -> Any:
     return ts.scan(lambda h, w: (ts.tanh(h @ w), ()), h, p["layers"])[0]
 
 
-# Each piece: the shapes of its weights for a width d, and what it makes of h [rows, d].
+# Each piece: the shapes of its weights for a width d, and its function of h [rows, d].
 PIECES: dict[str, tuple[Callable[[int], Any], Callable[[Weights, Any], Any]]] = {
     "linear": (lambda d: {"w": (d, d), "bias": (d,)}, lambda p, h: h @ p["w"] + p["bias"]),
     "transposed": (lambda d: {"w": (d, d)}, lambda p, h: h @ p["w"].T),
@@ -100,7 +100,7 @@ PIECES: dict[str, tuple[Callable[[int], Any], Callable[[Weights, Any], Any]]] = 
     ),
 }  # fmt: skip
 
-# What is added to the loss: of all weights [leaves], f32[].
+# Terms of the loss: functions of all weights [leaves] to f32[].
 PENALTIES: dict[str, Callable[[list[Any]], Any]] = {
     "none": lambda ws: 0.0,
     "squares": lambda ws: 1e-2 * sum((w * w).sum() for w in ws),
@@ -116,7 +116,7 @@ def d_of(h: Any) -> int:
 
 
 def optimizers() -> dict[str, list[Any]]:
-    """Every optimizer that there is, each with settings of which one is drawn."""
+    """Every optimizer with a list of settings, from which one is drawn."""
     more: dict[str, list[dict[str, Any]]] = {
         "SGD": [{}, {"weight_decay": 0.1}],
         "Momentum": [{}, {"nesterov": True, "weight_decay": 0.1}],
@@ -132,7 +132,7 @@ def optimizers() -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A program that was drawn: all that decides its bits."""
+    """A random program: everything that determines its bits."""
 
     seed: int
     mesh: str
@@ -155,7 +155,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where and how a drawn program runs."""
+    """A random program's placement and executor."""
 
     onto: str
     zero: int
@@ -168,8 +168,8 @@ class Spot:
 
 
 def drawn(seed: int) -> Drawn:
-    """The program of this number. Optimizers and pieces take turns, so that few programs have all;
-    what goes with what is chance."""
+    """Returns the program of number `seed`. Optimizers and pieces rotate, so that few programs
+    cover all; their combinations are random."""
     rng = np.random.default_rng(seed)
     kinds, names = [*optimizers().values()], [*PIECES]
     kind = kinds[seed % len(kinds)]
@@ -192,7 +192,7 @@ def drawn(seed: int) -> Drawn:
 
 
 def spots(program: Drawn, count: int = 0) -> list[Spot]:
-    """Placements of `program`; `count` of them where it is not 0, the most different first."""
+    """Returns the placements of `program`, or `count` of them, the most different first."""
     rng = np.random.default_rng(program.seed + 1)
     sizes = [part.split("=") for part in program.mesh.split(",")]
     folds = [
@@ -226,7 +226,7 @@ def plan_of(program: Drawn, zero: int) -> Any:
 
 
 def trained(program: Drawn, spot: Spot, steps: int = 2) -> str:
-    """The hash of all weights and losses after `steps` steps, or the first line of why not."""
+    """Returns the hash of all weights and losses after `steps` steps, or the error's first line."""
     with replaced(executor=spot.executor, schedule=spot.schedule), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that a strategy leaves weights whole
         try:

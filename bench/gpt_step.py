@@ -40,7 +40,8 @@ def axes_of(text: str) -> dict[str, int]:
 
 
 def weights_of(config: jax_gpt.GPTConfig, stacked: bool) -> dict[str, np.ndarray]:
-    """The peer's initial weights under our names: heads a dim of their own, layers perhaps too."""
+    """The peer's initial weights under Tessera's names, with a dim for heads, and one for layers if
+    `stacked`."""
     w = jax_gpt.init(config)
     d, heads = config.width, config.heads
 
@@ -79,9 +80,12 @@ def ours(
     autocast: str | None = None,
     wait: bool = True,
 ) -> tuple[Callable[[], Any], Any]:
-    """(run one step and give its loss, the compiled step); `loop` is GPTConfig's, `zero` ZeRO's
-    stage over dp, `autocast` the dtype of products. An axis pp holds the stages of a pipeline, 1F1B
-    over MICROBATCHES. Without `wait` the loss is not read, and nothing waits for the step."""
+    """Returns (a function that runs one step and returns its loss, the compiled step).
+
+    `loop` is GPTConfig's, `zero` the ZeRO stage over dp, `autocast` the dtype of products. An axis
+    pp holds the stages of a pipeline, 1F1B over MICROBATCHES. Without `wait` the loss is not read,
+    and nothing waits for the step.
+    """
     mesh = dist.Mesh(tuple(axes), shape=axes) if axes else None
     model = ts.nn.GPT(
         ts.nn.GPTConfig(
@@ -158,7 +162,7 @@ def peer(
 
 
 def memory_mb(stats: Any) -> dict[str, float]:
-    """Arguments and temporaries of one device, in MB."""
+    """The memory of one device's arguments and temporaries, in MB."""
     return {
         "arguments_mb": stats.argument_size_in_bytes / 1e6,
         "temporaries_mb": stats.temp_size_in_bytes / 1e6,

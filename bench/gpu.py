@@ -1,9 +1,9 @@
-"""A training step of a GPT on one GPU: ours, `jax_gpt.py` and PyTorch's, each in its own process.
+"""A training step of a GPT on one GPU: Tessera, `jax_gpt.py` and PyTorch, each in its own process.
 
 `python bench/gpu.py` runs every side in bf16 and f32 and prints one line of JSON. The sides compile
 at the same time, and then each is measured while the others wait. A time is that of a window of
-steps, none of which waits for its loss.
-Products of f32 may round their factors to TF32 on all sides, as JAX's do where nothing is said.
+steps, none of which waits for its loss. f32 products may round their factors to TF32 on all sides,
+as JAX does by default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE))
 
 SIDES = ("ours", "jax", "jax-cudnn", "torch", "torch-compiled")
 SIZES = {"width": 768, "layers": 12, "heads": 12, "vocab": 50304, "seq": 1024, "batch": 8}
-LIMIT_S = 150.0  # for the sides of a dtype
+LIMIT_S = 150.0  # for all sides of one dtype
 Side = tuple[Callable[[], Any], Callable[[Any], float], Callable[[], int]]
 """One step, which gives a loss; the number that is its loss, for which it waits; the most bytes."""
 
@@ -102,7 +102,7 @@ def measured(
 
 
 def kernels(run: Callable[[], Any], value: Callable[[Any], float], steps: int = 3) -> list[Any]:
-    """[ms of a step, launches of a step, name] of each kind of kernel, from a profile of jax."""
+    """Returns [ms per step, launches per step, name] of each kind of kernel, from a JAX profile."""
     import jax
 
     took: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -126,7 +126,7 @@ def kernels(run: Callable[[], Any], value: Callable[[Any], float], steps: int = 
 
 
 def serve(a: argparse.Namespace) -> None:
-    """Takes the first step, says so, and measures when it reads a line."""
+    """Takes the first step, prints "ready", and measures for each line read."""
     sizes = {**SIZES, **json.loads(a.sizes)}
     make = torch_side if a.side.startswith("torch") else jax_side
     begin = time.perf_counter()
@@ -148,7 +148,7 @@ def serve(a: argparse.Namespace) -> None:
 
 
 def together(sides: list[tuple[str, str]], rest: list[str]) -> list[dict[str, Any]]:
-    """Sides compile at the same time and are measured one after the other."""
+    """Compiles all sides at the same time, and measures them one after the other."""
     end = time.monotonic() + LIMIT_S
     rows: list[dict[str, Any]] = []
     running, errors = {}, {}
@@ -190,7 +190,7 @@ def _kill(*running: subprocess.Popen[str]) -> None:
 
 
 def _line(stream: Any) -> str:
-    """The next line that says something of ours: libraries print too."""
+    """The next line of the protocol; lines printed by libraries are skipped."""
     for line in stream:
         if line.startswith(("ready", "{")):
             return str(line).strip()
@@ -213,7 +213,7 @@ def main() -> None:
         serve(a)
         return
     rest = ["--steps", str(a.steps), "--sizes", a.sizes, "--profile", str(a.profile)]
-    # The kernel of cuDNN takes narrow floats alone.
+    # The cuDNN kernel supports narrow floats only.
     groups = [
         [(s, dtype) for s in a.sides.split(",") if s != "jax-cudnn" or dtype == "bf16"]
         for dtype in a.dtypes.split(",")

@@ -1,9 +1,9 @@
-"""What does it cost that the engine fuses no reductions on a CPU? With the guard and without.
+"""The cost of unfused reductions on a CPU: with the guard of core/flags.py and without.
 
-Programs whose time goes into reductions, and a GPT's training step. The engine reads its flags
-when it starts, so each side is a process of its own; steps are taken in turn. Without the guard
-(core/flags.py) some sums are wrong, so values are not compared.
-Run it: `python bench/guard.py attention` (or norms, loss, step) prints one line of JSON.
+Programs dominated by reductions, and a GPT's training step. The engine reads its flags at the
+start, so each side is its own process; steps are taken in turn. Without the guard some sums are
+wrong, so values are not compared. Run it: `python bench/guard.py attention` (or norms, loss, step)
+prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from turns import Workers, in_turn, ratio, serve
 
-# The engine's default by its own name, which core/flags.py leaves as it is.
+# The engine's default, set explicitly so that core/flags.py keeps it.
 FUSED = {
     "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=+reduce",
     "PYTHONWARNINGS": "ignore",
@@ -79,7 +79,8 @@ PROGRAMS: dict[str, Callable[..., Any]] = {"attention": attention, "norms": norm
 
 
 def program(what: str) -> Callable[[], float]:
-    """The value and the gradients of one of PROGRAMS on [4, 8, 512, 64], f32."""
+    """Returns a function that computes the value and the gradients of one of PROGRAMS on f32 [4, 8,
+    512, 64]."""
     import numpy as np
 
     import tessera as ts
@@ -102,7 +103,8 @@ def program(what: str) -> Callable[[], float]:
 
 
 def step() -> Callable[[], float]:
-    """One training step of a GPT of two layers on one device; gives its loss."""
+    """Returns a function that runs a training step of a two-layer GPT on one device and returns its
+    loss."""
     from gpt_step import ours
     from peers import jax_gpt
 

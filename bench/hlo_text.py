@@ -1,4 +1,4 @@
-"""What does each instruction of a compiled program read, write and multiply? Read from its text.
+"""A reader of compiled HLO text: bytes, matrix products and names of each instruction.
 
 >>> made = read(EXAMPLE)
 >>> made["dot.1"].products, made["dot.1"].flops, made["dot.1"].moved_bytes
@@ -27,7 +27,7 @@ metadata={op_name="jit(step)/mlp/dot_general"}
 }
 """
 BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
-# What only names values, or runs other instructions, which are counted themselves.
+# Instructions that only name values, or call others, which are counted themselves.
 CONTROL = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
     "call", "after-all", "opt-barrier", "iota", "partition-id", "replica-id",
@@ -45,7 +45,8 @@ HEAD = re.compile(r"(?:ENTRY )?%([\w.\-]+) \(.*\{\s*$")
 
 
 class Product(NamedTuple):
-    """A matrix product [batch, m, k] by [batch, k, n]: sizes, and the dtypes of factors, result."""
+    """A matrix product [batch, m, k] by [batch, k, n]: its sizes, and the dtypes of factors and
+    result."""
 
     batch: int
     m: int
@@ -69,7 +70,7 @@ def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def nbytes(shape: str) -> int:
-    """The bytes of all arrays of a shape."""
+    """The bytes of all arrays in a shape's text."""
     return sum(_item(d) * math.prod(n) for d, n in arrays(shape))
 
 
@@ -80,7 +81,7 @@ def _item(dtype: str) -> int:
 
 @dataclass(eq=False)
 class Instruction:
-    """One line of a computation; `inside` is what a fusion runs."""
+    """One instruction of a computation; `inside` are the instructions of a fusion."""
 
     name: str
     shape: str
@@ -92,13 +93,13 @@ class Instruction:
 
     @property
     def op_names(self) -> list[str]:
-        """What the traced program called it and what is inside of it, its result first."""
+        """The names of its ops in the traced program, the result's first."""
         texts = (self.attributes, *(i.attributes for i in reversed(self.inside)))
         return [m[1] for text in texts if (m := re.search(r'op_name="([^"]*)"', text))]
 
     @cached_property
     def products(self) -> list[Product]:
-        """The matrix products that it computes."""
+        """The matrix products in it."""
         lines = self.inside if self.opcode == "fusion" else [self]
         return [_product(i) for i in lines if i.opcode == "dot"]
 
@@ -108,13 +109,14 @@ class Instruction:
 
     @property
     def is_move(self) -> bool:
-        """Whether it computes nothing: it copies, transposes, cuts, joins or converts."""
+        """Returns whether it computes nothing: only copies, transposes, slices, concatenations,
+        casts."""
         lines = self.inside if self.opcode == "fusion" else [self]
         return all(i.opcode in MOVES for i in lines)
 
     @cached_property
     def moved_bytes(self) -> int:
-        """Bytes that it has to read and to write; of what it takes a slice, those of the slice."""
+        """The bytes that it reads and writes; for a sliced operand those of the slice."""
         if self.opcode in CONTROL:
             return 0
         if self.opcode != "fusion":
@@ -159,7 +161,7 @@ def _product(i: Instruction) -> Product:
 
 
 def read(text: str) -> dict[str, Instruction]:
-    """All instructions of a module's text by name, but for those inside of fusions."""
+    """Returns all instructions of a module's text by name, except those inside of fusions."""
     found: dict[str, list[Instruction]] = {}
     body: dict[str, Instruction] = {}
     where = ""
@@ -176,7 +178,7 @@ def read(text: str) -> dict[str, Instruction]:
         if i.opcode == "fusion":
             i.inside = found[i.called]
             fused.add(i.called)
-    # What else a computation is called for (a sum's addition) has no work of its own to speak of.
+    # Other called computations (the addition of a sum) have almost no work of their own.
     return {i.name: i for name, lines in found.items() if name not in fused for i in lines}
 
 
@@ -195,7 +197,7 @@ def _word(text: str) -> tuple[str, str]:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """(what stands in the parentheses that `text` begins with, the rest)."""
+    """Returns (the text in the parentheses at the start of `text`, the rest)."""
     depth = 0
     for at, c in _signs(text):
         depth += 1 if c == "(" else -1

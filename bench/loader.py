@@ -1,9 +1,9 @@
-"""How much faster does a loader give out tokens than the demo's step takes them?
+"""The throughput of a data loader against the demo's training step.
 
-The loader reads a mapped file of 50 million tokens, shuffled, and makes tensors of the demo's
-batch size; the step is the demo's GPT in its size (`gpt_step.ours`). The step also runs while a
-loader gives batches, turn by turn with the step alone, which shows what is left of its time.
-Run it: `python bench/loader.py` prints one line of JSON.
+The loader reads a mapped file of 50 million tokens, shuffled, and makes tensors of the demo's batch
+size; the step is the demo's GPT (`gpt_step.ours`). The step also runs with a loader that gives its
+batches, in turn with the step alone, to show the loader's part of the time. Run it: `python
+bench/loader.py` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EOS = 0
 
 
 def write(folder: Path) -> Path:
-    """Random tokens in documents of about `DOCUMENT` tokens, each closed by EOS."""
+    """Writes random tokens in documents of about `DOCUMENT` tokens, each closed by EOS."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, DEMO.vocab, TOKENS, dtype=np.uint16)
     ends = np.cumsum(rng.geometric(1 / DOCUMENT, TOKENS // DOCUMENT))
@@ -43,7 +43,7 @@ def write(folder: Path) -> Path:
 
 
 def tokens_per_s(loader: DataLoader, rounds: int, batches: int = 400) -> float:
-    """The median over rounds; the first, which starts the thread, is left out."""
+    """The median tokens per second over rounds, without the first, which starts the thread."""
     found = []
     with loader:
         for _ in range(rounds + 1):

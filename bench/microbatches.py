@@ -1,12 +1,12 @@
-"""Accumulation over microbatches and pipelines of two source trees, compared in one run.
+"""Gradient accumulation and pipelines in two source trees, compared in one run.
 
-Each tree has a worker process; the workers take their steps in turn. Of each are measured: seconds
-of a step, of recording and of the first two calls (the first compiles what was recorded; a pipeline
-records again when its weights lie on their stages), how often the user's function runs, and memory:
-of the process, of the memory plan, of one device by XLA's analysis.
-Run it: `python bench/microbatches.py --src old/src --src new/src` prints one line of JSON for each
-case, with medians and the ratios of the second tree to the first; those of processor time are less
-disturbed by a busy machine.
+Each tree has a worker process; the workers take their steps in turn. Measured for each: seconds of
+a step, of recording and of the first two calls (the first compiles the recording; a pipeline
+records again when its weights lie on their stages), the calls of the user's function, and memory:
+of the process, of the memory plan, and of one device by XLA's analysis. Run it: `python
+bench/microbatches.py --src old/src --src new/src` prints one line of JSON per case, with medians
+and the ratios of the second tree to the first; the ratios of processor time are less disturbed by a
+busy machine.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from turns import Steps, Workers, apart, in_turn, ratio, serve, timed
 
 HERE = Path(__file__).resolve()
 COUNT, ROWS, TOKENS, VOCAB = 8, 16, 256, 4096
-SAME, LIMIT_S = 1e-3, 300.0  # how far losses may differ; until a worker is given up
-# Nothing that an earlier process has compiled is taken.
+SAME, LIMIT_S = 1e-3, 300.0  # the largest difference of losses; the limit of a worker
+# No program of an earlier process is reused.
 FRESH = {"TESSERA_PROGRAM_CACHE": "off", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
-A_CORE_EACH = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}  # for each stage's device
+A_CORE_EACH = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}  # one core per stage's device
 
-CALLS: list[None] = []  # an item for each run of the user's function
+CALLS: list[None] = []  # one item per run of the user's function
 Case = tuple[Any, tuple[Any, ...], Callable[[], float]]  # a jitted step, its arguments, one run
 
 
 def gpt(dp: int, zero: int = 0, ignored: bool = False, layers: int = 4, d: int = 256) -> Case:
-    """AdamW over microbatches; with `ignored` most labels of the first rows do not count."""
+    """AdamW over microbatches; with `ignored` most labels of the first rows are ignored."""
     import numpy as np
 
     import tessera as ts
@@ -122,7 +122,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def work(name: str) -> None:
-    """One tree's side: what recording and the first two calls take, then a step for each line."""
+    """One tree's worker: measures the recording and the first two calls, then one step per line."""
     from few_devices import start_few
     from gpt_step import our_memory
 
@@ -143,7 +143,7 @@ def work(name: str) -> None:
 
 
 def compared(name: str, trees: dict[str, str], rounds: int, starts: int) -> Any:
-    """What is known of each tree in one case, whose workers are started `starts` times."""
+    """The measurements of each tree in one case, whose workers are started `starts` times."""
     all_steps = {k: Steps() for k in trees}
     about: dict[str, list[dict[str, float]]] = {k: [] for k in trees}
     for turn in range(starts):

@@ -1,10 +1,10 @@
-"""What do dispatch and combine cost, over an all-to-all of the same bytes?
+"""The cost of MoE dispatch and combine, against an all-to-all of the same bytes.
 
-Here the experts give back what they get, so what is timed is the router, its tables, picking rows,
-the two exchanges and the weighted sum. The peer sends arrays of the same bytes there and back by
+The experts are identities here, so the time is that of the router, its tables, row selection, the
+two exchanges and the weighted sum. The peer sends arrays of the same bytes there and back by
 `lax.all_to_all` in `shard_map`, and does nothing else. The forward layer with its experts is timed
-too, to show the share. Turn by turn in one process.
-Run it: `python bench/moe.py` prints one line of JSON.
+too, to show the share. All run in turn in one process. Run it: `python bench/moe.py` prints one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TOKENS, D, HIDDEN, EXPERTS, K = 4096, 512, 1024, 16, 2
 
 
 def as_they_are(rows: ts.Tensor, _: Any) -> ts.Tensor:
-    """Experts that give back what they get."""
+    """Identity experts."""
     return rows
 
 
 def plain(sent_bytes: int, there: str) -> tuple[Callable[[], Any], Any]:
-    """An all-to-all of `sent_bytes` a device and one back."""
+    """Returns a function that runs an all-to-all of `sent_bytes` per device and one back."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec

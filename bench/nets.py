@@ -1,12 +1,12 @@
-"""Training steps of other networks against PyTorch's: two convnets, and mixed experts.
+"""Training steps of other networks against PyTorch's: two convnets, and a mixture of experts.
 
 The same weights, inputs and optimizer (AdamW), f32, one process each with the whole machine, steps
-in turn: ours is one device, PyTorch has a thread for each core. The convnets have batch norms over
-images of 32 x 32: one is residual, the other depthwise, with pooling and exact GELU. The experts
-serve every choice of two of eight for each token, in PyTorch as its users write it: a loop over the
-experts that picks each one's tokens and adds their results back.
-Run it: `python bench/nets.py convnet` (or `depthwise`, `moe`) prints one line of JSON. On a GPU
-both sides use it, f32 with TF32 products; BENCH_LARGE=1 takes sizes that fill one.
+in turn: Tessera is one device, PyTorch has a thread per core. The convnets have batch norms over
+images of 32 x 32: one is residual, the other depthwise, with pooling and exact GELU. Each token
+uses two of eight experts, without capacity; in PyTorch as its users write it: a loop over the
+experts that selects each one's tokens and adds their results back. Run it: `python bench/nets.py
+convnet` (or `depthwise`, `moe`) prints one line of JSON. On a GPU both sides use it, f32 with TF32
+products; BENCH_LARGE=1 takes sizes that fill one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ import tessera as ts
 from tessera import nn, schedule
 
 HERE = Path(__file__).resolve().parent
-SAME = 1e-1  # how far losses may differ: a router's choice between near scores may
+SAME = 1e-1  # the largest difference of losses: a router may choose differently between near scores
 
 
 class Block(nn.Module):
-    """Two convolutions and what goes past them."""
+    """Two convolutions and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
@@ -67,7 +67,7 @@ class ConvNet(nn.Module):
 
 
 class Apart(nn.Module):
-    """Products, channel by channel a convolution, and products."""
+    """A depthwise convolution between two pointwise ones."""
 
     def __init__(self) -> None:
         d, h = DEPTHWISE.width, DEPTHWISE.wide
@@ -121,7 +121,8 @@ class Mixed(nn.Module):
 def ours(
     model: Any, x: ts.Tensor, labels: ts.Tensor, measure: bool = False, dtype: str = "f32"
 ) -> tuple[Callable[[], float], Any]:
-    """(run one step and give its loss, the compiled step); products are of `dtype`."""
+    """Returns (a function that runs one step and returns its loss, the compiled step); products are
+    of `dtype`."""
     opt = ts.optim.AdamW(lr=RATE, weight_decay=0.0)
 
     @ts.jit(donate=("model", "state"))
@@ -146,7 +147,7 @@ def ours(
 
 
 def peak() -> Callable[[], float] | None:
-    """What a GPU's allocator had given out at most, in MB; None on a CPU."""
+    """Returns a function for the peak memory of a GPU's allocator in MB; None on a CPU."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return None

@@ -1,7 +1,7 @@
-"""The page of results in parts: a head, and sections of which some may be measured anew.
+"""The page of results in parts: a head, and sections that can be measured separately.
 
-Each section has a part for each kind of processor on which it was measured, side by side: a
-measurement replaces that of the same kind alone.
+Each section has a part per kind of processor, side by side: a measurement replaces the part of the
+same kind alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ UNNAMED = "A processor that was not named"
 
 
 def prose(text: str) -> list[str]:
-    """A paragraph of at most 98 columns, and an empty line."""
+    """Returns the lines of a paragraph of at most 98 columns, and an empty line."""
     return [*textwrap.wrap(" ".join(text.split()), 98), ""]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A table, and an empty line."""
+    """Returns the lines of a table, and an empty line."""
     lines = [head, ["---"] * len(head), *rows]
     return [*("| " + " | ".join(map(str, line)) + " |" for line in lines), ""]
 
@@ -31,9 +31,10 @@ def merged(
     order: Sequence[str],
     processor: str,
 ) -> str:
-    """The page `old` with what `new` has, by title, in place of what stood there of `processor`.
+    """Returns the page `old` with the sections of `new`, by title, in place of those of
+    `processor`.
 
-    Sections come in `order`; one whose title it does not name is dropped.
+    Sections come in `order`; a section that `order` does not name is dropped.
     """
     sections = {}
     for section in old.split("\n## ")[1:]:

@@ -1,11 +1,11 @@
-"""How near does a pipelined step come to the bubble limit, and to PyTorch's pipelines?
+"""A pipelined step against the bubble limit, and against PyTorch's pipelines.
 
 A stack of MLP blocks of a GPT's shape on 2 stages, 8 microbatches, 1F1B, with gradient descent
-inside the step. The limit is what two devices of one core each could do at best: half of the step
-on one device of one core (`--one`, which is held to it), and the bubble on top, (m+p-1)/m. Run it:
-`python bench/pipeline.py` prints one line of JSON; `--small` measures what each dispatched step
-costs, on tensors that take no time. `tessera run -n 2 bench/pipeline.py` has a process for each
-stage, and does not measure the one device.
+inside the step. The limit is the best of two devices with one core each: half of the step on one
+device of one core (`--one`, which is pinned to it), times the bubble's (m+p-1)/m. Run it: `python
+bench/pipeline.py` prints one line of JSON; `--small` measures the cost of each dispatched step, on
+tensors that take no time. `tessera run -n 2 bench/pipeline.py` has a process per stage, and does
+not measure the one device.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""What does it cost that bits do not depend on the mesh? `mesh_invariant` against `fast`.
+"""The cost of bits that do not depend on the mesh: `mesh_invariant` against `fast`.
 
 A GPT's training step on the same mesh at both levels of determinism, and at "fast" with all
-instructions of the processor, also those that no level uses because `mesh_invariant` forbids them:
-what every program pays, so that a promise can be made at any time. Or,
-with `collectives`, the sum of 16 MiB a device over 8 devices: ours in a fixed order, `psum`, and an
-all_gather whose terms are added up on each device. The engine reads its flags when it is imported,
-so each side is a process of its own; steps are taken in turn.
-With the name of a function, such as `gelu`, it is that function of 16 MiB without and with the
-instructions.
-Run it: `python bench/price.py dp=2,tp=2,pp=2`, `python bench/price.py collectives` or `python
-bench/price.py gelu` prints one line of JSON.
+instructions of the processor. No level uses those that `mesh_invariant` forbids, so that a program
+can set the level at any time; every program pays for it. Or, with `collectives`, the sum of 16 MiB
+per device over 8 devices: Tessera in a fixed order, `psum`, and an all_gather with a local sum. The
+engine reads its flags when it is imported, so each side is its own process; steps are taken in
+turn. With the name of a function, such as `gelu`: that function of 16 MiB without and with the
+instructions. Run it: `python bench/price.py dp=2,tp=2,pp=2`, `python bench/price.py collectives` or
+`python bench/price.py gelu` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from turns import Steps, Workers, apart, in_turn, ratio, serve
 
 DEVICES, ELEMENTS = 8, 4 << 20  # 16 MiB of f32 a device
-SAME = 1e-4  # how far losses may differ
+SAME = 1e-4  # the largest difference of losses
 KEPT = {"TESSERA_DETERMINISTIC": "1"}
 FREE = {"XLA_FLAGS": "--xla_cpu_max_isa=AMX_FP16"}  # all instructions: core/flags.py lets it stand
 STEPS = {"fast": {}, "mesh_invariant": KEPT, "free": FREE}
@@ -62,7 +60,7 @@ def main() -> None:
 
 
 def summary(found: dict[str, Steps]) -> dict[str, Any]:
-    """Times and their ratios; by processor time too, which a busy machine disturbs less."""
+    """The times and their ratios; also of processor time, which a busy machine disturbs less."""
     fast, ours = found["fast"], found.get("mesh_invariant", found["fast"])
     gathered = {k: s for k, s in found.items() if k.startswith("gather")}
     return {
@@ -78,7 +76,7 @@ def summary(found: dict[str, Steps]) -> dict[str, Any]:
 
 
 def step(mesh: str, layers: int) -> Callable[[], float]:
-    """One training step on `mesh`; gives its loss."""
+    """Returns a function that runs a training step on `mesh` and returns its loss."""
     from gpt_step import axes_of, ours
     from peers import jax_gpt
 
@@ -89,7 +87,7 @@ def step(mesh: str, layers: int) -> Callable[[], float]:
 
 
 def function(name: str) -> Callable[[], float]:
-    """The function `name` of 16 MiB; gives one of its elements."""
+    """Returns a function that computes `name` of 16 MiB and returns one element."""
     import numpy as np
 
     import tessera as ts
@@ -108,7 +106,7 @@ def function(name: str) -> Callable[[], float]:
 
 
 def sums(kind: str) -> Callable[[], float]:
-    """One sum over all devices; gives one of its elements."""
+    """Returns a function that sums over all devices and returns one element."""
     import jax
     import numpy as np
     from jax import lax

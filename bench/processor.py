@@ -1,4 +1,4 @@
-"""On which kind of processor is this? Its name, its generation, and what products depend on."""
+"""The kind of processor: its name, its generation, and the flags that affect products."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kind(cpuinfo: str | None = None) -> str:
 
 
 def gpu() -> str:
-    """The name of the first GPU of NVIDIA's; "" where there is none."""
+    """The name of the first NVIDIA GPU, or ""."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

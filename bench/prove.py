@@ -1,16 +1,15 @@
-"""Do the bits depend on how many devices computed them, or in which order? One logical program on
-many placements.
+"""Proof of reproducible bits: one logical program on many placements.
 
 `make prove` trains small models (dropout, clipping, AdamW, a schedule) on logical meshes: a GPT
-with experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp, also where dp does not
-divide what tp leaves of a dim; others with experts on dp × ep, or with sequences over cp. Each runs
-unfolded, and folded axis by axis down to one device, with ZeRO stages, step by step, with overlap
-and buckets, with recomputing, by several pipeline schedules, in one process and in several. It
-prints the SHA-256 of the weights and of all losses in full precision, in f32 and in bf16, and fails
-unless each program has one of each.
+with experts over dp in microbatches on dp × pp × tp; a plain one on dp × tp, also with a dp that
+does not divide tp's share of a dim; others with experts on dp × ep, or with sequences over cp. Each
+runs unfolded, and folded axis by axis down to one device, with ZeRO stages, step by step, with
+overlap and buckets, with recomputation, by several pipeline schedules, in one process and in
+several. It prints the SHA-256 of the weights and of all losses in full precision, in f32 and in
+bf16, and fails unless each program has one of each.
 
-Then programs that are drawn (bench/generated.py): one hash each over all placements, or one reason
-why it is refused.
+Then random programs (bench/generated.py): one hash each over all placements, or one reason of a
+refusal.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SCHEDULES = ("GPipe", "1F1B", "ZB-H1", "Interleaved1F1B", "backwards")
 
 @dataclass(frozen=True)
 class Program:
-    """A logical program: its mesh and what its model is made with. `experts` lie over the axis
+    """A logical program: its mesh and its model's arguments. `experts` are split over the axis
     `over`."""
 
     mesh: str
@@ -75,7 +74,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a program runs: none of it may show in its bits."""
+    """A program's placement and executor, which must not affect its bits."""
 
     program: str
     onto: str
@@ -97,7 +96,7 @@ Row = tuple[Placement, str]  # and the dtype
 
 
 def folds(program: str) -> list[str]:
-    """The mesh as it is, then folded along some axes, then along all of them."""
+    """The unfolded mesh, then folds of some axes, then the fold of all axes."""
     sizes = dist.Mesh.parse(PROGRAMS[program].mesh).sizes
     return [
         ",".join(f"{a}={n}" for a, n in zip(sizes, onto, strict=True))
@@ -146,14 +145,14 @@ def placements(small: bool) -> Iterator[Placement]:
 
 
 def in_bf16(p: Placement) -> bool:
-    """Whether a placement runs in bf16 too."""
+    """Returns whether a placement runs in bf16 too."""
     if p.program == "whole":
         return p.recompute
     return p.program not in ("dense", "uneven") or p.recompute or p.zero in (0, 3)
 
 
 def backwards(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """A pipeline of one's own: the last microbatch goes back first."""
+    """A user-defined pipeline schedule: the last microbatch's backward runs first."""
     many = range(microbatches)
     return [f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in reversed(many)]
 
@@ -171,7 +170,7 @@ def plan_of(p: Placement) -> Any:
 
 
 def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
-    """(hash of the weights, hash of the losses) after `steps` steps."""
+    """Returns (hash of the weights, hash of the losses) after `steps` steps."""
     program = PROGRAMS[p.program]
     mesh, plan = dist.Mesh.parse(program.mesh).fold(p.onto), plan_of(p)
     ts.seed(7)
@@ -219,7 +218,7 @@ def trained(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
 
 
 def in_processes(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
-    """What each of its processes prints; "DIFFER" and all of it where they do not agree."""
+    """The hashes that each of its processes prints; "DIFFER" and all of them if they differ."""
     devices = dist.Mesh.parse(p.onto).size // p.processes
     code = "import sys; sys.path.insert(0, sys.argv[1]); from prove import *; "
     code += f"print('hashes', *hashes({replace(p, processes=1)!r}, {steps}, {dtype!r}))"
@@ -234,12 +233,12 @@ def hashes(p: Placement, steps: int, dtype: str) -> tuple[str, str]:
     if p.processes > 1:
         return in_processes(p, steps, dtype)
     with replaced(executor=p.executor, schedule=p.schedule), warnings.catch_warnings():
-        warnings.simplefilter("ignore", pipeline.PipelineWarning)  # that some ranks idle
+        warnings.simplefilter("ignore", pipeline.PipelineWarning)  # the warning that ranks idle
         return trained(p, steps, dtype)
 
 
 def timed(rows: list[Row], steps: int) -> list[tuple[Row, tuple[str, str], float]]:
-    """Each of `rows` with its hashes and seconds."""
+    """Returns each of `rows` with its hashes and seconds."""
     found = []
     for p, dtype in rows:
         start = time.perf_counter()
@@ -256,13 +255,13 @@ def main(
     jobs: int = typer.Option(2, min=1, help="processes"),
     drawn: int = typer.Option(48, min=0, help="programs that are drawn"),
 ) -> None:
-    """Prints the table; the exit status is 1 where hashes differ."""
+    """Prints the table. Returns the exit status, 1 if hashes differ."""
     dtypes = ("f32", "bf16") if dtype == "both" else (dtype,)
     every = [(p, d) for p in placements(small) for d in dtypes if small or d == "f32" or in_bf16(p)]
     rows = [(p, d) for p, d in every if only in f"{p}  {d}"]
     print(f"{steps} steps, {len(rows)} runs")
     print(f"{'placement':66} {'':5} {'weights':18} {'losses':18} seconds")
-    # What is compiled for one fold of a pipeline serves its other schedules: one process has all.
+    # Schedules of a pipeline on one fold share compiled programs, so one process runs them all.
     groups: dict[object, list[Row]] = {}
     for p, d in rows:
         alone = not p.pipe or p.processes > 1
@@ -286,8 +285,8 @@ def main(
 
 
 def drawn_agree(seeds: Sequence[int], places: int, jobs: int) -> bool:
-    """Whether each program drawn with `seeds` has one hash, or one refusal, over its `places` (0:
-    all that it has), printing a row for each."""
+    """Returns whether each program drawn with `seeds` has one hash, or one refusal, over `places`
+    placements (0: all). Prints a row for each."""
     if not seeds:
         return True
     print(f"\n{len(seeds)} drawn programs")
@@ -307,7 +306,7 @@ def drawn_agree(seeds: Sequence[int], places: int, jobs: int) -> bool:
 
 
 def all_of(seed: int, places: int) -> dict[str, str]:
-    """What a drawn program gives at each of its placements."""
+    """The hash or the refusal of a random program at each of its placements."""
     program = generated.drawn(seed)
     return {str(s): generated.trained(program, s) for s in generated.spots(program, places)}
 

@@ -1,9 +1,8 @@
-"""`make bench`: all measurements, each in processes of its own, and bench/RESULTS.md from them.
+"""`make bench`: all measurements, each in its own processes, and bench/RESULTS.md from them.
 
-`python bench/run.py` measures everything; `--only price,stepped` measures these sections and
-leaves the others of the page as they are, as it does what was measured on another kind of
-processor. PyTorch is compared where it is installed (`pip install torch==2.13.0`). Give it a quiet
-machine.
+`python bench/run.py` measures everything; `--only price,stepped` measures these sections and keeps
+the page's others, and all measurements of other kinds of processors. PyTorch is compared if it is
+installed (`pip install torch==2.13.0`). Use an idle machine.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def gemm(dtype: str) -> float:
 
 
 def machine() -> list[str]:
-    """What there is to say of this machine."""
+    """The page's description of this machine."""
     versions = ", ".join(f"{k} {metadata.version(k)}" for k in ("jax", "numpy"))
     return prose(
         f"""{os.cpu_count()} cores, Python {platform.python_version()}, {versions}; matrix products
@@ -65,7 +64,7 @@ def machine() -> list[str]:
 
 
 def measured(name: str, rounds: int) -> list[str]:
-    """The lines of one section, and when and how busy the machine was."""
+    """The lines of one section, with its duration and the machine's load."""
     begin, load = time.perf_counter(), os.getloadavg()[0]
     lines = SECTIONS[name].measure(rounds)
     took_s = time.perf_counter() - begin

@@ -1,7 +1,6 @@
-"""How does a section of the page get its figures, and how does it say what came out?
+"""Sections of the results page: their measurements, and comparisons with limits.
 
-Each states the limit that was set, where there is one, and says so where it is missed or a peer is
-ahead.
+Each states its limit, if it has one, and says if the limit is missed or a peer is ahead.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from page import prose
 from processor import kind
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 400.0  # for one script; on a quiet machine most take less than one minute
+LIMIT_S = 400.0  # for one script; on an idle machine most take less than one minute
 TORCH = util.find_spec("torch") is not None
 
 
 class Failed(Exception):
-    """A script did not measure: why."""
+    """Raised with the reason if a script did not measure."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """`on` names what it is measured on; "" where this machine lacks it."""
+    """A section; `on` names the processor it is measured on, or "" if this machine lacks it."""
 
     title: str
     measure: Callable[[int], list[str]]
@@ -38,7 +37,7 @@ class Section:
 
 
 def measure(script: str, *args: str, env: Mapping[str, str] | None = None) -> Any:
-    """The JSON that a script of this folder prints. Raises Failed."""
+    """Returns the JSON that a script of this folder prints. Raises Failed."""
     command = [sys.executable, str(HERE / script), *args]
     print("measuring:", script, *args, dict(env or {}) or "", flush=True)
     around = {**os.environ, **(env or {})}
@@ -56,14 +55,14 @@ def measure(script: str, *args: str, env: Mapping[str, str] | None = None) -> An
 
 
 def against(ratio: float, limit: float, what: str = "of its speed") -> str:
-    """How a speed ratio compares with its limit, in words."""
+    """A speed ratio compared with its limit, in words."""
     word = "met" if ratio >= limit else "**missed**"
     ahead = "" if ratio >= 1 else "; the peer is ahead"
     return f"**{ratio:.2f}** {what} (limit {limit:g}: {word}{ahead})"
 
 
 def within(value: float, limit: float, unit: str = "") -> str:
-    """How something that should be small compares with its limit."""
+    """A value compared with its upper limit, in words."""
     return f"limit {limit:g}{unit}: {'met' if value <= limit else '**missed**'}"
 
 

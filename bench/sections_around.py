@@ -1,4 +1,4 @@
-"""The sections about what is around a training step: calls, starts, loaders, experts, saves."""
+"""Sections about the surroundings of a training step: calls, starts, loaders, experts, saves."""
 
 from __future__ import annotations
 

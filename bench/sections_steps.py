@@ -1,4 +1,4 @@
-"""The sections about a training step: whole ones against peers, and what a promise costs in one."""
+"""Sections about training steps: whole ones against peers, and the cost of a promise in one."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def one_taken_apart(dtype: str, ours: dict[str, Any], torch: dict[str, Any] | No
 
 
 def torch_rows(found: list[dict[str, Any]], what: str = "ranks") -> list[str]:
-    """Ours beside PyTorch's in each run; `what` is the first column."""
+    """The table of Tessera beside PyTorch in each run; `what` names the first column."""
     return table(
         (what, "ours s", "PyTorch s", "speed ratio", "by processor time", "ours, PyTorch peak MB"),
         [
@@ -214,7 +214,7 @@ def nets(rounds: int) -> list[str]:
     for net in ("convnet", "depthwise", "moe"):
         found.append(measure("nets.py", net, "--rounds", str(2 * rounds)))
         if net == "depthwise":
-            continue  # none of its ways differ
+            continue  # all of its compile variants are equal
         measure("nets.py", net, "--rounds", "1", "--measure")  # what is timed reads what this found
         found.append(measure("nets.py", net, "--rounds", str(2 * rounds), "--measure"))
     behind = [r["net"] for r in found if r["speed_ratio"] < 1]
@@ -306,7 +306,7 @@ def stepped(rounds: int) -> list[str]:
 
 def price(rounds: int) -> list[str]:
     meshes = ("dp=8", "tp=4", "dp=2,tp=2,pp=2")
-    # A few per cent between processes are told apart only by many short steps.
+    # Only many short steps can show a few per cent between processes.
     found = [measure("price.py", mesh, "--rounds", str(8 * rounds)) for mesh in meshes]
     sums = measure("price.py", "collectives", "--rounds", str(rounds))
     faster = min(sums["faster_than"].values())
@@ -395,7 +395,7 @@ def on_a_gpu(_: int) -> list[str]:
 
 
 def gpu_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows that gpu.py prints, as a part of the page."""
+    """The lines of the page for the rows of gpu.py."""
     lines = prose(
         """GPT-2's small size (d=768, 12 layers, 12 heads, vocabulary 50304, 8 x 1024 tokens, AdamW)
         on one GPU, each side in a process of its own, on the same weights and tokens. In f32 all

@@ -1,8 +1,8 @@
-"""How long until a program can begin? Import against NumPy's; trace and compile of some layers.
+"""Start-up time: import against NumPy's; tracing and compilation of some layers.
 
 `python bench/startup.py imports` (or loop, or a number of layers) prints one line of JSON. Imports
-are timed in processes of their own, in turn, with the bytecode of both at hand, as after an
-installation; compilation in a process per side, since both keep caches.
+are timed in their own processes, in turn, with compiled bytecode of both, as after an installation;
+compilation in a process per side, since both keep caches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 
 
 LIMIT_S = 120.0  # for one process
-MOST_BYTES = 16 << 30  # of one process: the compiler of a long program may want all there are
+MOST_BYTES = 16 << 30  # of one process: the compiler may take all memory for a long program
 
 
 def run(code: str, env: dict[str, str] | None = None) -> str:
@@ -44,7 +44,7 @@ def imports(rounds: int = 7) -> dict[str, float]:
                 code = f"import {name}, sys; assert 'jax' not in sys.modules"
                 run(code, {**env, "PYTHONPYCACHEPREFIX": cache})
                 kept.append(time.perf_counter() - begin)
-    # The first of each wrote the bytecode.
+    # The first import of each wrote the bytecode.
     return {f"import_{k}_s": round(statistics.median(v[1:]), 3) for k, v in times.items()}
 
 
@@ -60,9 +60,9 @@ begin = time.perf_counter(); run(); print(first - (time.perf_counter() - begin))
 
 
 def first_call(layers: int, rounds: int, batch: int = 4) -> dict[str, float]:
-    """Seconds of trace and compile, the first call less a second one: of ours, of ours once more
-    with the programs that the first process kept, and of the peer: infinity where that needs more
-    than there is."""
+    """Returns the seconds of tracing and compilation, as the first call less a second one: of
+    Tessera, of Tessera with the program cache of the first process, and of the peer (infinity if it
+    runs out of memory)."""
     times: dict[str, list[float]] = {"ours": [], "again": [], "peer": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as kept:
@@ -95,7 +95,7 @@ print(times[0] - step, step)
 
 
 def layers() -> dict[str, list[float]]:
-    """(trace and compile s, step s) of 24 layers, written out and as a loop."""
+    """Returns (trace and compile s, step s) of 24 layers, unrolled and as a loop."""
     found = {}
     for name, loop in (("written_out", False), ("looped", True)):
         numbers = run(LAYERS.format(here=str(HERE), loop=loop), COLD).split()

@@ -1,10 +1,10 @@
-"""Where does the time of our training step go, and how far is each part from its floor?
+"""The profile of Tessera's training step, with each part's distance from its floor.
 
-A step of the demo's GPT on one core: what the engine's profiler says of each instruction of the
-compiled program, by what the instruction is part of, beside the least time that its products and
-its bytes take here. A product's floor is a plain product of its sizes, measured alone; that of
-anything else is a copy of as many bytes as it reads and writes.
-Run it: `python bench/step_table.py f32` (or bf16) prints one line of JSON.
+A step of the demo's GPT on one core: the profiler's time of each instruction of the compiled
+program, by part of the model, beside the least time of its products and bytes here. A product's
+floor is a plain product of its sizes, measured alone; that of any other instruction is a copy of as
+many bytes as it reads and writes. Run it: `python bench/step_table.py f32` (or bf16) prints one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from tessera.runtime.lower import lower
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "optimizer"
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-MARK = re.compile(r"Of-(\w+)-([\w.]*)-Of")  # the engine cuts names at other signs
-MOST_PRODUCTS = 8  # that are listed one by one
+MARK = re.compile(r"Of-(\w+)-([\w.]*)-Of")  # the engine cuts names at other characters
+MOST_PRODUCTS = 8  # the products listed one by one
 
 
 # -- what each instruction is part of -------------------------------------------------------------
 def passes(schedule: Schedule) -> dict[int, str]:
-    """For each node of `schedule`, by id: of which pass it is. The forward pass is what the first
-    result, the loss, is made of."""
+    """The pass of each node of `schedule`, by id. The forward pass is all that the first result,
+    the loss, needs."""
     found: dict[int, str] = {}
 
     def put(graph: Graph, ahead: set[Any]) -> None:
@@ -77,8 +77,7 @@ def passes(schedule: Schedule) -> dict[int, str]:
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Programs that are lowered here say in each instruction's name of which pass and scope it
-    is."""
+    """Marks each instruction that is lowered inside with its pass and scope."""
     of: dict[int, str] = {}
     plain = Interpreter._node
 
@@ -95,8 +94,7 @@ def marked() -> Iterator[None]:
 
 
 def mark(i: Instruction, depth: int = 3) -> tuple[str, str]:
-    """(the pass, the scope) of an instruction; where the engine has lost its name, those of what it
-    reads."""
+    """Returns (the pass, the scope) of an instruction; without a mark, those of its operands."""
     for name in i.op_names:
         if found := MARK.findall(name):
             return found[-1]
@@ -105,7 +103,7 @@ def mark(i: Instruction, depth: int = 3) -> tuple[str, str]:
 
 
 def part(i: Instruction) -> tuple[str, str]:
-    """(the pass, the part of the model) of an instruction."""
+    """Returns (the pass, the part of the model) of an instruction."""
     where, scope = mark(i)
     scopes = scope.split(".")
     if i.opcode.startswith(COLLECTIVES):
@@ -132,7 +130,7 @@ def part(i: Instruction) -> tuple[str, str]:
 
 # -- floors ---------------------------------------------------------------------------------------
 def least_s(run: Callable[[], Any], within_s: float = 0.1) -> float:
-    """The least seconds that one call took, of as many as fit."""
+    """Returns the least seconds of a call, over as many calls as fit into `within_s`."""
     run()
     found: list[float] = []
     end = time.perf_counter() + within_s
@@ -144,8 +142,8 @@ def least_s(run: Callable[[], Any], within_s: float = 0.1) -> float:
 
 
 def product_s(p: Product) -> float:
-    """Seconds of that product alone, as the engine has it fastest: what is summed over lies
-    innermost on the left."""
+    """Returns the seconds of the product alone, in the engine's fastest layout: the contracted dim
+    is innermost on the left."""
     names = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
     given, made = names[p.given], names[p.made]
     rng = np.random.default_rng(0)
@@ -159,7 +157,7 @@ def product_s(p: Product) -> float:
 
 
 class Copies:
-    """Seconds that a copy takes which reads and writes so many bytes."""
+    """The seconds of a copy that reads and writes a given number of bytes."""
 
     def __init__(self) -> None:
         self.bytes_per_s: dict[int, float] = {}
@@ -180,9 +178,9 @@ class Copies:
 def profiled(
     run: Callable[[], float], steps: int, waits: Callable[[str], bool]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """(seconds, calls) of each instruction by name, in one step, what it calls left out. The
-    engine's threads share the core: each has a part of the time in which several run, and those
-    that `waits` says only wait for others, none of it."""
+    """Returns (seconds, calls) of each instruction by name in one step, without its callees. The
+    engine's threads share the core: the time in which several run is divided between them, without
+    those that only wait for others by `waits`."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +218,7 @@ def profiled(
 
 
 def text_of(step: Any) -> str:
-    """The compiled program of a step that has run."""
+    """The text of the compiled program of a step that has run."""
     program = step.programs[0]
     given = [
         jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t))
@@ -238,14 +236,14 @@ def main() -> None:
     a = ap.parse_args()
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})  # before the engine counts the cores
-    os.environ["TESSERA_PROGRAM_CACHE"] = "off"  # a program kept before lacks the marks
+    os.environ["TESSERA_PROGRAM_CACHE"] = "off"  # a cached program lacks the marks
     start_few(1)
     config = jax_gpt.GPTConfig(layers=a.layers)
     with marked():
         run, step = ours(config, {}, autocast=None if a.dtype == "f32" else a.dtype)
         losses = [run(), run()]
         instructions = read(text_of(step))
-    losses.append(run())  # recorded again: what marks it is around it no more
+    losses.append(run())  # recorded again, outside of the context that marks
     took = []
     for _ in range(2 * a.rounds):
         begin = time.perf_counter()

@@ -1,9 +1,8 @@
-"""What does it cost to run a schedule step by step rather than as one program?
+"""The cost of the stepped executor against one program.
 
 The GPT's training step over dp=2, data parallel and under ZeRO-3, by both executors in turn, and a
-small one whose tensors take no time, which leaves the cost of dispatch. Both put new weights into
-the memory of the old ones.
-Run it: `python bench/stepped.py` prints one line of JSON.
+small one whose tensors take no time, which shows the cost of dispatch. Both reuse the memory of the
+old weights for the new ones. Run it: `python bench/stepped.py` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tessera import dist
 from tessera.runtime.devices import start
 
 EXECUTORS = ("fused", "stepped")
-SAME = 1e-4  # how far losses may differ
+SAME = 1e-4  # the largest difference of losses
 SMALL = jax_gpt.GPTConfig(width=16, layers=4, heads=2, vocab=32, seq=8, batch=4)
 
 
@@ -53,8 +52,8 @@ def compared(config: jax_gpt.GPTConfig, mesh: str, zero: int, rounds: int) -> di
 
 
 def shares(run: Callable[[], float], times: int = 3) -> dict[str, float]:
-    """Of stepped runs whose every step is waited for: the parts of computing, of transfers, of
-    devices that wait for the last one, and the rest, which is dispatch and Python."""
+    """The shares of stepped runs that wait for every step: computation, transfers, waits for the
+    slowest device, and the rest, which is dispatch and Python."""
     with dist.profile():
         run()  # records and compiles
     with dist.profile() as seen:

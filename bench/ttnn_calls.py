@@ -1,10 +1,9 @@
-"""What do calls of TT-NN's API cost? The replay of a captured MLP over 8 devices against `jax.jit`
-of the same, and an eager op against PyTorch's on one device.
+"""The cost of calls of TT-NN's API: the replay of a captured MLP over 8 devices against the same in
+`jax.jit`, and an eager op against PyTorch's on one device.
 
-The two of a pair are taken in turn, each of them first in half of the rounds (what ran before a
-call is in the caches), and each is finished before the next. Of the call alone the clock sees what
-it takes to return; of the whole, until the result is there. Prints one line of JSON; microseconds,
-medians over all rounds.
+The two of a pair run in turn, each of them first in half of the rounds (an earlier call fills the
+caches), and each ends before the next. The call's time ends when it returns; the whole time ends
+when the result is ready. Prints one line of JSON; microseconds, medians over all rounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Steps in turn where the sides cannot share a process: each waits in its own until it is asked.
+"""Steps in turn by sides in separate processes.
 
 A worker prints one line when it is ready and takes one step for each line that it reads; between
-its steps it is idle, so all that runs has the whole machine. Every wait has an end.
+its steps it is idle, so the running side has the whole machine. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 
 class Taken(NamedTuple):
-    """One step: seconds on the clock, its value (a loss), seconds of processor time, and how much
-    memory the process has had at most since the second step, in MB (0: not known)."""
+    """One step: wall seconds, its value (a loss), processor seconds, and the process's peak memory
+    since the second step in MB (0: not known)."""
 
     wall_s: float
     value: float
@@ -32,7 +32,7 @@ class Taken(NamedTuple):
 
 @dataclass
 class Steps:
-    """The steps of one side. Times leave the first ones out, values have them all."""
+    """The steps of one side. The times leave out the first ones, the values do not."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -45,12 +45,13 @@ class Steps:
 
 
 def timed(run: Callable[[], float], peak: Callable[[], float] | None = None) -> Callable[[], Taken]:
-    """`run` as a side of `in_turn`; `peak` is what an allocator says in place of the process."""
+    """Returns `run` as a side of `in_turn`; `peak` gives an allocator's memory in place of the
+    process's."""
     count = itertools.count()
 
     def step() -> Taken:
-        if next(count) == 1 and REFS.exists():  # what compiled the first is none of a step's
-            REFS.write_text("5")  # the peak begins anew (proc(5))
+        if next(count) == 1 and REFS.exists():  # the first step's memory includes the compiler's
+            REFS.write_text("5")  # resets the peak (proc(5))
         begin, worked = time.perf_counter(), time.process_time()
         value = run()
         took_s, worked_s = time.perf_counter() - begin, time.process_time() - worked
@@ -63,13 +64,13 @@ REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def peak_mb() -> float:
-    """The most memory that this process has had; 0 where nobody can say."""
+    """The process's peak memory in MB; 0 if it is not known."""
     rows = STATUS.read_text().splitlines() if STATUS.exists() else []
     return next((int(r.split()[1]) / 1e3 for r in rows if r.startswith("VmHWM")), 0.0)
 
 
 def in_turn(sides: dict[str, Callable[[], Taken]], rounds: int, warm: int = 1) -> dict[str, Steps]:
-    """`rounds` steps of each side, by turns, after `warm` that are not timed."""
+    """Runs `rounds` steps of each side in turn, after `warm` that are not timed."""
     found = {name: Steps() for name in sides}
     for k in range(rounds + warm):
         for name in list(sides)[:: 1 if k % 2 else -1]:
@@ -83,12 +84,13 @@ def in_turn(sides: dict[str, Callable[[], Taken]], rounds: int, warm: int = 1) -
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """The median of the quotients of steps taken in the same turn."""
+    """The median of the quotients of steps in the same turn."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
 def apart(*sides: Steps, at_most: float) -> float:
-    """How far the values of the same step differ. Ends the program where it is over `at_most`."""
+    """Returns the largest difference between values of the same step. Exits if it is over
+    `at_most`."""
     far = max(max(row) - min(row) for row in zip(*(s.values for s in sides), strict=True))
     if not far <= at_most:
         sys.exit(f"losses differ by {far:g}, more than {at_most:g}: not the same computation")
@@ -96,7 +98,7 @@ def apart(*sides: Steps, at_most: float) -> float:
 
 
 def serve(step: Callable[[], float], peak: Callable[[], float] | None = None, **about: Any) -> None:
-    """In a worker: prints `about`, then what one step took for each line read."""
+    """In a worker: prints `about`, then the measurements of one step for each line read."""
     print(json.dumps(about), flush=True)
     for _ in sys.stdin:
         print(json.dumps(timed(step, peak)()), flush=True)
@@ -133,13 +135,13 @@ class Workers:
         self.kill()
 
     def kill(self) -> None:
-        for p in reversed(self.processes):  # the first may be what the others depend on
+        for p in reversed(self.processes):  # the others may depend on the first
             p.kill()
             p.wait()
 
     def step(self, word: str = "") -> Taken:
-        """One step of them all, which are told `word`: the time of the slowest, the mean of values,
-        all processor time, all memory."""
+        """Runs one step of all processes, with the input `word`: the time of the slowest, the mean
+        of values, all processor time, all memory."""
         for p in self.processes:
             assert p.stdin is not None
             try:

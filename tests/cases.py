@@ -1,4 +1,4 @@
-"""Which of many cases run without --long? Of a grid, each row once."""
+"""Parametrization helpers: the cases that run without --long, alone or as a grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONG = pytest.mark.long
 
 
 def short(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Every value as a parameter of a test, of which `kept` run by default."""
+    """Returns every value as a pytest parameter. Those not in `kept` are marked `long`."""
     found = [pytest.param(v, marks=[LONG] * (v not in kept), id=str(v)) for v in values]
     assert len(found) - sum(bool(p.marks) for p in found) == len(kept), "a value is not there"
     return found
@@ -20,8 +20,8 @@ def short(values: Iterable[Any], *kept: Any) -> list[Any]:
 def grid(
     rows: Iterable[Any], columns: Sequence[Any], name: Callable[[Any], str] = str
 ) -> list[Any]:
-    """Every row with every column, as parameters of a test. A row runs by default with one column
-    alone, the next row with the next: so each value of both is there."""
+    """Returns every (row, column) pair as a pytest parameter. By default row i runs with column i
+    modulo the number of columns alone, so that each row and each column runs once at least."""
     return [
         pytest.param(
             row, column, id=f"{name(row)}-{name(column)}", marks=[LONG] * (i % len(columns) != j)

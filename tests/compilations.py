@@ -1,4 +1,4 @@
-"""When does the engine compile? For tests of what is compiled once, and when."""
+"""A counter of the engine's compilations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jax import monitoring
 
 @contextmanager
 def compilations() -> Iterator[list[float]]:
-    """When each compilation inside ended, in seconds of `time.perf_counter`."""
+    """Yields a list to which the end of each compilation inside is added, in seconds of
+    `time.perf_counter`."""
     ended_s: list[float] = []
 
     def seen(event: str, duration_s: float, **_: object) -> None:

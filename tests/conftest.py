@@ -1,5 +1,8 @@
-"""What do all tests share? A Hypothesis profile: no deadlines, the same draws; programs that
-compile quickly; and no process that holds every program it ever compiled."""
+"""Fixtures and hooks of all tests.
+
+A Hypothesis profile without deadlines and with fixed draws, fast compilation, and a limit on the
+compiled programs that one process holds.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from hypothesis import settings
 from tests.quickly import quickly
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # What a shell starts in the background ignores Ctrl-C, and so would all programs of the tests.
+    # A background job of a shell ignores Ctrl-C, and so would all programs that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ.setdefault("TESSERA_TRACEBACK_FILTERING", "off")  # a failing test shows our frames
+os.environ.setdefault("TESSERA_TRACEBACK_FILTERING", "off")  # a failing test must show our frames
 if "TESSERA_PROGRAM_CACHE" not in os.environ:
-    # What one test has compiled the processes of others need not; nothing outlives the run.
+    # The processes of a run share one program cache, which is deleted after the run.
     _programs = tempfile.mkdtemp(prefix="tessera-programs-")
     os.environ["TESSERA_PROGRAM_CACHE"] = _programs
     atexit.register(shutil.rmtree, _programs, ignore_errors=True)
@@ -50,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is long, unless it is asked for."""
+    """Deselects tests marked `long` unless `--long` is given."""
     if not config.getoption("--long"):
         left_out = [i for i in items if i.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
@@ -58,19 +61,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there when the first test begins stays: the collector need not look at it again."""
+    """Freezes all objects that exist before the first test, so that the garbage collector skips
+    them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def everything(request: pytest.FixtureRequest) -> bool:
-    """Whether a test goes through all of its cases, or through fewer of the same kind."""
+    """Returns whether a test runs all of its cases (`--long`) or a sample of the same kinds."""
     return bool(request.config.getoption("--long"))
 
 
-# These are compiled as users' programs are: what is promised of bits (in processes of their own);
-# and with --long what the documentation prints, and PyTorch's samples.
+# These are compiled as for users: tests of reproducible bits (in their own processes), and with
+# --long the documentation's output and PyTorch's samples.
 AS_USERS, AS_USERS_IF_LONG = ("test_bits.py", "test_gpu.py"), ("test_docs.py", "test_opinfo.py")
 
 
@@ -86,7 +90,7 @@ def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def all_devices() -> Iterator[None]:
-    """A test that loses a device and fails leaves it to the next one."""
+    """Restores all devices after a test, even if a test that removes a device fails."""
     yield
     devices = sys.modules.get("tessera.core.devices")  # its import sets variables of the engine
     if devices is not None:
@@ -100,7 +104,7 @@ _ended = itertools.count(1)
 
 
 def pytest_runtest_teardown() -> None:
-    """Lets go of compiled programs where they have become many; counted after every eighth test."""
+    """Clears compiled programs if there are too many. Checked after every eighth test."""
     jax = sys.modules.get("jax")
     if jax is None or next(_ended) % 8 or not MAPS.exists():
         return

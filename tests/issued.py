@@ -1,8 +1,8 @@
-"""Does a program issue the collectives that its schedule holds, no more and no less?
+"""A check that a program issues exactly the collectives of its schedule.
 
-`checked()` asks that of every program that is built inside, when it is traced: kind, number and
-elements of each, those in loops as often as they run. `compiled_collectives` counts what stands in
-a compiled program.
+`checked()` compares each program built inside when it is traced: kind, number and elements of each
+collective, with those in loops counted per iteration. `compiled_collectives` counts the collectives
+of a compiled program.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ISSUED = {
 
 
 def planned(steps: Iterable[Step], times: int = 1, results: bool = False) -> Count:
-    """(kind, elements that a device puts in) of the collectives of `steps`, and how often; or with
-    `results` the elements that it gets out."""
+    """Counts the collectives of `steps` by (kind, elements that a device sends); with `results`, by
+    (kind, elements that it receives)."""
     size = (lambda n: _size(n.type.local_shape)) if results else _sent
     found = Count()
     for step in steps:
@@ -50,11 +50,11 @@ def planned(steps: Iterable[Step], times: int = 1, results: bool = False) -> Cou
                 pass
             case _:
                 assert_never(step)
-    return Count({k: n for k, n in found.items() if k[1]})  # of no elements nothing is issued
+    return Count({k: n for k, n in found.items() if k[1]})  # without elements nothing is sent
 
 
 def issued(jaxpr: Any) -> Count:
-    """The same of a traced program."""
+    """Counts the collectives of a traced program like `planned`."""
     found = Count()
     for e, times in equations(jaxpr):
         if e.primitive.name in ISSUED:
@@ -64,7 +64,8 @@ def issued(jaxpr: Any) -> Count:
 
 
 def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Each equation of a traced program, those of inner programs too, and how often it runs."""
+    """Yields each equation of a traced program and of its inner programs, with the number of times
+    it runs."""
     for e in jaxpr.eqns:
         yield e, times
         inner = times * e.params["length"] if e.primitive.name == "scan" else times
@@ -76,7 +77,7 @@ def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
 
 
 def _sent(n: Node) -> int:
-    """The elements that a device puts in, the padding of a split in unequal parts included."""
+    """The elements that a device sends, with the padding of an uneven split."""
     if n.op == reduce_scatter.name:
         return _size(n.type.local_shape) * shard_count(n.attrs["axes"], n.type.sizes)
     return _size(n.args[0].type.local_shape)
@@ -90,9 +91,11 @@ def _size(shape: Iterable[int]) -> int:
 
 
 def _says(steps: Iterable[Step]) -> bool:
-    """Whether each collective of `steps` is one of the engine's: not a table of rounds, a sum in an
-    order of its own or a broadcast, which are made of several, nor one of a folded mesh, where
-    devices hold several places."""
+    """Returns whether each collective of `steps` is one collective of the engine.
+
+    Tables of rounds, sums in a fixed order and broadcasts are made of several. On a folded mesh one
+    device holds several coordinates.
+    """
     for step in steps:
         if step.mesh is not None and step.mesh.onto is not None:
             return False
@@ -110,7 +113,7 @@ def _says(steps: Iterable[Step]) -> bool:
 
 
 class _Checked:
-    """A jitted program that is compared with its steps when it is first called or lowered."""
+    """A jitted program that is compared with its steps at the first call or lowering."""
 
     def __init__(self, run: Any, steps: tuple[Step, ...]) -> None:
         self.run, self.steps, self.fresh = run, steps, True
@@ -135,7 +138,7 @@ class _Checked:
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Inside, each program that is built is compared with its schedule."""
+    """Compares each program that is built inside with its schedule."""
     from tessera import compile
     from tessera.runtime import stepped
     from tessera.runtime.program_cache import Program
@@ -171,8 +174,8 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 def compiled_collectives(text: str) -> Count:
-    """(kind, elements of the results on a device) of the collectives in a compiled program's text,
-    and how often they run."""
+    """Counts the collectives in a compiled program's text by (kind, elements of the results on a
+    device), loops included."""
     bodies: dict[str, list[str]] = {}
     name = main = ""
     for line in text.splitlines():

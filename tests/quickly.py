@@ -1,6 +1,7 @@
-"""How do tests compile quickly? Without optimisations, and without what makes a whole compiler
-context for each fused loop, which halves the time again: compilation is most of what the tests of
-the engine take, and their programs run once or twice.
+"""Fast compilation for tests of the engine.
+
+Compilation is most of their time, and their programs run once or twice. Optimisations are off, and
+so is the separate compiler context for each fused loop, which halves the time again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 _HAS_EMITTERS = tuple(map(int, version("jaxlib").split(".")[:3])) < (0, 11, 2)
 OPTIONS = {"xla_cpu_use_fusion_emitters": False} if _HAS_EMITTERS else {}
 OPTIONS |= {"xla_cpu_parallel_codegen_split_count": 1}
-# The same for a process of its own, as XLA_FLAGS: with what jax_disable_most_optimizations sets.
+# XLA_FLAGS with the same effect in another process, including jax_disable_most_optimizations.
 FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in OPTIONS.items()) + (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
@@ -24,7 +25,7 @@ FLAGS = " ".join(f"--{name}={str(value).lower()}" for name, value in OPTIONS.ite
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    """Inside, programs compile quickly."""
+    """Compiles the programs inside without optimisations."""
     import tessera as ts  # which sets the engine's flags, before jax is there
 
     assert ts

@@ -1,8 +1,8 @@
-"""One process of a side of `bench/all_reduce.py`: `all_reduce.py SIDE RANK PROCESSES DEVICES PORT`.
+"""A worker of `bench/all_reduce.py`: `all_reduce.py SIDE RANK PROCESSES DEVICES PORT`.
 
-SIDE is ours, jax, torch or mpi. For each line that it reads, a number of bytes, it sums that much
-of every device over all of them, some times, and each sum is waited for. MPI's processes are
-started by mpirun; the first hands on what it reads.
+SIDE is ours, jax, torch or mpi. For each number of bytes that it reads, it repeats a sum of that
+size over all devices, and waits for each sum. MPI's processes are started by mpirun; the first
+sends its input to the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 HERE = Path(__file__).resolve()
-WORK = 64 << 20  # bytes that are summed for one line, but one sum at least and 50 at most
+WORK = 64 << 20  # bytes to sum for one line, in 1 to 50 sums
 Sum = Callable[[], float]  # one sum; the first element of the result
 
 
@@ -41,7 +41,7 @@ def ours(rank: int, processes: int, devices: int, port: int) -> Callable[[int], 
         given = ts.tensor(
             rows.astype(np.float32), mesh=mesh, layout=f"[{mesh.size}@dp, {size // 4}]"
         )
-        part = given.sum(0)  # each device holds its row: +dp
+        part = given.sum(0)  # each device holds its row as a partial sum over dp
         del given
         run = ts.jit(lambda x: dist.all_reduce(x))
 
@@ -100,7 +100,7 @@ def torch(rank: int, processes: int, devices: int, port: int) -> Callable[[int],
         x = torch.full((size // 4,), rank + 1.0)
         dist.all_reduce(x)
         first = float(x[0])
-        x.zero_()  # it is summed in place: so it stays what it is
+        x.zero_()  # the sum is in place, and zeros stay zeros
 
         def once() -> float:
             dist.all_reduce(x)
@@ -112,7 +112,7 @@ def torch(rank: int, processes: int, devices: int, port: int) -> Callable[[int],
 
 
 class Mpi:
-    """What is needed of OpenMPI's library, which has no header here."""
+    """The OpenMPI functions used here, by ctypes, since no header is installed."""
 
     def __init__(self) -> None:
         name = next(n for n in ("libmpi.so.40", "libmpi.so") if _loads(n))
@@ -183,7 +183,7 @@ def main() -> None:
         if not size:
             break
         if size not in sums:
-            sums.clear()  # one size at a time is held
+            sums.clear()  # only one size is kept at a time
             sums[size] = of(size)
             sums[size]()
         times = min(max(WORK // size, 1), 50)

@@ -1,9 +1,9 @@
-"""What would a good engineer write by hand?  A GPT training step in plain JAX with `shard_map`.
+"""The reference GPT training step: plain JAX with `shard_map`, written by hand.
 
-This is the yardstick, so it is kept straightforward: `jnp` operations, `jax.grad`, AdamW written
-out, one `psum` of the gradients over the data axis `dp`, and Megatron's split of every layer over
-the tensor axis `tp` (columns of qkv and of the MLP's first matrix, rows of the second ones, the
-vocabulary of the head).  Nothing in it is blocked, tiled or recomputed.
+It is kept straightforward: `jnp` operations, `jax.grad`, AdamW written out, one `psum` of the
+gradients over the data axis `dp`, and Megatron's split of every layer over the tensor axis `tp`
+(columns of qkv and of the MLP's first matrix, rows of the second ones, the vocabulary of the head).
+Nothing in it is blocked, tiled or recomputed.
 
 Run it: `python bench/peers/jax_gpt.py --dp 2 --steps 5` prints one line of JSON.
 
@@ -57,7 +57,7 @@ class GPTConfig:
         return self.width // self.heads
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter's shape, in the order in which the model uses them."""
+        """Every parameter's shape, in the order of use."""
         d, f = self.width, 4 * self.width
         out: dict[str, tuple[int, ...]] = {"wte": (self.vocab, d), "wpe": (self.seq, d)}
         for i in range(self.layers):
@@ -105,14 +105,14 @@ def init(config: GPTConfig, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def batch(config: GPTConfig, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random tokens and the same tokens moved by one: two i32[B, S] arrays."""
+    """Random tokens and the same tokens shifted by one: two i32[B, S] arrays."""
     rng = np.random.default_rng(seed)
     stream = rng.integers(0, config.vocab, (config.batch, config.seq + 1), dtype=np.int32)
     return stream[:, :-1], stream[:, 1:]
 
 
 def spec_of(name: str, config: GPTConfig) -> P:
-    """How a parameter is split over `tp`; no parameter is split over `dp`."""
+    """The PartitionSpec of a parameter over `tp`; no parameter is split over `dp`."""
     match name.split(".")[-2:]:
         case ["qkv", "w"]:
             return P(None, None, "tp")
@@ -140,7 +140,7 @@ def narrow(x: jax.Array, config: GPTConfig) -> jax.Array:
 def embed(p: Params, tokens_BS: jax.Array, config: GPTConfig) -> jax.Array:
     if not config.tied:
         return p["wte"][tokens_BS] + p["wpe"]
-    # The table's rows are split over tp: look up the rows that are here, add up over tp.
+    # The table's rows are split over tp: each device looks up its own, and a sum over tp adds them.
     rows = p["wte"].shape[0]
     local = tokens_BS - lax.axis_index("tp") * rows
     here = (local >= 0) & (local < rows)
@@ -154,7 +154,7 @@ def attention(p: Params, i: int, x_BSD: jax.Array, config: GPTConfig) -> jax.Arr
     qkv = jnp.einsum("bsd,dce->bsce", x_BSD, narrow(p[f"h{i}.qkv.w"], config))
     if config.bias:
         qkv = qkv + p[f"h{i}.qkv.b"]
-    b, s, _, e = qkv.shape  # e: the columns of the heads that live on this device
+    b, s, _, e = qkv.shape  # e: the columns of this device's heads
     q, k, v = (qkv[:, :, c].reshape(b, s, e // k_width, k_width) for c in range(3))
     if config.fused:
         mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
@@ -177,7 +177,7 @@ def mlp(p: Params, i: int, x_BSD: jax.Array, config: GPTConfig) -> jax.Array:
 
 
 def head_loss(p: Params, x_BSD: jax.Array, labels_BS: jax.Array, config: GPTConfig) -> jax.Array:
-    """Mean cross entropy over the local tokens, the vocabulary being split over tp."""
+    """The mean cross entropy over the local tokens, with the vocabulary split over tp."""
     w_DV = p["wte"].T if config.tied else p["head.w"]
     logits = (narrow(x_BSD, config) @ narrow(w_DV, config)).astype(jnp.float32)
     top = lax.pmax(jnp.max(lax.stop_gradient(logits), -1), "tp")
@@ -219,8 +219,8 @@ def adamw(p: Params, grads: Params, opt: Params, config: GPTConfig) -> tuple[Par
 def train_step(
     p: Params, opt: Params, tokens_BS: jax.Array, labels_BS: jax.Array, *, config: GPTConfig
 ) -> tuple[jax.Array, Params, Params]:
-    """What one device runs: local forward and backward, then one mean over dp."""
-    # Marked as varying over dp, the weights give local gradients; the sum below is then ours.
+    """The program of one device: local forward and backward, then one mean over dp."""
+    # Marked as varying over dp, the weights give local gradients; the sum below is then explicit.
     local = lax.pcast(p, "dp", to="varying")
     loss, grads = jax.value_and_grad(loss_fn)(local, tokens_BS, labels_BS, config)
     loss, grads = lax.pmean((loss, grads), "dp")
@@ -232,10 +232,10 @@ Placed = tuple[Any, Params, Params, Callable[..., tuple[jax.Array, jax.Array]]]
 
 
 def make_step(config: GPTConfig, mesh_shape: Mapping[str, int], seed: int = 0) -> Placed:
-    """The jitted step and its placed inputs on `mesh_shape`, such as `{"dp": 2}`.
+    """Returns the jitted step and its placed inputs on `mesh_shape`, such as `{"dp": 2}`.
 
-    Returns `(step, params, opt, place_batch)`; `step(params, opt, tokens, labels)` gives
-    `(loss, params, opt)` and donates the params and opt it is given.
+    The result is `(step, params, opt, place_batch)`; `step(params, opt, tokens, labels)` returns
+    `(loss, params, opt)` and donates its params and opt.
     """
     if unknown := set(mesh_shape) - set(AXES):
         raise ValueError(f"make_step: mesh axes {sorted(unknown)} are not among {AXES}")

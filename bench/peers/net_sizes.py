@@ -1,5 +1,5 @@
-"""The sizes of the networks of `bench/nets.py`, which both sides read: those of a CPU, or of a GPU
-where BENCH_LARGE is set."""
+"""Network sizes of `bench/nets.py` for both sides: those of a CPU, or of a GPU if BENCH_LARGE is
+set."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One process of ours in `bench/fsdp.py --processes`: a step of the GPT for each line it reads.
+"""A Tessera worker of `bench/fsdp.py --processes`: one GPT step per line that it reads.
 
-`our_gpt.py RANK PROCESSES PORT LAYERS ZERO`. It has one device, and as much of the batch.
+`our_gpt.py RANK PROCESSES PORT LAYERS ZERO`. It has one device, and its share of the batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One process of PyTorch's side of `bench/fsdp.py`: the GPT of `torch_gpt.py` under FSDP2 or DDP.
+"""A PyTorch worker of `bench/fsdp.py`: the GPT of `torch_gpt.py` under FSDP2 or DDP.
 
-It has one thread, takes its weights and tokens from a file that `bench/fsdp.py` has written, and
-does one step for each line that it reads.
+It has one thread, reads its weights and tokens from a file of `bench/fsdp.py`, and takes one step
+per line that it reads.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Pre-norm GPT; `forward` gives the mean cross entropy of the tokens."""
+    """A pre-norm GPT; `forward` returns the mean cross entropy of the tokens."""
 
     def __init__(self, a: argparse.Namespace) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class GPT(nn.Module):
 
 
 def load(gpt: GPT, given: dict[str, np.ndarray]) -> None:
-    """The weights of `jax_gpt.init`: [in, out] there, [out, in] here."""
+    """Loads the weights of `jax_gpt.init`, which are [in, out]; PyTorch's are [out, in]."""
     names = {"ln1": "ln1", "ln2": "ln2", "lnf": "lnf"}
     kinds = {"g": "weight", "b": "bias", "w": "weight"}
     state = {}

@@ -1,7 +1,7 @@
 """PyTorch's side of `bench/nets.py`: `torch_nets.py convnet|depthwise|moe FOLDER f32|bf16 HOW`.
 
-It takes its weights and batch from FOLDER/given.npz and does one step for each line it reads, on a
-GPU where there is one. HOW is eager or compiled.
+It reads its weights and batch from FOLDER/given.npz and takes one step per line that it reads, on a
+GPU if there is one. HOW is eager or compiled.
 """
 
 from __future__ import annotations

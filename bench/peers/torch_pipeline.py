@@ -1,10 +1,10 @@
-"""What does PyTorch's pipeline take for the step of `bench/pipeline.py`?
+"""PyTorch's pipeline on the step of `bench/pipeline.py`.
 
 Two processes of one thread each over gloo, `PipelineStage` and `Schedule1F1B`, plain gradient
 descent. Run it: `python bench/peers/torch_pipeline.py` prints one line of JSON with the median step
-in seconds (the slower process counts in every step).
+in seconds (of the slower process in every step).
 
-It starts its own processes, gives each wait a limit, and leaves none behind.
+It starts its own processes, limits each wait, and ends them all.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def worker(a: argparse.Namespace) -> None:
 
 
 def launch(a: argparse.Namespace) -> int:
-    """Starts the workers, waits no longer than `--limit` seconds, kills what is left."""
+    """Starts the workers, waits for at most `--limit` seconds, and kills the remaining ones."""
     with tempfile.TemporaryDirectory() as folder:
         env = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
         line = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]

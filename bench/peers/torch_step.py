@@ -1,7 +1,7 @@
-"""Where does the time of PyTorch's training step go? The GPT of `torch_gpt.py`, one thread.
+"""The profile of PyTorch's training step: the GPT of `torch_gpt.py` on one thread.
 
-What `torch.profiler` says of each op, by the pass it is called in and what it is part of.
-Run it: `python bench/peers/torch_step.py f32` (or bf16, by autocast) prints one line of JSON.
+The times of `torch.profiler` for each op, by pass and by part of the model. Run it: `python
+bench/peers/torch_step.py f32` (or bf16, by autocast) prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
 
 
 def part(event: Any, products: dict[tuple[int, ...], str]) -> tuple[str, str]:
-    """(the pass, the part of the model) of one op of the profile; `products` says of a product's
-    three sizes, in order, what it is part of."""
+    """Returns (the pass, the part of the model) of an op in the profile; `products` maps a
+    product's three sizes, in order, to its part."""
     names, at = [], event
     while at is not None:
         names.append(at.name)

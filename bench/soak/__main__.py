@@ -1,8 +1,8 @@
-"""`make soak`: does it endure? Each long run in a process of its own, a line for each thing it did.
+"""`make soak`: long runs, each in its own process, with one line per check.
 
 `python bench/soak` runs all of them, half an hour at most; `python bench/soak queued shapes` these.
-A run is a file beside this one that prints its lines and ends with 0 where all of them hold; what
-it takes longer than its limit is a failure too.
+A run is a file beside this one that prints its lines and exits with 0 if all of its checks pass; a
+run over its time limit fails too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIMITS_S = {
-    "queued": 480,  # steps that nobody reads
+    "queued": 480,  # steps without reads
     "interrupts": 700,  # signals at random times
     "shapes": 300,  # one function, hundreds of shapes
     "growth": 120,  # layers, axes
-    "eager": 200,  # steps that are not compiled
+    "eager": 200,  # eager steps
 }
 """The runs, each with the seconds that it may take."""
 assert sum(LIMITS_S.values()) <= 1800
@@ -33,7 +33,7 @@ def processor() -> str:
 
 
 def run(name: str) -> str:
-    """Runs one file; "" or what was wrong with it."""
+    """Runs one file. Returns its failure, or ""."""
     try:
         done = subprocess.run([sys.executable, HERE / f"{name}.py"], timeout=LIMITS_S[name])
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Do 60,000 steps without `ts.jit` stay flat? Objects and memory of the process, as they come."""
+"""60,000 steps without `ts.jit`: the process's objects and memory must stay constant."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def flat(name: str, found: list[tuple[int, int]], took_s: float) -> bool:
         f" {took_s:.0f} s",
         flush=True,
     )
-    # What leaks grows with each part; huge pages that the system puts together come all at once.
+    # A leak grows with each part, whereas the system forms huge pages all at once.
     grown = np.diff(resident)
     return objects[-1] < objects[0] + 2000 and grown.sum() - grown.max() < 15
 
 
 def main() -> int:
     w, m, x = ts.tensor(np.eye(8, dtype=np.float32)), ts.zeros((8, 8)), ts.ones((4, 8))
-    kept = w  # somebody holds the first of them
+    kept = w  # a live reference to the first weights
     right = True
     found, begin, steps = [], time.perf_counter(), STEPS // 200
     for step in range(steps):  # each gradient is compiled

@@ -1,9 +1,9 @@
-"""Signals at random times of a training loop: losses and weights stay as without them.
+"""Signals at random times of a training loop: the losses and weights of an undisturbed one.
 
 Each round sends one SIGINT (with --alarm: SIGALRM, whose handler raises too) at a random time; the
-loop is entered again as a user would run a cell of a notebook again. At the end losses and weights
-are compared, bit by bit, with those of a loop that nobody disturbed.
-`python bench/soak/interrupts.py --signals 500`
+loop is entered again, as a user would run a notebook cell again. At the end losses and weights are
+compared, bit by bit, with those of an undisturbed loop. `python bench/soak/interrupts.py --signals
+500`
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tessera.runtime.devices import start
 
 
 class Small(nn.Module):
-    """A model that is compiled soon."""
+    """A small model that compiles quickly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Small(nn.Module):
 
 
 class Task:
-    """A model in training: `step()` is one statement's worth of it, and gives the loss."""
+    """A model in training: `step()` runs one statement's work and returns the loss."""
 
     def __init__(self, kind: str, small: bool) -> None:
         ts.seed(1)
@@ -100,7 +100,7 @@ class Task:
         return functional
 
     def train(self, steps: int) -> None:
-        """What a user would write, and write again after Ctrl-C."""
+        """A user's loop, which can be run again after Ctrl-C."""
         if self.kind == "state apart":
             while len(self.losses) < steps:
                 if self.done > len(self.losses):  # Ctrl-C came between the two statements below
@@ -127,13 +127,13 @@ class Task:
 
 KINDS = ("donated", "kept", "state apart", "zero", "pipeline", "recording")
 
-SLOW = {"pipeline": 5, "recording": 10}  # which get so many times fewer signals
+SLOW = {"pipeline": 5, "recording": 10}  # these get fewer signals by this factor
 
 
 def interrupted(
     kind: str, signals: int, seed: int, small: bool = False, signum: int = signal.SIGINT
 ) -> str:
-    """One line: how many interrupts came, and what they left. Raises where a bit differs."""
+    """Returns a line with the number of interrupts and their effect. Raises if a bit differs."""
     draw = random.Random(seed)
     task = Task(kind, small)
     task.train(2)
@@ -184,7 +184,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore", pipeline.PipelineWarning)
     start(8)
-    # A shell that starts this in the background has SIGINT ignored.
+    # A shell starts background jobs with SIGINT ignored.
     signum = signal.SIGALRM if args.alarm else signal.SIGINT
     signal.signal(signum, signal.default_int_handler)
     print(f"seed {args.seed}", flush=True)

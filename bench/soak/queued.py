@@ -1,8 +1,8 @@
-"""Can steps be queued for ever and none of them be read? On 2, 4 and 8 devices, of every kind.
+"""Queued steps whose results are not read, on 2, 4 and 8 devices, for every kind of program.
 
-Each kind of program runs so many times and only its last result is read. A device that waits for
-another which will never come ends the process, so each mesh has a process of its own:
-`python bench/soak/queued.py 8 2000` is one, 8 devices and 2,000 steps of each kind.
+Each kind of program runs many times and only its last result is read. If a device waits for ever
+for another one, the engine ends the process, so each mesh has its own: `python bench/soak/queued.py
+8 2000` runs 8 devices and 2,000 steps of each kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = Callable[[], Any]
 
 
 def training(n: int) -> Step:
-    """A step of data parallel training, as one program."""
+    """A data-parallel training step as one program."""
     import numpy as np
 
     import tessera as ts
@@ -44,7 +44,7 @@ def training(n: int) -> Step:
 
 
 def donated(n: int) -> Step:
-    """The same, which gives up its weights."""
+    """The same step with donated weights."""
     import numpy as np
 
     import tessera as ts
@@ -66,7 +66,7 @@ def donated(n: int) -> Step:
 
 
 def collectives(n: int) -> Step:
-    """Each kind of collective, at once and in turn."""
+    """Each kind of collective in turn, eagerly."""
     import numpy as np
 
     import tessera as ts
@@ -93,7 +93,7 @@ def collectives(n: int) -> Step:
 
 
 def pipelined(n: int) -> Step:
-    """A pipeline, each stage on one or two devices: sends, and sums where there are two."""
+    """A pipeline with each stage on one or two devices: sends, and sums if there are two."""
     import numpy as np
 
     import tessera as ts
@@ -123,7 +123,7 @@ def pipelined(n: int) -> Step:
 
 
 def stepped(n: int) -> Step:
-    """The training step, each of its collectives a program of its own."""
+    """The training step by the stepped executor, with a program per collective."""
     from tessera.core.context import replaced
 
     whole = training(n)
@@ -136,7 +136,7 @@ def stepped(n: int) -> Step:
 
 
 def mixed(n: int) -> Step:
-    """A step, a pipeline's step and collectives at once, in turn, on the same devices."""
+    """A training step, a pipeline's step and collectives in turn, on the same devices."""
     each = [training(n), pipelined(n), collectives(n)]
     turn = [0]
 
@@ -147,7 +147,7 @@ def mixed(n: int) -> Step:
     return run
 
 
-# What a kind does at each step, and one in how many of the steps are taken of it.
+# Each kind's step, and the divisor of its number of steps.
 KINDS: dict[str, tuple[Callable[[int], Step], int]] = {
     "training": (training, 1),
     "donated": (donated, 1),
@@ -159,14 +159,14 @@ KINDS: dict[str, tuple[Callable[[int], Step], int]] = {
 
 
 def last(step: Step, steps: int) -> float:
-    """Takes `steps` steps; the last result is read, one number of it."""
+    """Runs `steps` steps, and returns one number of the last result."""
     for _ in range(steps):
         out = step()
     return float(out.numpy().ravel()[0])
 
 
 def queued(n: int, steps: int) -> None:
-    """Prints a line for each kind of program on `n` devices. Never returns where one stops."""
+    """Prints a line for each kind of program on `n` devices. Never returns if one hangs."""
     for kind, (make, share) in KINDS.items():
         step, count = make(n), max(steps // share, 1)
         first = last(step, 1)

@@ -1,4 +1,4 @@
-"""Does a process endure 240 shapes of a training step? Its maps and its memory, as they come."""
+"""240 shapes of a training step in one process: its memory maps and memory must stay bounded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How is it known that this tier needs no jax? `make test-core` hides jax before anything loads.
+"""Fixtures of the tests without jax: `make test-core` hides jax before anything is imported.
 
-What a test then runs, NumPy's oracle runs.
+A test that runs a program uses the NumPy oracle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if HIDDEN:
 
 @pytest.fixture
 def oracle() -> Iterator[Any]:
-    """The engine of this test: one of NumPy."""
+    """Sets the NumPy engine for this test."""
     import tessera as ts
     from tessera.lang.value.engine import set_engine
     from tests.core.numpy_engine import Oracle
@@ -36,4 +36,4 @@ if HIDDEN:
 
     @pytest.fixture(autouse=True)
     def engine_without_jax(oracle: Any) -> None:
-        """The engine of every test where there is no other."""
+        """Sets the NumPy engine for every test that sets no other."""

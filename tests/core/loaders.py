@@ -1,4 +1,4 @@
-"""Loaders of numbered samples, and which of them their batches hold."""
+"""Loaders of numbered samples, and the sample numbers in their batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = 4
 
 
 def samples(count: int) -> np.ndarray:
-    """Tokens whose window k of S begins with k * S."""
+    """Returns tokens in which window k of length S begins with k * S."""
     return np.arange(count * S + 1, dtype=np.int32)
 
 
@@ -31,7 +31,7 @@ def loader(count: int = 20, **config: Any) -> Any:
 
 
 def seen(batches: Any, most: int = 10**6) -> list[list[int]]:
-    """Which samples each batch holds; -1 for a row that is filled up."""
+    """The sample numbers in each batch; -1 for a padded row."""
     found = []
     for batch in itertools.islice(batches, most):
         ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
@@ -46,7 +46,7 @@ def flat(lists: Iterable[list[int]]) -> list[int]:
 
 
 def text_of(call: Callable[[], Any], kind: type[Exception] = ts.UsageError) -> str:
-    """An error's text without the line in which it was raised."""
+    """Returns an error's text without the source line at which it was raised."""
     with pytest.raises(kind) as caught:
         call()
     lines = [" ".join(x.split()) for x in str(caught.value).splitlines()]

@@ -1,7 +1,7 @@
-"""Bodies in the local view and what each must give: formulas over the list of the devices' blocks.
+"""Bodies of the local view with their expected results, as formulas over the devices' blocks.
 
-A row is a body, what it is given (split along dim 0 over all axes of the mesh), and the results of
-all devices from their blocks, or one array where all devices hold the same.
+A row is a body, its input (split along dim 0 over all axes of the mesh), and the results of all
+devices, or one array if all devices hold the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ N = MESH.size
 
 @dataclass(frozen=True)
 class Case:
-    """`body` on a block of shape `block` a device; `expect` gives the list of results, or one."""
+    """A `body` on a block of shape `block` per device; `expect` returns the list of results, or
+    one."""
 
     name: str
     body: Callable[[ts.Tensor], ts.Tensor]
@@ -33,7 +34,7 @@ class Case:
 
 
 def pairs(blocks: Blocks, axis: int) -> list[list[Array]]:
-    """For each device the blocks of its group along mesh axis `axis` (2 x 2 devices)."""
+    """For each device, the blocks of its group along mesh axis `axis` (2 x 2 devices)."""
     if axis == 0:
         return [[blocks[i % 2], blocks[2 + i % 2]] for i in range(4)]
     return [[blocks[2 * (i // 2)], blocks[2 * (i // 2) + 1]] for i in range(4)]
@@ -47,7 +48,7 @@ def rank_is(k: int, yes: Callable[..., Any], no: Callable[..., Any]) -> Callable
 
 
 def ring_sum(x: ts.Tensor) -> ts.Tensor:
-    """An all_reduce by hand: the block goes once round the ring."""
+    """An all_reduce by hand: each block goes once round the ring."""
     total, passing = x, x
     for _ in range(N - 1):
         passing = dist.shift(passing, ("dp", "tp"))
@@ -77,7 +78,8 @@ def messages(x: ts.Tensor) -> ts.Tensor:
 
 
 def looped(x: ts.Tensor) -> ts.Tensor:
-    """A collective in a loop's body; the carry starts as one value and becomes each device's."""
+    """A collective in a loop body; the carry starts equal on all devices and then differs by
+    device."""
 
     def iteration(total: ts.Tensor, row: ts.Tensor) -> tuple[ts.Tensor, ts.Tensor]:
         new = total + dist.all_reduce(row, "tp") * 0.5 + row

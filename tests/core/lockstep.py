@@ -1,7 +1,7 @@
-"""How can NumPy run the engine's local code, collectives included? All devices in lockstep.
+"""Local implementations of ops with NumPy in place of the engine: all devices in lockstep.
 
-A local implementation calls at most one collective. So each device runs twice: up to the
-collective, where it leaves what it sends, and again, when what it receives has been worked out.
+A local implementation calls at most one collective, so each device runs twice: first up to the
+collective, where it records the data it sends, then to the end, with the data it receives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Coords = Mapping[str, int]
 
 
 class _Sent(Exception):
-    """A device has reached its collective."""
+    """Raised when a device reaches its collective."""
 
     def __init__(
         self, receive: Callable[[list[Array], int], Array], axes: tuple[str, ...], x: Array
@@ -33,7 +33,7 @@ class _Sent(Exception):
 
 
 class Adapter(SimpleNamespace):
-    """The `xp` of one device: NumPy, and collectives that stop it until `answer` is there."""
+    """The `xp` of one device: NumPy, with collectives that raise `_Sent` until `answer` is set."""
 
     def __init__(self, coords: Coords, sizes: Mapping[str, int], answer: Array = None) -> None:
         super().__init__(coords=coords, sizes=sizes, answer=answer)
@@ -74,7 +74,7 @@ def _fold(kind: str, xs: Sequence[Array]) -> Array:
 
 
 def run_local(node: Node, blocks: Sequence[Array], mesh: Mesh) -> list[Array]:
-    """The block of `node` on every device, from those of its one argument."""
+    """The block of `node` on every device, computed from the blocks of its one argument."""
     every = every_coords(mesh)
     ins = tuple(a.type for a in node.args)
 

@@ -1,4 +1,4 @@
-"""Descriptors with what is wrong with them: each fault with its line, in whole messages."""
+"""Invalid machine descriptors, each with its whole error message: every fault and its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture of experts by loops over tokens: what tests compare with."""
+"""A reference mixture of experts: NumPy loops over tokens."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def by_loops(
     room: int | None = None,
     groups: int = 1,
 ) -> tuple[Array, Array, int]:
-    """(result, tokens that chose each expert, choices dropped) in f64. With `room`, an expert takes
-    so many of a group, first come first served."""
+    """Returns (result, tokens per expert, dropped choices) in f64. With `room`, an expert takes at
+    most `room` choices of a group, in the order of the tokens."""
     tokens = x.reshape(-1, x.shape[-1]).astype(np.float64)
     logits = tokens @ w["router"].astype(np.float64)
     if router == "topk":
@@ -70,7 +70,7 @@ def by_loops(
             own = w["gate"][e] if "gate" in w else None
             y[t] += gate * one(tokens[t], w["up"][e], w["down"][e], own)
     if "shared" in w:
-        # One activation serves both: a gate of the shared expert is given or not.
+        # The shared expert has a gate or not, so one expression serves both activations.
         s = w["shared"]
         y += one(tokens, s["up"], s["down"], s.get("gate"))
     return y.reshape(x.shape), load, dropped

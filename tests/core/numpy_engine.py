@@ -1,4 +1,4 @@
-"""An engine of NumPy, for tests of what needs none: every program is run by the oracle."""
+"""An engine of NumPy for tests that need no jax: the oracle runs every program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.passes.simplify import simplify
 
 
 class Program:
-    """A graph, run by the oracle: layouts are types and nothing more."""
+    """A graph that the oracle runs; layouts have no effect beyond its types."""
 
     def __init__(self, g: graph.Graph) -> None:
         self.graph = g
@@ -27,7 +27,7 @@ class Program:
         self.wants = tuple(n.type.on(g.mesh) for n in g.inputs)
 
     def start(self) -> None:
-        """There are no devices."""
+        """A no-op, since there are no devices."""
 
     def __call__(self, args: Sequence[Any], have: Any, done: Any = None) -> list[Any]:
         done = [] if done is None else done
@@ -36,12 +36,12 @@ class Program:
 
 
 class Oracle:
-    """What `lang/value/engine.py` asks of an engine, by NumPy."""
+    """NumPy's implementation of the engine interface in `lang/value/engine.py`."""
 
     compiled = 0
 
     def start(self, mesh: Any) -> None:
-        """There are no devices."""
+        """A no-op, since there are no devices."""
 
     def compile(self, g: graph.Graph, donate: Sequence[int] = (), measure: bool = False) -> Program:
         self.compiled += 1
@@ -50,7 +50,7 @@ class Oracle:
         return Program(g)
 
     def step_by_step(self, s: Schedule) -> Any:
-        """A pipeline, which can be looked at and not run."""
+        """A pipeline that can be inspected, but not run."""
         s = scheduled(s)
         types = [[s.buffers[b] for b in ids] for ids in (s.outputs, s.inputs)]
         return SimpleNamespace(schedule=s, types=types[0], wants=types[1])

@@ -1,8 +1,8 @@
-"""What does each public option change? A row calls a function as it is, and with each option
-changed; `seen` is what a user could see of the result.
+"""The table of public options: a row calls a function with its defaults, and with each option
+changed. `seen` is the visible part of the result.
 
-`row("tessera.sum", lambda **k: ts.sum(X, **k), dim=0)` says: with `dim=0` the result is another.
-Options that are `given` go with each call, where another option has an effect only with them.
+`row("tessera.sum", lambda **k: ts.sum(X, **k), dim=0)` says that `dim=0` changes the result. The
+options `given` are passed in each call, for options that need another one to have an effect.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ ROWS: dict[str, Row] = {}
 
 
 def row(name: str, run: Callable[..., Any], given: Any = None, /, **changes: Any) -> None:
-    """Adds a row: `run(**options)` calls what is called `name` with options and shows the rest."""
+    """Adds a row for the function `name`; `run(**options)` calls it and returns the visible
+    result."""
     assert name not in ROWS, name
     ROWS[name] = Row(run, changes, given or {})
 
 
 def seen(x: Any) -> Any:
-    """What can be seen of `x`, to compare: values with their types and names, text, parts."""
+    """The visible part of `x`, for comparison: values with types and names, text, members."""
     if isinstance(x, Tensor):
         try:
             values = x.numpy().tobytes()
@@ -244,7 +245,7 @@ row("tessera.optim.warmup_linear", rates(lambda **k: optim.warmup_linear(1.0, 2,
 
 # -- schedules and pipelines -----------------------------------------------------------------------
 def body(w: Any, x: Any) -> Any:
-    """A step with sums, gathers of weights and gradients to be summed."""
+    """A training step with partial sums, gathers of weights and gradients to be summed."""
     h = x
     for _ in range(2):
         h = ts.tanh(ts.tanh(h @ w["up"]) @ w["down"])
@@ -253,12 +254,12 @@ def body(w: Any, x: Any) -> Any:
 
 
 def planned(chosen: Mapping[str, Any], fn: Any = body) -> Any:
-    # Weights rest split over dp, and are gathered where they are used.
+    # Weights are stored split over dp, and gathered before their use.
     w = {"up": sharded("[8@dp, 8@tp]"), "down": sharded("[8@(tp,dp), 8]")}
     with replaced(schedule=options(**chosen)):
         made = ts.jit(fn)
         s = made.plan(w, sharded("[8@dp, 8]"))
-    bare = s.text.replace(f"  options {s.options.text()}", "")  # that it is echoed is no effect
+    bare = s.text.replace(f"  options {s.options.text()}", "")  # its listing is no effect
     return bare, str(dist.inspect(made)).replace(s.hash, "")
 
 
@@ -279,7 +280,7 @@ def piped() -> Any:
 
 
 def pipe_arguments() -> tuple[Any, Any]:
-    """Two weights for each stage, at rest split over dp; and a batch."""
+    """Returns two weights for each stage, stored split over dp, and a batch."""
     names = ("up", "down", "up2", "down2")
     w = {k: ts.tensor(np.ones((8, 8)), mesh=STAGES, layout="[8@dp, 8]") for k in names}
     return w, ts.tensor(np.ones((32, 8)), mesh=STAGES, layout="[32@dp, 8]")
@@ -322,7 +323,7 @@ row("tessera.pipeline.pipeline_text",
 
 
 def stated(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The options in force after `call`, which holds from there on."""
+    """Returns a function that gives the options in force after `call`."""
 
     def run(**k: Any) -> str:
         with MESH:
@@ -350,7 +351,7 @@ TOKENS = RNG.normal(size=(8, 4, 8)).astype(np.float32)
 
 
 def experts(**k: Any) -> Any:
-    """The program and the report of a call."""
+    """The program and the report of `op.moe` with the options `k`."""
     made = ts.jit(lambda x: op.moe(x, EXPERTS, **{"mesh": EP, **k}))
     return made.plan(TOKENS).text, str(dist.inspect(made))
 
@@ -370,7 +371,7 @@ SMALL = {"vocab_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "se
 
 
 def configured(**k: Any) -> Any:
-    """The weights, the optimizer's state and the program of a step of a configuration."""
+    """The weights, the optimizer state and the program of a configuration's training step."""
     config = {**SMALL, **k}
     weights = recipe.initialize_model_weights(config)
     state = recipe.initialize_optimizer_state(weights, config)
@@ -383,7 +384,7 @@ def configured(**k: Any) -> Any:
 
 
 def configured_over(**k: Any) -> Any:
-    """The program of a step whose weights lie on a mesh."""
+    """The program of a training step whose weights are placed on a mesh."""
     config = {**SMALL, **k}
     plan = dist.strategy("data_parallel")
     weights = dist.place(recipe.initialize_model_weights(config), plan, MESH)
@@ -408,7 +409,7 @@ GPT = {"vocab": 8, "seq": 4, "d": 8, "layers": 2, "heads": 2}
 
 
 def gpt(**k: Any) -> Any:
-    """The weights of a model and the program of its loss and gradients."""
+    """The weights of a GPT and the program of its loss and gradients."""
     ts.seed(0)
     model = nn.GPT(nn.GPTConfig(**{**GPT, **k}))
     weights = model.parameters()
@@ -434,7 +435,7 @@ row("tessera.nn.GPTConfig", gpt, {}, vocab=16, seq=8, d=16, layers=3, heads=4, k
     hidden=8, norm="rms", activation="swiglu", positions="rotary", tied=True, dropout=0.1,
     loop=True, remat=True, head_size=8, norm_eps=0.5, biases=("qkv",), experts=2,
     stacked=False)  # fmt: skip
-_handle, TOKEN_FILE = tempfile.mkstemp()  # which nobody else may read
+_handle, TOKEN_FILE = tempfile.mkstemp()  # with permissions for its owner only
 os.write(_handle, b"from a file")
 os.close(_handle)
 atexit.register(os.unlink, TOKEN_FILE)

@@ -1,4 +1,4 @@
-"""Rows of the table of options: data, its loaders, and the environment."""
+"""Rows of the option table: data, its loaders, and the environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOADED: dict[str, Any] = {"data": DOCUMENTS, "batch_size": 4, "sequence_length":
 
 
 def batches(make: Any = create_dataloader, part: str = "", **config: Any) -> Any:
-    """The first batches of a loader over and over, and how many threads it took."""
+    """The first batches of a loader, and the number of threads that it started."""
     threads = threading.active_count()
     with make(config) as loader:
         found = [seen(next(loader))]
@@ -60,7 +60,7 @@ row("data of a global batch", on_mesh,
 
 # -- files -----------------------------------------------------------------------------------------
 def written(folder: Path) -> None:
-    """A table, a dataset of two splits and a file of numbers."""
+    """Writes a table, a dataset of two splits and a file of numbers to `folder`."""
     table = pytest.importorskip("pyarrow").table
     parquet = pytest.importorskip("pyarrow.parquet")
     texts = [[f"{kind} text {i} " * 9 for i in range(9)] for kind in ("one", "another")]
@@ -75,7 +75,7 @@ def written(folder: Path) -> None:
 
 
 def read(file: str, **config: Any) -> Any:
-    """What a loader gives of a file, and where it keeps tokens of tables."""
+    """The first tokens that a loader reads from a file, and the files in its folder afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         written(here)
@@ -116,7 +116,7 @@ row("tessera.data.DataLoader", loader, part="validation")
 
 # -- the environment -------------------------------------------------------------------------------
 def at_start(**variables: str) -> Any:
-    """What a program finds that starts with these variables."""
+    """The settings of a program that starts with these environment variables."""
     with pytest.MonkeyPatch.context() as patch:
         for name in environment.KNOWN:
             patch.delenv(name, raising=False)
@@ -133,7 +133,7 @@ row("environment of a program", at_start, TESSERA_COLLECTIVE_LIMIT="7", TESSERA_
 
 
 def frames(**variables: str) -> int:
-    """How many frames an error's traceback has for a program with these variables."""
+    """The number of frames in an error's traceback under these environment variables."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(environment.TRACEBACK_FILTERING, raising=False)
         for name, value in variables.items():
@@ -150,7 +150,7 @@ row("environment of errors", frames, TESSERA_TRACEBACK_FILTERING="off")
 
 # -- looking ---------------------------------------------------------------------------------------
 def stopped(**k: Any) -> Any:
-    """What a hook gets, or that the debugger was opened."""
+    """The names passed to the hook, or a note that the debugger was opened."""
     found: list[Any] = []
     hook = k.get("hook")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Rows of the table of options: layouts, strategies, the local view and its collectives."""
+"""Rows of the option table: layouts, strategies, the local view and its collectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS = ts.tensor(np.ones((64, 8)), mesh=MESH, layout="[64@(dp,tp), 8]").type
 
 
 def local(collective: Callable[..., Any]) -> Callable[..., str]:
-    """The program of a body of one collective."""
+    """Returns a function that gives the program of a local body with one collective."""
     return lambda **k: traced(op.kernel(lambda x: collective(x, **k)), BLOCKS)
 
 
@@ -39,7 +39,7 @@ row("tessera.dist.shift", local(dist.shift), TP, by=2)
 
 
 def sent(to: str = "", at: str = "") -> str:
-    """What rank 1 receives of two messages of rank 0, of the names `to` and "other"."""
+    """The sum that rank 1 receives of two messages from rank 0, with the names `to` and "other"."""
 
     def body(x: Any) -> Any:
         rank = ts.mesh.current().rank
@@ -84,7 +84,7 @@ def step(x: Any, w: Any) -> Any:
 
 
 def distributed(decorate: Callable[..., Any]) -> Callable[..., Any]:
-    """The program of a function that is local, made by a decorator with options or without."""
+    """The program of a local function whose decorator is used with or without options."""
 
     def run(fn: Any = None, **k: Any) -> str:
         with MESH:
@@ -132,14 +132,14 @@ row("tessera.dist.set_collective_timeout", remembered, records=3)
 
 # -- a user's own op -------------------------------------------------------------------------------
 def own(index: str = "b d -> b", **k: Any) -> Any:
-    """What a graph says of an op of a user's function, of its gradient and of its work."""
+    """The texts of a user's op: its graph, its gradient's graph and its report."""
     made = ts.op(index=index, **k)(lambda x, **sizes: x.sum(1))
     g = graph.trace(lambda x: made(x), sharded("[8@dp, 8@tp]").type)
     slope = graph.trace(lambda x: ts.grad(made(x).sum(), x), sharded("[8@dp, 8@tp]").type)
     run = ts.jit(lambda x: made(x))
     s = run.plan(sharded("[8@dp, 8@tp]"))
     report = str(dist.inspect(run)).replace(s.hash, "")
-    # Ops of one name are numbered.
+    # The names of ops made from equal functions are numbered.
     return [re.sub(r'(name="\w+)\.\d+', r"\1", text) for text in (g.text, slope.text, report)]
 
 

@@ -1,4 +1,4 @@
-"""Rows of the table of options: recording, gradients, schedules, pipelines, random numbers."""
+"""Rows of the option table: recording, gradients, schedules, pipelines, random numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TYPES = sharded("[8@dp, 8]").type, sharded("[8, 8@tp]").type
 
 
 def slopes(how: Callable[..., Any], **k: Any) -> str:
-    """The program of a loss and of its gradients by one of two weights, or by what is asked."""
+    """The program of a loss and of its gradients with respect to the selected `weights`."""
 
     def run(x: Any, w: Any) -> Any:
         by = {"both": [x, w], "one": w}[k.pop("weights", "one")]
@@ -67,7 +67,7 @@ row("tessera.op.autodiff", lambda **k: said(lambda: slopes(op.autodiff, **k)), *
 
 # -- compiled functions ----------------------------------------------------------------------------
 def jitted(**k: Any) -> Any:
-    """The schedule of a function, its donated arguments and its pads."""
+    """The plan of a function, with its donated arguments and its padding."""
     made = ts.jit(lambda x, w: (x @ w).sum(0), **k)
     return made.plan(sharded("[8@dp, 8@tp]"), sharded("[8@tp, 8]")).text
 
@@ -93,7 +93,7 @@ row("tessera.jit of sizes", padded, pad={"x": PADS})
 
 
 def by_decorator(decorate: Callable[..., Any]) -> Callable[..., Any]:
-    """Whether a decorator was given the function, or gives what takes it."""
+    """Returns a function that names the type that `decorate` returns."""
 
     def run(fn: Any = None, **k: Any) -> str:
         return type(decorate(fn, **k) if fn is not None else decorate(**k)).__name__
@@ -138,7 +138,7 @@ row("tessera.graph.verify",
 
 
 def planned_step(**k: Any) -> Any:
-    """The weights of a training step's own model, and its text."""
+    """The weights of a training step that creates its own model, and its text."""
 
     @graph.training_step(**k)
     def step(x: Any) -> Any:
@@ -196,7 +196,7 @@ for name, make in (
 
 
 def in_turn(parts: Any, decorate: Any) -> Any:
-    """A model that calls its stages one after the other."""
+    """A model that calls its stages in sequence."""
 
     def model(x: Any) -> Any:
         for part in parts:
@@ -216,7 +216,7 @@ row("tessera.pipeline.Pipe", lambda **k: said(lambda: pipe(**k)), stages=8,
     body=lambda x: x * 3.0)  # fmt: skip
 
 
-# Without `batch` the table, which comes first, is cut.
+# Without `batch`, the first argument, the table, would be split.
 def of_a_table(make: Any) -> Any:
     parts = [lambda table, x: ts.tanh(x @ table.T), lambda h: ts.tanh(h * 3.0)]
 
@@ -268,7 +268,7 @@ row("tessera.optim.Adafactor of steps", stepped(optim.Adafactor), {"weight_decay
 
 
 class Descent(optim.Optimizer):
-    """A user's own: what every optimizer takes works for it, too."""
+    """A user's optimizer, which accepts the options of every optimizer."""
 
     def _limits(self) -> Any:
         return []

@@ -1,4 +1,4 @@
-"""Options of described machines: which mesh they give."""
+"""Rows of the option table: the meshes of described machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ row("tessera.mesh.preset", lambda **k: ts.mesh.preset("dgx_h100", **k), {},
 
 
 def ranks_of_mesh(**variables: str) -> object:
-    """The ranks of the mesh of the second of two processes."""
+    """The ranks of the mesh in the second of two processes."""
     before = [*devices._providers]
     devices._providers[:] = [(lambda: 2, lambda: (1, 2), lambda: "cpu")]
     try:

@@ -1,4 +1,4 @@
-"""Rows of the table of options: models, their layers, positions and experts."""
+"""Rows of the option table: models, their layers, positions and experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.core.option_rows_programs import layer, traced
 
 
 def said(call: Callable[[], object]) -> str:
-    """What a call returns, or its error."""
+    """The text of the call's result, or of its error."""
     try:
         return str(call())
     except ts.TesseraError as error:
@@ -67,7 +67,7 @@ row(
 
 
 def gpt_on(**k: Any) -> Any:
-    """The program of a model whose weights are on a mesh."""
+    """The program of a GPT whose weights are placed on a mesh."""
     mesh = dist.Mesh(("cp", "tp", "sp"), shape={"cp": 2, "tp": 2, "sp": 2})
     config = nn.GPTConfig(vocab=8, seq=8, d=8, layers=1, heads=4, **k)
     model = dist.place(nn.GPT(config), dist.strategy("tensor_parallel"), mesh)
@@ -80,7 +80,7 @@ row("tessera.nn.GPTConfig of a split sequence", gpt_on, {"context": "ring"}, con
 
 
 def of_tokens(call: Callable[..., Any]) -> Callable[..., Any]:
-    """What `call` gives of the tokens of a model."""
+    """Returns a function that gives the program of `call` on a GPT and token ids."""
     config = nn.GPTConfig(vocab=8, seq=4, d=8, layers=1, heads=2)
     ids = np.array([[1, 2, 3, 4]], np.int32)
     return lambda **k: graph.trace(lambda model: call(model, ids, **k), nn.GPT(config)).text
@@ -95,7 +95,7 @@ row("tessera.nn.RMSNorm of Gemma", layer(nn.RMSNorm, 4), offset=True)
 
 # -- rates and positions ---------------------------------------------------------------------------
 def turned(**k: Any) -> Any:
-    """The rates of a head of 8 and what multiplies the turned part, in a sequence of 64 tokens."""
+    """The rotary frequencies of a head of size 8 for 64 tokens, and the amplitude."""
     made = nn.Rope(**k)
     return made.rates(8, 64), made.amplitude
 
@@ -166,7 +166,7 @@ row("tessera.nn.MoE.routed",
 
 
 def own_experts(**k: Any) -> Any:
-    """The program and the names of weights that belong to the function."""
+    """The program of a function that owns its experts' weights, with their names."""
     made = ts.jit(lambda x: op.moe(op.moe(x, 4, **k), 4, **k))
     return made.plan(TOKENS).text
 
@@ -211,7 +211,7 @@ row("tessera.op.transformer_block", blocks, depth=2, heads=2, hidden=4, name="sh
 
 # -- modules ---------------------------------------------------------------------------------------
 class Two(nn.Module):
-    """Two names of one weight, and a buffer."""
+    """A module with two names for one weight, and a buffer."""
 
     def __init__(self) -> None:
         self.first = nn.Linear(4, 4, bias=False)

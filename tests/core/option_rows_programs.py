@@ -1,4 +1,4 @@
-"""Rows of the table of options: layers, meshes, recording, pipelines, scales of losses."""
+"""Rows of the option table: layers, meshes, recording, pipelines, loss scales."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ X16 = RNG.normal(size=(4, 4)).astype(np.float32)
 
 
 def layer(kind: Any, *args: Any, on: Any = X16) -> Callable[..., Any]:
-    """The weights of a layer, and what it computes."""
+    """Returns a function that gives the weights and the result of a layer."""
 
     def run(**k: Any) -> Any:
         ts.seed(0)
@@ -95,7 +95,7 @@ row("tessera.dist.Mesh", lambda **k: dist.Mesh(("dp", "tp"), **k), {"devices": 8
 
 
 def of_eight(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` where eight devices are counted, and nothing has to start to count them."""
+    """Returns `run` with a device count of eight, so that no engine starts to count devices."""
 
     def counted(**k: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:

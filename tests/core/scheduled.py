@@ -1,4 +1,4 @@
-"""How does a graph look that was recorded under other choices of a schedule?"""
+"""Graphs as if recorded under other schedule options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tessera.ir.schedule.schedule import Schedule
 
 
 def under(g: Graph, chosen: ScheduleOptions) -> Graph:
-    """`g`, and the bodies of its loops, as if recorded under `chosen`."""
+    """Returns `g` and its loop bodies as if recorded under the options `chosen`."""
     options = replace(g.options, schedule=chosen)
     return replace(g.rewrite(None, lambda body: under(body, chosen)), options=options)
 

@@ -1,4 +1,4 @@
-"""Which random meshes, layouts and values do the property tests draw?"""
+"""Hypothesis strategies for meshes, layouts and values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AXES = ("dp", "tp", "ep")
 
 @st.composite
 def meshes(draw: st.DrawFn, most: int = 16) -> Mesh:
-    """One to three axes of size 1 to 4, `most` devices at most."""
+    """Draws a mesh of one to three axes of size 1 to 4, with at most `most` devices."""
     sizes = draw(
         st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda s: math.prod(s) <= most)
     )
@@ -32,7 +32,7 @@ def layouts(
     dtype: DType = f32,
     partial: bool = True,
 ) -> TensorType:
-    """Any layout of `shape`: factored, ordered, uneven, with open sums."""
+    """Draws a layout of `shape`: factored, ordered, uneven, or with partial sums."""
     free = list(draw(st.permutations(mesh.axes)))
     dims: list[Dim] = []
     for size in shape:
@@ -47,7 +47,7 @@ def layouts(
 
 
 def _factors(draw: st.DrawFn, size: int) -> list[int]:
-    """One or two numbers whose product is `size`."""
+    """Draws one or two factors of `size`."""
     major = draw(st.sampled_from([d for d in range(1, size + 1) if size % d == 0]))
     return [major, size // major] if 1 < major < size else [size]
 
@@ -57,5 +57,5 @@ def shapes(most: int = 8, rank: int = 3) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 def numbered(shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Every element different, so that a wrong place shows; small, so that sums are exact."""
+    """Returns distinct elements, to show misplaced ones, that are small, for exact sums."""
     return np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)

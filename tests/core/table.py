@@ -1,6 +1,6 @@
-"""Which ops are there, and what must each compute? One row an op buys all the tests of test_ops.
+"""The table of ops: one row with an expected result gives an op all the tests of test_ops.
 
-A row's `expect` is an independent formula over whole arrays, in whatever precision they come.
+A row's `expect` is an independent formula over whole arrays of any precision.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NUMBER = ("float", "int", "uint")
 ANY = (*NUMBER, "bool")
 
-# Ops whose rows need a graph, a key or a mesh around them, and where these rows are.
+# Ops whose rows need a graph, a key or a mesh, with the files that have their rows.
 ELSEWHERE = {
     "scan": "test_loops.py",
     "item": "test_loops.py",
@@ -43,11 +43,11 @@ ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`op` on `ins` with `attrs` gives `expect(*ins)`: an array, or a tuple of them.
+    """A case: `op` on `ins` with `attrs` equals `expect(*ins)`, an array or a tuple of arrays.
 
-    `kinds` are the kinds of dtype that all arguments may have ("" where they may differ),
-    `result` the dtype of the first result if it is not that of the first argument, `free` that the
-    op counts no FLOPs, `smooth` that its gradient equals finite differences.
+    `kinds` are the dtype kinds that all arguments may have ("" if they may differ), `result` is the
+    dtype of the first result if it is not that of the first argument, `free` says that the op
+    counts no FLOPs, and `smooth` that its gradient equals finite differences.
     """
 
     op: str
@@ -256,14 +256,14 @@ row("concat", real(3, 4), real(2, 4), real(1, 4), dim=0, free=True, tag="uneven"
 
 # ---- indexing ----------------------------------------------------------------------------------
 def rows_of(table: Array, at: Array) -> Array:
-    """Rows of a table; those that are not there are zero."""
+    """Rows of a table; zeros for indices out of range."""
     n = len(table)
     hot = np.array([[i == int(k) for i in range(n)] for k in at.ravel()], table.dtype)
     return (hot @ table.reshape(n, -1)).reshape(*at.shape, *table.shape[1:])
 
 
 def along(x: Array, at: Array) -> Array:
-    """x[i, at[i, j]], zero where there is no such place."""
+    """x[i, at[i, j]]; zero for indices out of range."""
     n = x.shape[1]
     return np.array([[x[i, k] if 0 <= k < n else 0 for k in r] for i, r in enumerate(at)], x.dtype)
 
@@ -304,7 +304,8 @@ row("put_along", ids(5, 1, below=9, low=-1), real(5, 1), dim=1, into="8", result
 
 
 def marked(places: Array, n: int, low: int = 0) -> tuple[Array, Array]:
-    """(where each id of a dim of `n` points, which of them point nowhere)."""
+    """Returns (ids as non-negative indices into a dim of size `n`, a mask of those out of
+    range)."""
     outside = (places < low) | (places >= n)
     return np.where(places < 0, places + n, places) if low else places, outside
 
@@ -315,7 +316,7 @@ def rows_or_nan(table: Array, at: Array, low: int = 0, mark: Any = np.nan) -> Ar
 
 
 def added_or_nan(at: Array, values: Array, n: int) -> Array:
-    """An id outside adds NaN to the row at its end."""
+    """Scatter-add in which an id out of range adds NaN to the first or last row."""
     return added(np.clip(at, 0, n - 1), np.where(marked(at, n)[1][:, None], np.nan, values), n)
 
 
@@ -342,7 +343,7 @@ row("inside", np.array([0, 8, -1, -100], np.int32), size=8, ignore=-100, result=
 
 # ---- products of rows in runs ------------------------------------------------------------------
 def of_runs(counts: Array, rows: int) -> Array:
-    """[a, j, r, e]: 1 where row r is of run e."""
+    """[a, j, r, e]: 1 if row r belongs to run e."""
     ends = np.cumsum(counts, -1)[..., None, :]
     at = np.arange(rows)[:, None]
     return ((at >= ends - counts[..., None, :]) & (at < ends)).astype(np.float64)
@@ -446,7 +447,7 @@ window_row("ids", ids(4, 6, below=9), "max", (2,), (2,), ((0, 0),))
 
 
 def apart(*shape: int) -> Array:
-    """Matrices far from singular, with singular values far from each other."""
+    """Well-conditioned matrices with well-separated singular values."""
     k = min(shape[-2:])
     u, v = (np.linalg.qr(RNG.normal(size=(*shape[:-2], n, k)))[0] for n in shape[-2:])
     return np.asarray((u * (1 + np.arange(k))) @ np.swapaxes(v, -1, -2), np.float32)
@@ -462,13 +463,13 @@ def mean_of(a: Array) -> Array:
 
 
 def turned(v: Array) -> Array:
-    """+1 or -1 a column: the sign that its first large element has."""
+    """+1 or -1 per column: the sign of its first large element."""
     first = np.argmax(np.abs(v) >= 0.9 * np.abs(v).max(-2, keepdims=True), -2)
     return np.sign(np.take_along_axis(v, first[..., None, :], -2))
 
 
 def by_columns(a: Array) -> tuple[Array, Array]:
-    """Gram-Schmidt."""
+    """A QR decomposition by Gram-Schmidt."""
     q = np.zeros_like(a)
     for j in range(a.shape[-1]):
         left = a[..., j] - np.einsum("...mk,...nk,...n->...m", q, q, a[..., j])
@@ -482,7 +483,7 @@ def eigen(a: Array) -> tuple[Array, Array]:
 
 
 def singular(a: Array) -> tuple[Array, Array, Array]:
-    """From the eigenvectors of a aᵀ."""
+    """A singular value decomposition from the eigenvectors of a aᵀ."""
     k = min(a.shape[-2:])
     values, u = np.linalg.eigh(a @ np.swapaxes(a, -1, -2))
     s, u = np.sqrt(values[..., ::-1][..., :k]), u[..., ::-1][..., :k]
@@ -507,7 +508,7 @@ row("svd", apart(2, 3, 4), expect=singular, tag="wide")
 
 # ---- attention ---------------------------------------------------------------------------------
 def attended(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
-    """Query by query, each with the keys that it sees."""
+    """Attention query by query, each over its visible keys."""
     out = np.zeros((*q.shape[:-1], v.shape[-1]))
     for at in np.ndindex(*q.shape[:-1]):
         seen = k.shape[-2] - q.shape[-2] + at[-1] + 1 if causal else k.shape[-2]
@@ -518,7 +519,7 @@ def attended(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
 
 
 def attended_grad(q: Array, k: Array, v: Array, g: Array, causal: bool = False) -> Any:
-    """By differences, which f64 leaves eight digits of."""
+    """The gradient of attention by finite differences, accurate to eight digits in f64."""
     found = []
     for i in range(3):
         slopes = np.zeros((q, k, v)[i].shape)

@@ -1,4 +1,4 @@
-"""What does a stage's forward hand to its backward? As few bytes as the rest follows from."""
+"""The values that a pipeline stage's forward keeps for its backward: a minimum of bytes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MESH = dist.Mesh.parse("pp=2")
 W = {k: np.full((8, 8), 0.1, np.float32) for k in "ab"}
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(16, 8)
 PARTS: dict[str, tuple[Callable[..., Any], list[str]]] = {
-    # A product's result, of which all else follows.
+    # The result of a matrix product, from which all else follows cheaply.
     "element by element": (lambda w, x: nn.gelu(x @ w["a"]) * 2.0 + x, ["f32[4, 8]"]),
-    # Two products, and not the shares that are made of the one and multiplied by the other.
+    # Two products, but not the values that are computed from one and multiplied by the other.
     "a gate": (lambda w, x: nn.silu(x @ w["a"]) * (x @ w["b"]), ["f32[4, 8]", "f32[4, 8]"]),
-    # Statistics are small, and what is made of them is made again.
+    # Statistics are small, and values computed from them are recomputed.
     "a norm": (lambda w, x: nn.rms_norm(x @ w["a"]) * 3.0, ["f32[4, 1]", "f32[4, 8]"]),
-    # One byte for each element that stays, and no random bits anew.
+    # A mask of one byte per element, so that no random bits are drawn again.
     "dropout": (lambda w, x: nn.dropout(ts.tanh(x @ w["a"]), 0.5), ["bool[4, 8]", "f32[4, 8]"]),
-    # A weight read in another shape is read again.
+    # A reshaped weight is reshaped again.
     "a view": (lambda w, x: x @ w["a"].reshape(2, 4, 8).transpose(0, 1).reshape(8, 8), []),
 }
 
@@ -61,7 +61,7 @@ SIZES = [(4,), (4, 4)]
 
 @st.composite
 def forwards(draw: st.DrawFn) -> tuple[list[Node], list[Node]]:
-    """Nodes of a forward, and those that a backward wants."""
+    """Draws the nodes of a forward, and those that its backward reads."""
     b = Builder("forward")
     x = b.input(plain(f32, (4, 4)))
     made: list[Node] = []
@@ -77,7 +77,7 @@ def forwards(draw: st.DrawFn) -> tuple[list[Node], list[Node]]:
 
 
 def suffices(own: list[Node], wanted: list[Node], kept: set[Node]) -> bool:
-    """Whether the values `wanted` follow from those `kept` by ops that cost little."""
+    """Returns whether cheap ops can compute the values `wanted` from the values `kept`."""
     there: dict[Node, bool] = {}
     for n in own:
         cheap = n.op not in ("cumsum", "sum") and all(there.get(a, True) for a in n.args)

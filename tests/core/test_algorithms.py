@@ -1,5 +1,5 @@
-"""Do tables of rounds keep their promises, for every n up to 64, and cost what the textbook
-says?"""
+"""Correctness of the collective algorithms' tables for every n up to 64, and their textbook
+costs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tessera.ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collect
 from tessera.ir.schedule.algorithms.text import parse, picture, text
 
 WIRE = Link("wire", 1e-6, 1e9)
-# Where tables are priced too, not every n: small ones, and those around powers of two.
+# Sizes at which tables are also priced: small ones, and those around powers of two.
 SIZES = (*range(2, 14), 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
 SUMS: tuple[Collective, ...] = ("all_reduce", "reduce_scatter")
 
 
 def factors(n: int, least: int = 2) -> list[tuple[int, ...]]:
-    """All nestings of n into sizes above 1, in every order."""
+    """Returns all ordered factorizations of n into sizes above 1."""
     found: list[tuple[int, ...]] = []
     for a in range(least, n):
         if n % a == 0:
@@ -64,7 +64,7 @@ def test_every_algorithm_is_right_for_every_n_up_to_64(
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_nesting_is_right(collective: Collective) -> None:
-    """Every nesting of every n up to 24, and of 32, 36, 48, 60 and 64, levels mixed at random."""
+    """Every nesting of each n up to 24, and of 32, 36, 48, 60 and 64, with random levels."""
     draw = random.Random(0)
     for n in (*range(2, 25), 32, 36, 48, 60, 64):
         shapes = factors(n)
@@ -79,7 +79,7 @@ def test_all_ranks_add_in_one_order_and_trees_in_adjacent_pairs() -> None:
         for collective in SUMS:
             for name in FLAT:
                 a = build(collective, name, n)
-                found = order(a)  # raises where ranks differ
+                found = order(a)  # raises if ranks add in different orders
                 assert found is not None and len(found) == a.chunks
                 if name in ("tree", "halving"):
                     assert in_pairs(a), a
@@ -138,7 +138,7 @@ RING = build("all_reduce", "ring", 4)
 
 
 def with_first(a: Algorithm, *moves: Transfer, at: int = 0) -> Algorithm:
-    """`a` with round `at` made of `moves` and what that round had besides the first transfer."""
+    """Returns `a` with the first transfer of round `at` replaced by `moves`."""
     rounds: list[Round] = list(a.rounds)
     rounds[at] = tuple(sorted((*moves, *rounds[at][1:]), key=lambda t: (t.src, t.dst, t.op)))
     return dataclasses.replace(a, rounds=tuple(rounds))
@@ -184,7 +184,7 @@ def test_a_broken_table_is_found(bad: Algorithm, said: str) -> None:
 
 
 def test_any_transfer_left_out_or_turned_is_found() -> None:
-    """Every single mutation of small tables: no transfer is there for nothing."""
+    """Every single mutation of small tables is found: no transfer is redundant."""
     for collective in COLLECTIVES:
         for name in FLAT:
             a = build(collective, name, 5)
@@ -200,7 +200,7 @@ def test_any_transfer_left_out_or_turned_is_found() -> None:
 
 
 def test_an_order_that_differs_between_ranks_is_found() -> None:
-    """Whole sums everywhere, but (0+1)+(2+3) at ranks 0 and 1, (0+3)+(1+2) at 2 and 3."""
+    """The sums are complete, but (0+1)+(2+3) at ranks 0 and 1, and (0+3)+(1+2) at 2 and 3."""
     two = parse(
         'all_reduce "two sums"  n=4 chunks=1\n'
         "  0: 0>3 +0  1>0 +0  2>1 +0  3>2 +0\n"
@@ -216,7 +216,7 @@ def test_an_order_that_differs_between_ranks_is_found() -> None:
         "  0: 0>1 +0  1>0 +0  2>3 +0  3>2 +0\n"
         "  1: 0>2 +0  1>3 +0  2>0 +0  3>1 +0\n"
     )
-    assert in_pairs(butterfly)  # everyone adds, in the same order
+    assert in_pairs(butterfly)  # all ranks add, in the same order
 
 
 def test_order_is_for_sums_of_ours() -> None:
@@ -233,7 +233,7 @@ def wiring(name: str) -> Wiring:
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_rounds_and_bytes_are_the_textbooks(collective: Collective) -> None:
-    """Each table, priced on its own topology, is its closed form: rounds · α + share · S / W."""
+    """The price of each table on its own topology is the closed form rounds · α + share · S / W."""
     compared = 0
     for n in SIZES:
         for name in FLAT:
@@ -250,7 +250,7 @@ def test_rounds_and_bytes_are_the_textbooks(collective: Collective) -> None:
 
 
 def test_the_reference_formulas() -> None:
-    """Written out: the sheet's collective times, for α, W, S and n of every size."""
+    """The textbook times of collectives, for several α, W, S and n."""
     a, w, s = WIRE.latency_s, WIRE.bytes_per_s, 3e6
 
     def time(collective: Collective, name: str, n: int) -> float:
@@ -265,7 +265,7 @@ def test_the_reference_formulas() -> None:
 
 
 def test_two_trees_take_2_log_n_rounds_and_2_s() -> None:
-    """The sheet: about 2 log2(n) α + 2 S / W. No rank sends or receives more than 2 S."""
+    """The textbook time: about 2 log2(n) α + 2 S / W. No rank sends or receives more than 2 S."""
     for n in range(2, 65):
         a = build("all_reduce", "double_tree", n)
         form = formula("all_reduce", "double_tree", n)
@@ -279,7 +279,7 @@ def test_two_trees_take_2_log_n_rounds_and_2_s() -> None:
 
 
 def test_a_hierarchy_is_scatter_reduce_gather() -> None:
-    """The sheet: RS(g, W1) + AR(N, S / g, W2) + AG(g, W1)."""
+    """The textbook time: RS(g, W1) + AR(N, S / g, W2) + AG(g, W1)."""
     fast, slow, s = Link("fast", 1e-6, 100e9), Link("slow", 5e-6, 10e9), 64e6
     for hosts, g in [(2, 4), (4, 8), (3, 6), (8, 2)]:
         both = Topology("hosts", (Level(hosts, slow), Level(g, fast)))
@@ -289,7 +289,7 @@ def test_a_hierarchy_is_scatter_reduce_gather() -> None:
         assert within is not None and across is not None
         want = 2 * within.time_s(s, 1e-6, 100e9) + across.time_s(s / g, 5e-6, 10e9)
         assert math.isclose(price(a, both).time_s(s), want)
-        # One port a host: the g groups across share it.
+        # Each host has one port, which the g groups across the hosts share.
         one = Topology("hosts", (Level(hosts, slow, shared=True), Level(g, fast)))
         want = 2 * within.time_s(s, 1e-6, 100e9) + across.time_s(s, 5e-6, 10e9)
         assert math.isclose(price(a, one).time_s(s), want)
@@ -299,7 +299,7 @@ def test_halving_sends_no_more_than_the_bound_where_n_is_no_power_of_two() -> No
     for n in range(2, 65):
         a = build("reduce_scatter", "halving", n)
         assert a.steps == math.ceil(math.log2(n))
-        assert sum(a.sent()) == n * (n - 1)  # every share moves once: nothing is sent in vain
+        assert sum(a.sent()) == n * (n - 1)  # each chunk is sent exactly once
         assert max(a.sent()) == n - 1
         assert max(a.received()) <= (n - 1 if n & (n - 1) == 0 else 1.5 * n), n
 
@@ -309,7 +309,7 @@ def test_adding_costs_and_groups_share_ports() -> None:
     ring = build("all_reduce", "ring", 4)
     plain_s = price(ring, flat(4, WIRE)).time_s(1e6)
     assert math.isclose(price(ring, slow_adder).time_s(1e6), plain_s + 0.75 * 1e6 / 1e8)
-    # dp over hosts with one port each: 4 groups at once are 4 times the bytes.
+    # dp over hosts with one port each: 4 concurrent groups need 4 times the bytes.
     hosts = Topology("hosts", (Level(2, WIRE, shared=True), Level(4, Link("in", 0.0, 1e12))))
     mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
     pair = build("all_reduce", "ring", 2)
@@ -319,8 +319,8 @@ def test_adding_costs_and_groups_share_ports() -> None:
 
 
 def test_a_ring_on_a_line_pays_for_the_way_back() -> None:
-    """The wrap-around message crosses the whole line, each link carries two messages' bytes: one
-    each way, so only the latency grows."""
+    """The wrap-around message crosses the whole line. Each link carries two messages, one in each
+    direction, so only the latency grows."""
     n = 8
     ring, line = (
         price(build("all_gather", name, n), flat(n, WIRE, "line")) for name in ("ring", "line")
@@ -335,7 +335,7 @@ def test_ways_follow_the_wires() -> None:
     assert [p.text for p in ring.way(1, 5)] == ["wire from 1 to 0", "wire from 0 to 5"]
     assert len(line.way(1, 5)) == 4 and line.way(2, 2) == ()
     torus = cluster("tpu_v4")
-    assert torus.size == 64 and len(torus.way(0, 63)) == 3  # round the corner on each axis
+    assert torus.size == 64 and len(torus.way(0, 63)) == 3  # the wrap-around link of each axis
     for t in CLUSTERS.values():
         assert [t.device(t.coords(d)) for d in range(t.size)] == list(range(t.size))
 

@@ -1,4 +1,4 @@
-"""Does the page of results keep what it should, and is a compiled program read as it is?"""
+"""The page of benchmark results: kept measurements, and the reading of compiled programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODULES = ("page", "processor", "hlo_text")
 
 @pytest.fixture
 def bench() -> Iterator[dict[str, Any]]:
-    """The modules of bench/ that need no engine."""
+    """Yields the modules of bench/ that need no engine."""
     sys.path.insert(0, str(BENCH))
     try:
         yield {name: importlib.import_module(name) for name in MODULES}
@@ -89,7 +89,7 @@ def test_what_an_instruction_moves_and_multiplies(bench: Any) -> None:
     found = bench["hlo_text"].read(FUSED)
     assert "put" not in found, "what is in a fusion is the fusion's"
     put, scores = found["fusion.1"], found["fusion.2"]
-    # What is written in place is written where it changes, and read nowhere else.
+    # An in-place update writes the changed part, and reads no more.
     assert put.moved_bytes == 2 * 8 * 16 * 4 + 4
     assert put.is_move and not put.products and put.op_names == ["jit(step)/put"]
     assert scores.products == [(2, 3, 5, 7, "bf16", "f32")] and scores.flops == 2 * 2 * 3 * 5 * 7

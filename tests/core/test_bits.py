@@ -1,4 +1,4 @@
-"""Is the promise kept by every op, and refused where it cannot be? And random numbers in loops."""
+"""Bitwise reproducible sums: kept by every op or refused. Random numbers in loops."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_function_of_single_elements_passes_and_so_does_its_gradient() -> None
 
 
 def test_a_gradient_that_sums_is_refused() -> None:
-    # Row by row it is a product; the gradient of what all rows share is a sum over them.
+    # Row by row it is a product; the gradient of a value shared by all rows is a sum over them.
     with pytest.raises(ts.UsageError, match="mesh_invariant: scaled may add up"):
         need_kept(graph.trace(lambda x, w: ts.grad(scaled(x, w).sum(), w), x_type(4, 8), x_type(8)))
 
@@ -91,7 +91,7 @@ def looped(policy: str) -> Any:
 
 
 def nested(x: Any, w: Any) -> Any:
-    """Each iteration is a loop of one iteration."""
+    """A loop of which each iteration is a loop of one iteration."""
 
     def iteration(h: Any, p: Any) -> Any:
         return ts.scan(lambda a, b: (layer(a, b), ()), h, p.reshape(1, 8, 8))[0], ()
@@ -100,12 +100,12 @@ def nested(x: Any, w: Any) -> Any:
 
 
 def within(x: Any, w: Any) -> Any:
-    """All iterations are those of a loop in the only iteration of a loop."""
+    """A loop of one iteration that contains the loop over all iterations."""
     return ts.scan(lambda h, _: (looped("save")(h, w), ()), x, ts.ones((1,)))[0]
 
 
 def everything(fn: Any) -> list[Any]:
-    """The result, what is drawn after it and the gradient, by the oracle."""
+    """The result, the next random draw and the gradient, by the oracle."""
 
     def step(x: Any, w: Any) -> Any:
         y = fn(x, w)
@@ -139,7 +139,8 @@ def test_iterations_draw_different_numbers() -> None:
 
 # -- gradients of weights that are gathered where they are used ------------------------------------
 def reductions(zero: int) -> Counter[tuple[Any, str]]:
-    """(axes, dtype) of every sum over devices in a model's gradients; embedding and head share."""
+    """Counts (axes, dtype) of the sums over devices in the gradients of a model with tied
+    embeddings."""
     plan = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
     if zero:
         plan = plan + dist.strategy("zero_redundancy_optimizer", stage=zero)

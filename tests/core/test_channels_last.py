@@ -1,4 +1,4 @@
-"""Does what follows a convolution lie with its channels last, and is it what it was?"""
+"""The pass that puts the channels of a convolution's neighbours last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
 
 
 def same(graph: Graph, seed: int) -> Graph:
-    """`graph` with its channels last, which computes the same, whole and in blocks."""
+    """Returns `graph` with its channels last. Checks that it computes the same, whole and in
+    blocks."""
     now = channels_last(graph)
     verify(now, "channels last")
     assert now.inputs == graph.inputs
@@ -41,7 +42,7 @@ def same(graph: Graph, seed: int) -> Graph:
 
 
 class Net:
-    """A graph that is drawn step by step."""
+    """A graph drawn step by step."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.b, self.data = Builder(), data
@@ -71,7 +72,8 @@ class Net:
         return self.b("reshape", x, shape=(n, g * o, *sizes))
 
     def normed(self, x: Node) -> Node:
-        """By sums over the batch and the sizes, and by numbers of the channels'."""
+        """A simple normalization: sums over batch and spatial dims, then a scale and a bias per
+        channel."""
         dims = (0, *range(x.type.rank - self.spatial, x.type.rank))
         total = self.b("sum", self.b("mul", x, x), dims=dims)
         x = self.b("sub", x, self.b("tanh", keep_dims(self.b, total, x.type, dims)))
@@ -80,28 +82,28 @@ class Net:
         return self.b("add", x, self.input(*line[1:]))
 
     def spread(self, x: Node) -> Node:
-        """By the largest over some dims."""
+        """The sum of a value and its maximum or minimum over some dims."""
         some = st.lists(st.integers(0, x.type.rank - 1), min_size=1, unique=True)
         dims = tuple(sorted(self.data.draw(some)))
         best = self.b(self.data.draw(st.sampled_from(("max", "min"))), x, dims=dims)
         return self.b("add", x, keep_dims(self.b, best, x.type, dims))
 
     def turned(self, x: Node) -> Node:
-        """What needs the order that is written: a reshape of all dims but the first."""
+        """A reshape of all dims but the first, which needs the written order of dims."""
         rows = x.type.shape[0]
         flat = self.b("reshape", x, shape=(rows, x.type.size // rows))
         return self.b("reshape", self.b("neg", flat), shape=x.type.shape)
 
     def past(self, x: Node) -> Node:
-        """With what went by."""
+        """A residual sum: `x` plus an elementwise select between `x` and 0.5."""
         return self.b("add", x, self.b("where", self.b("gt", x, self.half(x)), x, self.half(x)))
 
     def joined_to(self, x: Node) -> Node:
-        """Beside what it is made of, along a dim of the channels'."""
+        """A concatenation of a value and its tanh along the channel dim."""
         return self.b("concat", x, self.b("tanh", x), dim=x.type.rank - self.spatial - 1)
 
     def pooled(self, x: Node) -> Node:
-        """The largest of windows, or their sums."""
+        """Max or sum pooling."""
         low, high = self.data.draw(st.sampled_from(((0, 0), (1, 0), (1, 1))))
         every = {
             "size": self.data.draw(st.integers(2, 3)),
@@ -156,7 +158,7 @@ def test_only_a_convolution_has_the_order_that_is_written() -> None:
 
 
 def test_windows_have_one_place_of_each_channel() -> None:
-    """Also their gradient, up to where it is added to what is not of a convolution."""
+    """Also for the gradient, up to its addition to a value that comes from no convolution."""
     b = Builder()
     x, w, split = (
         b.input(parse_type(t, MESH))
@@ -175,7 +177,7 @@ def test_windows_have_one_place_of_each_channel() -> None:
     x, split = (b.input(x.type), b.input(split.type))
     now = same(b.graph([b("window", b("conv", x, split, **every), **pool)]), 7)
     (kept,) = (n for n in now.nodes if n.op == "window")
-    assert kept.attrs["size"] == (2, 2)  # or the channels would have to be whole
+    assert kept.attrs["size"] == (2, 2)  # otherwise the split channels would have to be gathered
 
 
 def test_two_convolutions_may_differ_in_what_is_last() -> None:

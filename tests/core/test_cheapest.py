@@ -1,4 +1,4 @@
-"""Is the way from layout to layout the cheapest there is? Held against a search that tries all."""
+"""The cheapest resharding, compared with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cases import LONG
 
 
 def cut(dim: Dim, axis: str, mesh: Mesh) -> Iterator[Dim]:
-    """`dim` split over `axis` too, at every place where that is possible."""
+    """Yields `dim` with `axis` added at each possible place."""
     n, run = mesh.sizes[axis], digits(dim, mesh.sizes)
     for i, d in enumerate(run):
         if d.axes or d.size % n:
@@ -39,7 +39,8 @@ def joined(dim: Dim, axis: str, mesh: Mesh) -> Dim:
 
 
 def every_way_on(t: TensorType) -> Iterator[tuple[str, tuple[str, ...], TensorType]]:
-    """(kind, axes, what comes out) of all collectives on one axis, and of all_reduce on several."""
+    """Yields (kind, axes, result type) for each collective on one axis, and each all_reduce on
+    several."""
     mesh = t.mesh
     assert mesh is not None
 
@@ -72,7 +73,7 @@ def every_way_on(t: TensorType) -> Iterator[tuple[str, tuple[str, ...], TensorTy
 
 
 def _apart(old: Dim, new: Dim, axis: str, mesh: Mesh) -> bool:
-    """Whether the places of `axis` in the two share no part of the index."""
+    """Returns whether the index digits of `axis` in the two dims are disjoint."""
 
     def place(dim: Dim) -> tuple[int, int]:
         at = 1
@@ -90,7 +91,7 @@ Cost = Callable[[str, tuple[str, ...], TensorType, TensorType], float]
 
 
 def cheapest_of_all(src: TensorType, cost: Cost) -> dict[TensorType, float]:
-    """To every layout that can be reached from `src`, by what a collective costs."""
+    """Returns the cheapest cost of each layout that can be reached from `src`."""
     known: dict[TensorType, float] = {src: 0}
     heap, ticket = [(0.0, 0, src)], itertools.count(1)
     while heap:
@@ -110,7 +111,7 @@ def received(src: TensorType, dst: TensorType) -> int:
 
 
 def every_layout(mesh: Mesh, shape: tuple[int, ...], partial: bool) -> Iterator[TensorType]:
-    """Axes in any order on any dim, on none, or open."""
+    """Yields all layouts with the axes in any order on any dim, unused, or partial."""
     for order in itertools.permutations(mesh.axes):
         for homes in itertools.product(range(-1 - partial, len(shape)), repeat=len(order)):
             dims = [
@@ -136,7 +137,7 @@ def every_layout(mesh: Mesh, shape: tuple[int, ...], partial: bool) -> Iterator[
 def test_no_way_receives_fewer_bytes(
     sizes: tuple[int, ...], shape: tuple[int, ...], sources: int
 ) -> None:
-    """From all sources (of many: from some), to all layouts that use the axes left over."""
+    """From each layout (a sample if there are many), if source and target use all axes."""
     mesh, rng = Mesh(tuple("wxyz"[: len(sizes)]), shape=sizes), random.Random(7)
     starts = list(dict.fromkeys(every_layout(mesh, shape, partial=True)))
     for a in rng.sample(starts, min(sources, len(starts))):
@@ -167,7 +168,7 @@ def test_six_axes_end_by_themselves() -> None:
             for j, n in enumerate(shape)
         ]
         t = TensorType(f32, dims, (), mesh)
-        if t.local_bytes * 192 == t.nbytes:  # every dim divides
+        if t.local_bytes * 192 == t.nbytes:  # only layouts without padding
             some.append(t)
     for a, b in itertools.pairwise(some):
         assert received(a, b) <= a.local_bytes * 20
@@ -175,8 +176,8 @@ def test_six_axes_end_by_themselves() -> None:
 
 
 def test_a_slow_axis_is_spared() -> None:
-    """Between hosts bytes are dear: the sum over the fast axis is made first there, and the value
-    is taken apart for it."""
+    """Links between hosts are slow: the sum over the fast axis comes first, and the value is split
+    for it."""
     mesh = Mesh(("host", "chip"), shape={"host": 2, "chip": 4})
     slow, fast = Link("slow", 1e-5, 1e9), Link("fast", 1e-6, 1e11)
     where = Topology("two hosts", (Level(2, slow), Level(4, fast)))
@@ -190,7 +191,7 @@ def test_a_slow_axis_is_spared() -> None:
 
 
 def seconds(kind: str, axes: tuple[str, ...], src: TensorType, dst: TensorType) -> float:
-    """What the plan says that a collective takes on `LINKS` of its mesh's shape."""
+    """The cost model's time for a collective on `LINKS` in the shape of its mesh."""
     mesh = src.mesh
     if kind == "shard" or mesh is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Do functions that others make up equal PyTorch's and NumPy's, forwards and backwards?"""
+"""Composite functions against PyTorch and NumPy, forward and backward."""
 
 from __future__ import annotations
 

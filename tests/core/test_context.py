@@ -1,4 +1,4 @@
-"""Do ambient settings nest, come back, and stay apart between threads?"""
+"""Ambient settings: nesting, restoration, and separation between threads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Is attention over a split sequence the attention of the whole one, does every device do the same
-share of it, and does each change of layout cost what it should? By the oracle, without devices."""
+"""Context-parallel attention, by the oracle: equality with whole attention, balanced work on all
+devices, and the cost of layout changes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_ring_takes_no_float_mask_of_all_scores() -> None:
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores in blocks of 2 queries, in loops, as they are in one piece."""
+    """Scores computed in loops over blocks of 2 queries equal those computed at once."""
     mesh = dist.Mesh(("cp",), shape={"cp": 2})
     t = parse_type("f32[1, 2, 32@cp, 4]", mesh)
 
@@ -157,7 +157,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockwise, "ROWS", 2)
     many = graph.trace(run, t, t, t)
     assert "scan" not in one.text and "scan" in many.text
-    # 8·8 scores at once in one piece, 2·8 in blocks: none of 16·16 in either.
+    # 8·8 scores at a time in one piece, 2·8 in blocks: neither has 16·16.
     for a, b in zip(evaluate(one, x), evaluate(many, x), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -198,7 +198,7 @@ def test_in_a_local_body_it_takes_blocks(oracle: Oracle) -> None:
 
 # -- the share of each device ---------------------------------------------------------------------
 def products(nodes: Any) -> Iterator[tuple[Node, int]]:
-    """The products of scores, and how often each runs."""
+    """Yields the score products with the number of times each runs."""
     for n in nodes:
         if n.op == "scan":
             yield from ((m, k * n.attrs["length"]) for m, k in products(n.attrs["body"].nodes))
@@ -215,19 +215,19 @@ def test_causal_work_is_balanced_in_every_step(oracle: Oracle, n: int) -> None:
     # One program for all: no device takes a branch that others do not.
     assert not [m for m in g.nodes if m.op == "cond"]
     found, handed = [0], 0
-    flops = 2 * size * size * d  # of one chunk of queries with one of keys
+    flops = 2 * size * size * d  # FLOPs of one chunk of queries with one of keys
     for m in g.nodes:
         if m.op == "permute":
             handed += 1
-            if handed % 2:  # keys and values
+            if handed % 2:  # the bytes of keys and values
                 found.append(0)
         for node, times in products([m]):
             assert node.type.varying == ("cp",)
             found[-1] += times * 2 * int(np.prod(node.type.shape)) * d
-    # First its own two chunks against each other: 3 of 4 pairs are seen, one of them whole.
+    # First, a device's own two chunks against each other: 3 of 4 pairs are seen, one of them whole.
     assert found[0] == 3 * flops and found[1:] == [2 * flops] * (n - 1)
 
-    # What must be computed at all, by the masks, on device i in step s: pairs of chunks seen.
+    # The minimum by the masks on device i in step s: pairs of chunks that are seen.
     def needed(order: Any) -> Any:
         chunks = order.reshape(n, 2, size)[:, :, 0] // size
         return np.array([
@@ -243,7 +243,7 @@ def test_causal_work_is_balanced_in_every_step(oracle: Oracle, n: int) -> None:
 
 
 def test_keys_travel_and_are_not_collected() -> None:
-    """Forward k and v make n-1 hops; backward these again, and their gradients n."""
+    """Forward, k and v make n-1 hops; backward makes these again, and n for the gradients."""
     mesh = dist.Mesh(("cp",), shape={"cp": 4})
     t = parse_type("f32[1, 2, 16@cp, 4]", mesh)
 
@@ -303,11 +303,11 @@ def test_sequence_parallelism_puts_two_halves_in_place_of_each_all_reduce(
     tp = ("tp",)
     # Per sublayer one of each, forward and backward, and one of each for embedding and head.
     each = 2 * 2 * sublayers + 2
-    learned = options.get("positions") != "rotary"  # whose gradient is put together
+    learned = options.get("positions") != "rotary"  # its gradient is gathered
     assert after["reduce_scatter", tp] == each
     assert after["all_gather", tp] == each + learned
     assert not [k for k in after if k[0] not in ("all_gather", "reduce_scatter", "all_reduce")]
-    # Of the all_reduces over tp alone the loss's three statistics are left.
+    # Of the all_reduces over tp alone only the loss's three statistics remain.
     assert after["all_reduce", tp] == 3 and before["all_reduce", tp] == 3 + each
 
 
@@ -430,6 +430,6 @@ def test_what_the_user_scatters_is_gathered_once_for_all_gradients() -> None:
         return ts.grad((y * c).sum(), [x, up, down])
 
     g = simplify(graph.trace(run, *types))
-    # The gradient of y is whole from there on; that of x is a sum like y was.
+    # From there on the gradient of y is whole; that of x is a partial sum, as y was.
     assert collectives(g) == {("all_gather", ("tp",)): 1, ("all_reduce", ("tp",)): 1}
     assert [o.type for o in g.outputs] == types[:3]

@@ -1,5 +1,4 @@
-"""Do convolutions, pooling, norms and resizing compute what their definitions say, and how do they
-lie on a mesh?"""
+"""Convolutions, pooling, norms and resizing: values and layouts on a mesh."""
 
 from __future__ import annotations
 

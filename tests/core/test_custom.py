@@ -1,4 +1,4 @@
-"""Gradients of the user's own, and gradients of gradients: NumPy computes, no engine."""
+"""User-defined gradients and their gradients, with NumPy and without the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("oracle")
 
 
 def run(fn: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
-    """The results of `fn`, compiled for NumPy; its graph holds what verify asks, as text too."""
+    """Returns the results of `fn` by NumPy. Verifies its graph and its text."""
     compiled = ts.jit(fn)
     out = compiled(*map(ts.tensor, values))
     text = compiled.graph.text
@@ -37,7 +37,7 @@ def run(fn: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
 # -- custom gradients -----------------------------------------------------------------------------
 @ts.custom_gradient
 def scaled(x: ts.Tensor, y: ts.Tensor) -> Any:
-    """x * y whose gradients say 10 times what is true of x, and nothing of y."""
+    """x * y with gradients that are 10 times too large for x, and None for y."""
 
     def backward(g: ts.Tensor) -> tuple[ts.Tensor, None]:
         return g * y * 10.0, None
@@ -47,7 +47,7 @@ def scaled(x: ts.Tensor, y: ts.Tensor) -> Any:
 
 @ts.custom_gradient
 def both(x: ts.Tensor, scale: float) -> Any:
-    """(sin, cos), with a gradient that reads a value computed forwards."""
+    """(sin, cos) with a backward that reads a value of the forward."""
     s, c = ts.sin(x), ts.cos(x)
 
     def backward(gs: tuple[ts.Tensor, ts.Tensor]) -> ts.Tensor:
@@ -144,7 +144,7 @@ def test_on_the_tape_and_compiled_agree(oracle: Oracle) -> None:
     before = oracle.compiled
     scaled(x, y)
     programs = oracle.compiled - before
-    assert programs == 1  # the product: what is passed through needs no program
+    assert programs == 1  # the product alone: values passed through need no program
     for a, b in zip(f(x, y), ts.jit(f)(x, y), strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5)
 
@@ -199,7 +199,7 @@ def test_arguments_by_name_and_arrays_have_their_places() -> None:
         gx, gy = run(lambda x, y, call=call: ts.grad(ts.sum(call(x, y)), (x, y)), x, y)
         np.testing.assert_allclose(gx, y * 10, rtol=1e-6)
         np.testing.assert_allclose(gy, x * 20, rtol=1e-6)
-    t = ts.tensor(y)  # outside of a compiled function an array stays one
+    t = ts.tensor(y)  # outside of a compiled function a NumPy array is not converted
     np.testing.assert_allclose(ts.grad(ts.sum(times(x, t)), t).numpy(), x * 20, rtol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Is the demo's data the same on every run, split cleanly, and measured as it should be?"""
+"""The demo's data: reproducible batches, clean splits, and metrics."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_tokens_survive_the_file(tmp_path: Path) -> None:
 
 
 def test_batches_do_not_change_between_releases() -> None:
-    """Golden: a change here changes what every recorded run was trained on."""
+    """Golden values: a change here changes the training data of every recorded run."""
     data = TokenBatches(np.arange(50_000, dtype=np.uint16), batch_size=4, seq_len=3, seed=1234)
     assert data.batch(0).inputs[:, 0].tolist() == [13817, 23917, 29083, 3885]
     assert data.batch(1_000_000).inputs[:, 0].tolist() == [8474, 34016, 30061, 18452]
@@ -233,7 +233,7 @@ def test_windows_cover_the_file_evenly_and_differ_by_step_and_seed() -> None:
     )
     counts = np.bincount(starts, minlength=1000)
     assert counts.size == 1000
-    # 40 expected for each place; a chi-square of 1000 ± 45 (one standard deviation).
+    # 40 expected at each position; a chi-square of 1000 ± 45 (one standard deviation).
     assert abs(((counts - 40) ** 2 / 40).sum() - 1000) < 200
     other = TokenBatches(tokens, 100, 1, seed=4).batch(0).inputs[:, 0]
     assert (other != starts[:100]).mean() > 0.9
@@ -293,7 +293,7 @@ def test_a_bigram_finds_the_entropy_of_a_markov_chain() -> None:
     rng = np.random.default_rng(0)
     steps = rng.random(60_000)
     tokens = np.zeros(60_000, np.uint16)
-    for i in range(1, tokens.size):  # stays with 0.9, else the other token
+    for i in range(1, tokens.size):  # the token repeats with probability 0.9
         tokens[i] = tokens[i - 1] if steps[i] < 0.9 else 1 - tokens[i - 1]
     model = bigram.fit(tokens[:50_000], vocab=2)
     entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))

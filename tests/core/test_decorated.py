@@ -1,4 +1,4 @@
-"""Do the choices of `@schedule(...)` hold wherever a user may write it, or say that they do not?"""
+"""Choices of `@schedule(...)` in every place of a decorator: each holds, or a warning says not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def called(f: Made) -> Made:
 
 
 def made(of: str, place: Callable[[Made], Made]) -> tuple[str, list[str]]:
-    """(the plan without its name and options, what was said of options)."""
+    """Returns (the plan without its name and options, the warnings about options)."""
     if of == "pipeline":
         (w, x), fn = pipe_arguments(), piped()
     else:
@@ -91,7 +91,7 @@ def test_a_choice_of_when_collectives_run_says_that_there_are_none(oracle: Oracl
         ts.OptionWarning, match="bucket_bytes=64, prefetch=1 has no effect: tanh has"
     ):
         late(x)
-    schedule(prefetch=1)(ts.tanh)(np.ones((8, 8), np.float32))  # on one device it says nothing
+    schedule(prefetch=1)(ts.tanh)(np.ones((8, 8), np.float32))  # on one device there is no warning
 
 
 def test_a_scheduled_training_step_remains_one(oracle: Oracle) -> None:
@@ -127,5 +127,5 @@ def test_a_context_above_a_compiled_function_holds_for_all_that_is_asked_of_it(
 
 def test_what_a_compiled_function_does_not_have_is_said(oracle: Oracle) -> None:
     with pytest.raises(ts.UnknownNameError, match=r"write step.plan\(\*args\)"):
-        ts.jit(body).lower(1)  # JAX's
+        ts.jit(body).lower(1)  # JAX's name
     assert not hasattr(ts.jit(body), "other")

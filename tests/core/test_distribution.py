@@ -1,4 +1,4 @@
-"""The name by which pip knows Tessera, in each text that tells a user to install it."""
+"""The distribution's name on pip, in each text with instructions to install it."""
 
 from __future__ import annotations
 

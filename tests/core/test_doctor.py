@@ -1,4 +1,4 @@
-"""Does each check of `tessera doctor` find what is wrong, and say what to do about it?"""
+"""The checks of `tessera doctor`: faults found, and advice given."""
 
 from __future__ import annotations
 

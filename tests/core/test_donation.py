@@ -1,4 +1,4 @@
-"""Which results take the memory of what the caller gave up?"""
+"""Donation: the results that reuse the memory of donated arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def updated(on: Mesh) -> Graph:
 
 
 def sent_and_updated(*more: Step, outputs: tuple[int, ...] = (2,)) -> Schedule:
-    """b0 of the whole mesh is sent to stage 0 as b1; there its double, b2, is made."""
+    """A schedule that sends b0 of the whole mesh to stage 0 as b1, where b2 is its double."""
     steps = (send(FIRST, 0, 1), Compute((1,), (2,), updated(FIRST)), *more)
     types = (WHOLE, WHOLE.on(FIRST), WHOLE.on(FIRST), *[WHOLE.on(SECOND)] * (2 * bool(more)))
     return Schedule("f", MESH, types, (0,), outputs, steps, donated=(0,))
@@ -50,7 +50,7 @@ def test_not_while_another_stage_still_needs_the_argument() -> None:
     later = (send(SECOND, 0, 3), Compute((3,), (4,), updated(SECOND), stage=1))
     s = sent_and_updated(*later, outputs=(2, 4))
     verify_schedule(s)
-    # Blocks that are on a device already are not copied when they are sent.
+    # Blocks that are already on the device are not copied by a send.
     assert donation_aliases(s) == ({}, {}, {}, {0: 0})
 
 
@@ -59,7 +59,7 @@ def test_not_what_is_given_back() -> None:
 
 
 def same_gradient(values: int) -> Graph:
-    """The gradients of so many values, which are those of as many tensors: as they are."""
+    """A backward whose gradients are its inputs."""
     b = Builder("backward")
     return b.graph([b.input(WHOLE.on(FIRST), f"g{i}") for i in range(values)])
 
@@ -101,7 +101,7 @@ def test_arguments_of_one_type_go_to_what_is_made_of_them() -> None:
     for outputs, want in (
         ((count, w2, m2, other), {0: 1, 1: 2, 3: 3}),
         ((m2, other, w2), {0: 2, 1: 0, 3: 1}),
-        ((m2, m2, w2), {0: 2, 1: 0, 3: 1}),  # what is given back twice, too
+        ((m2, m2, w2), {0: 2, 1: 0, 3: 1}),  # also arguments that are returned twice
         ((other,), {0: 0}),
     ):
         assert aliases_in(b.graph(list(outputs)), (3, 1, 0)) == want

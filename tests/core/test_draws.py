@@ -1,4 +1,4 @@
-"""Are numbers and ids drawn as likely as they should be, and what is no weight marked?"""
+"""Distributions of random numbers and ids, and invalid weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are element types values with one name, and does everything else that names them map to them?"""
+"""Dtypes: one name each, promotion, and the names of other libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tessera.core.dtypes import (
 )
 from tessera.core.errors import DTypeError
 
-# Neither holds the other, and nothing that we have holds both.
+# Neither contains the other, and none of our dtypes contains both.
 APART = ({uint32, int32}, {uint32, int8})
 
 
@@ -62,7 +62,7 @@ def test_other_names(name: object, dtype: object) -> None:
     [("float64", f32), (np.int64, int32), (np.dtype("uint16"), int32), (np.uint64, uint32)],
 )
 def test_what_is_asked_for_is_not_narrowed(name: object, nearest: object) -> None:
-    """Data of 64 bits are, where nobody says what they shall be."""
+    """64-bit data get the nearest dtype, if no dtype is given."""
     assert held_as(np.dtype(name)) is nearest  # type: ignore[call-overload]
     with pytest.raises(DTypeError, match=f"there is none: the nearest is {nearest}"):
         dtype_of(name)
@@ -92,7 +92,7 @@ def test_promotion_is_a_join() -> None:
 @pytest.mark.parametrize("a", ALL, ids=str)
 @pytest.mark.parametrize("b", ALL, ids=str)
 def test_what_is_promoted_keeps_its_value(a: DType, b: DType) -> None:
-    """Whole numbers beside whole numbers, and floats beside floats, lose nothing."""
+    """Promotion between integers, or between floats, is lossless."""
     if {a, b} in APART or (a.is_float != b.is_float):
         return
     both = promote(a, b)
@@ -105,7 +105,7 @@ def test_what_is_promoted_keeps_its_value(a: DType, b: DType) -> None:
 
 
 def test_promotion_is_that_of_pytorch() -> None:
-    """Where PyTorch has both and its answer is one of ours."""
+    """Equal if PyTorch has both dtypes and the result is one of ours."""
     torch = pytest.importorskip("torch")
     names = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "i8": "int8",
              "u8": "uint8", "bool": "bool"}  # fmt: skip

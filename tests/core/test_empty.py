@@ -1,4 +1,4 @@
-"""Do tensors without elements behave as NumPy's, on one device and in every layout?"""
+"""Tensors without elements, against NumPy, on one device and in every layout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def f32(*shape: int) -> Any:
 
 
 NO_IDS = np.zeros(0, np.int32)
-# What we call, what PyTorch calls, and the shapes of the arguments.
+# Our call, PyTorch's call, and the shapes of the arguments.
 CALLS: dict[str, tuple[Fn, Fn, tuple[tuple[int, ...], ...]]] = {
     "add": (lambda x, y: x + y, lambda x, y: x + y, ((0, 8), (8,))),
     "add_one": (lambda x, y: x + y, lambda x, y: x + y, ((4, 0), (4, 1))),
@@ -74,7 +74,7 @@ CALLS: dict[str, tuple[Fn, Fn, tuple[tuple[int, ...], ...]]] = {
 
 
 def layouts(shape: tuple[int, ...]) -> list[TensorType]:
-    """Whole, and every dim that has elements split over one axis or both."""
+    """Returns the whole layout, and one for each non-empty dim split over one axis or both."""
     t = plain(single, shape, MESH)
     found = [t]
     for i, axes in itertools.product(range(len(shape)), (("dp",), ("tp",), ("dp", "tp"))):

@@ -1,4 +1,4 @@
-"""Does an error name the user's line, wherever the user's code comes from?"""
+"""The user's source line in errors, for code of every origin."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_python_c_and_the_standard_input(how: list[str]) -> None:
 
 
 def test_no_warning_counts_frames_to_the_users_line() -> None:
-    """A count is wrong as soon as a frame comes between: `lines_up` looks for the line."""
+    """A frame count is wrong as soon as another frame is added; `lines_up` searches for the
+    line."""
     found = [
         f"{p.name}: {line.strip()}"
         for p in Path(PACKAGE).rglob("*.py")

@@ -1,4 +1,4 @@
-"""Is what an op says of itself true and complete, and said nowhere else?"""
+"""Properties that each op declares: true, complete, and declared in one place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ every_op = pytest.mark.parametrize("op", BY_OP)
 
 
 def results(row: Row, ins: list[Any]) -> list[np.ndarray[Any, Any]]:
-    """What the row's op gives for `ins`, by NumPy."""
+    """The results of the row's op on `ins`, by NumPy."""
     b = Builder(row.op)
     args = [b.input(plain(dtype_of(x.dtype), x.shape)) for x in ins]
     node = b(row.op, *args, **row.attrs)
@@ -50,8 +50,7 @@ def same(a: Any, b: Any) -> bool:
 
 # -- what the elements of the result are ----------------------------------------------------------
 def elementwise(row: Row) -> bool:
-    """Whether another value at one place changes the result there, as elsewhere, and nowhere
-    else."""
+    """Returns whether a change of one input element changes that element of the result alone."""
     (out, *more) = results(row, list(row.ins))
     shapes = [x.shape for x in row.ins]
     try:
@@ -74,8 +73,8 @@ def elementwise(row: Row) -> bool:
 
 
 def places(row: Row) -> str:
-    """ "moved" or "chosen" where the result holds elements of the one argument, wherever its values
-    are large or small: "moved" if each result holds all of them."""
+    """Returns "moved" if each result holds all elements of the one argument, "chosen" if it holds
+    some of them, for large and small values."""
     if len(row.ins) != 1 or not row.ins[0].size:
         return ""
     x = row.ins[0]
@@ -93,7 +92,7 @@ def places(row: Row) -> str:
 
 
 def seen(op: str) -> str:
-    """What the elements of the op's results are, as its rows show it."""
+    """The kind of the op's result elements, as its rows show it."""
     rows = BY_OP[op]
     if all(elementwise(r) for r in rows):
         copies = all(
@@ -129,7 +128,7 @@ def test_an_op_that_says_it_is_linear_is(op: str) -> None:
         if not which:
             continue
         once = results(row, list(row.ins))
-        if once[0].dtype.kind != "f":  # a cast that rounds
+        if once[0].dtype.kind != "f":  # a rounding cast
             continue
         match OPS[op].degree:
             case "each" | "joint":
@@ -147,15 +146,15 @@ def test_an_op_that_says_it_is_linear_is(op: str) -> None:
 
 # -- complete -------------------------------------------------------------------------------------
 def test_every_op_says_why_its_bits_are_the_same() -> None:
-    # A user's function says by its index whether it treats every element by itself; attention as
-    # one op is for kernels of GPUs, which do not keep that level.
+    # A user's function declares elementwise dims by its index. Attention as one op is for GPUs,
+    # whose kernels do not keep that level.
     refused = {name for name, op in OPS.items() if not op.mesh_invariance}
     assert refused == {"user", "attention", "attention_grad"}
 
 
 def test_what_computes_or_moves_elements_says_where_its_result_lies() -> None:
-    """The memory plan takes a buffer for an op that says nothing. XLA makes one for none of these,
-    but for what goes over a wire."""
+    """The memory plan takes a buffer for an op that declares nothing. XLA allocates none for these,
+    except for those that communicate."""
     silent = {name for name, op in OPS.items() if op.elements and op.memory == "buffer"}
     assert silent == CHANGES
     computes = {op.memory for op in OPS.values() if op.elements == "computed"}
@@ -165,7 +164,7 @@ def test_what_computes_or_moves_elements_says_where_its_result_lies() -> None:
 
 
 def test_an_op_with_graphs_among_its_attributes_says_so() -> None:
-    """Passes, the verifier and the counts go into the bodies of these."""
+    """Passes, the verifier and the counts enter the bodies of these ops."""
     held = {"scan": "body", "cond": "yes no", "custom": "backward"}
     assert {name for name, op in OPS.items() if op.bodies} == set(held)
     assert all(set(words.split()) <= set(OPS[name].attrs.split()) for name, words in held.items())
@@ -204,12 +203,12 @@ def test_an_op_that_says_nothing_is_taken_for_the_worst(monkeypatch: pytest.Monk
 
 
 # -- nowhere else ---------------------------------------------------------------------------------
-# Graphs are made of these three, besides inputs: they pick a result, loop, and branch.
+# Graphs consist of these three besides inputs: item, loop and branch.
 STRUCTURE = {"item", "scan", "cond"}
-# What a move of a table of rounds does is called `op` too: it copies or adds.
+# A transfer of a table of rounds has an `op` too: copy or add.
 ROUNDS = {"ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.py"}
-# Collectives by name as users choose tables for them, kinds of reductions, steps of a change of
-# layout, and the functions that users call, which are listed as what a module exports, TT-NN's too.
+# Collectives for which users choose tables, reduction kinds, steps of a layout change, and public
+# functions, which modules list in `__all__`, TT-NN's too.
 OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
     "lang/math/functions.py", "lang/autodiff/linalg.py", "lang/math/shape.py",
@@ -219,7 +218,7 @@ OTHER = ROUNDS | {
 
 
 def words(n: ast.AST) -> Iterator[str]:
-    """The strings that `n` is made of."""
+    """Yields the words of the strings in `n`."""
     if isinstance(n, ast.Constant) and isinstance(n.value, str):
         yield from n.value.split()
     elif isinstance(n, ast.Tuple | ast.Set | ast.List):
@@ -238,7 +237,7 @@ def files(*but: str) -> Iterator[tuple[str, ast.Module]]:
 
 
 def compared(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each name of an op that a node's `.op` is compared with, and its line."""
+    """Yields each op name that is compared with a node's `.op`, and its line."""
     for n in ast.walk(tree):
         sides: list[ast.expr] = []
         if isinstance(n, ast.Compare):
@@ -251,7 +250,7 @@ def compared(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def listed(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each collection of names of ops, but for what a module says that it has."""
+    """Yields each collection of op names, except a module's `__all__`."""
     own = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign)
            and any(isinstance(t, ast.Name) and t.id == "__all__" for t in n.targets)]  # fmt: skip
     for n in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""What is set for the engine before it starts, and what stays as the user has it?"""
+"""Engine flags set before the start, and user settings that are kept."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FUSE = "--xla_cpu_experimental_ynn_fusion_type="
         ((0, 10, 1), True, "", "", True),
         ((0, 10, 2), False, "", flags.EXACT, True),
         ((0, 11, 0), False, "--xla_a=1", f"--xla_a=1 {flags.EXACT}", True),
-        ((0, 10, 2), False, f"{FUSE}+dot", f"{FUSE}+dot", False),  # the user's own word
+        ((0, 10, 2), False, f"{FUSE}+dot", f"{FUSE}+dot", False),  # set by the user
         ((0, 10, 2), False, flags.EXACT, flags.EXACT, True),
-        ((0, 10, 2), True, "", "", False),  # too late
+        ((0, 10, 2), True, "", "", False),  # the engine has already started
         ((0, 10, 2), True, flags.EXACT, flags.EXACT, False),  # set in time, or not
         (None, False, "", "", False),
     ],
@@ -49,9 +49,9 @@ def test_reductions(
     ("x86", "runs", "given", "then"),
     [
         (True, False, "", flags.PLAIN),
-        (True, False, "--xla_cpu_max_isa=AVX512", "--xla_cpu_max_isa=AVX512"),  # the user's own
-        (True, True, "", ""),  # too late
-        (False, False, "", ""),  # another processor
+        (True, False, "--xla_cpu_max_isa=AVX512", "--xla_cpu_max_isa=AVX512"),  # set by the user
+        (True, True, "", ""),  # the engine has already started
+        (False, False, "", ""),  # another kind of processor
     ],
 )
 def test_instructions(

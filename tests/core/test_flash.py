@@ -1,5 +1,4 @@
-"""Is attention in tiles the attention of the whole, with all that hides, shifts or bounds scores,
-however tiles fall? By the oracle, without devices."""
+"""Flash attention against whole attention, by the oracle: masks, biases, scales, uneven tiles."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ RNG = np.random.default_rng(21)
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of two queries, chunks of three: so that there are many of both, and some uneven."""
+    """Sets tiles of two queries and chunks of three keys, to have many of both, some of them
+    uneven."""
     monkeypatch.setattr(flash, "TILE", 24)
     monkeypatch.setattr(blockwise, "ROWS", 2)
     monkeypatch.setattr(dot_product_attention, "CHUNK", 3)
@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(how: str, **options: Any) -> Any:
-    """The value and all gradients of attention by one way."""
+    """The value and all gradients of attention by the implementation `how`."""
     named = sorted(k for k, v in options.items() if isinstance(v, np.ndarray))
 
     def run(q: Any, k: Any, v: Any, c: Any, *more: Any) -> Any:
@@ -76,7 +76,7 @@ def test_what_hides_keys_hides_them_in_tiles(name: str, heads: int, causal: bool
 @pytest.mark.parametrize(
     ("queries", "keys", "causal", "more"),
     [
-        (13, 13, True, {}),  # no number of chunks or rows divides it
+        (13, 13, True, {}),  # not divisible by any number of chunks or rows
         (5, 11, True, {"cap": 2.0, "scale": 0.7}),
         (11, 5, True, {}),  # some queries see no key
         (1, 9, False, {"bias": real(4, 9)}),

@@ -1,4 +1,4 @@
-"""Is a dump of the flight recorder read, compared and shown?"""
+"""Flight recorder dumps: read, compared and shown."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def test_limits() -> None:
     before = settings()
     dist.set_collective_timeout(2.5, records=7)
     assert limits() == Limits(2.5, 7)
-    assert settings() is before  # programs stay
+    assert settings() is before  # limits are not settings of a program
     seen = []
     thread = threading.Thread(target=lambda: seen.append(limits()))
     thread.start()
     thread.join()
-    assert seen == [Limits(2.5, 7)]  # of the process, so of all threads
+    assert seen == [Limits(2.5, 7)]  # a setting of the process, so of all threads
     for wrong in (0, -1, float("inf"), float("nan"), "5"):
         with pytest.raises(ts.UsageError, match="set_collective_timeout"):
             dist.set_collective_timeout(wrong)  # type: ignore[arg-type]

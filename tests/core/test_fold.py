@@ -1,4 +1,4 @@
-"""What is a folded mesh? The same logical mesh, named onto fewer devices."""
+"""Folded meshes: a logical mesh on fewer devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the functions that PyTorch's samples do not reach give what PyTorch and NumPy give?"""
+"""Functions outside PyTorch's samples, against PyTorch and NumPy."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_norms_are_over_the_dims_that_their_weights_have(oracle: Oracle) -> None
     ):
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-5)
     for norm in (nn.layer_norm, nn.rms_norm):
-        for sizes in ((4,), (3, 4), 4):  # PyTorch's second argument
+        for sizes in ((4,), (3, 4), 4):  # PyTorch's form with a second argument
             with pytest.raises(ts.UsageError, match="there is no argument for sizes"):
                 norm(x, sizes)
         for wrong in (w[:1], ts.ones((2, 4))):

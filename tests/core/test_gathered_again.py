@@ -1,4 +1,4 @@
-"""ZeRO-3 frees a gathered weight after the forward pass, and gathers it again for the gradient."""
+"""ZeRO-3's weights, gathered for the forward, freed, and gathered again for the gradient."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.core.option_rows import pipe_arguments, piped
 MESH = dist.Mesh(("dp",), devices=4)
 ZERO = dist.strategy("zero_redundancy_optimizer", stage=3)
 D, LAYERS = 64, 4
-A_LAYER = 12 * D * D  # elements of its matrices
+A_LAYER = 12 * D * D  # elements of a layer's matrices
 
 
 KEPT, FREED = ScheduleOptions(reshard_after_forward=False), ScheduleOptions()
 
 
 def gpt_step(o: ScheduleOptions, level: str = "fast", **how: Any) -> Graph:
-    """The gradients of a GPT by ZeRO-3."""
+    """The graph of a GPT's gradients with ZeRO-3."""
     config = nn.GPTConfig(vocab=64, seq=16, d=D, layers=LAYERS, heads=4, **how)
     model = dist.place(nn.GPT(config), ZERO, MESH)
     ids = dist.place(np.zeros((4, 16), np.int32), ZERO, MESH, kind="batch")
@@ -47,7 +47,7 @@ def gpt_step(o: ScheduleOptions, level: str = "fast", **how: Any) -> Graph:
 
 
 def gathered(g: Graph) -> Counter[bool]:
-    """How often matrices of the layers are gathered: (again, or not)."""
+    """Counts the gathers of the layers' matrices by whether they are repeated."""
     found: Counter[bool] = Counter()
     for n, times in g.collectives():
         if n.op == "all_gather" and n.type.rank > 1 and n.scope.startswith("layers"):
@@ -65,7 +65,7 @@ def test_the_weights_of_all_layers_are_not_there_at_once(how: str, level: str) -
     kept, freed = (gpt_step(o, level, **WRITTEN[how]) for o in (KEPT, FREED))
     assert gathered(kept) == {False: 4 * LAYERS}
     assert gathered(freed) == {False: 4 * LAYERS, True: 4 * LAYERS}
-    if level == "fast":  # else whole gradients are there at the peak
+    if level == "fast":  # otherwise whole gradients exist at the peak
         saved = memory_plan(kept).peak - memory_plan(freed).peak
         assert saved > 0.4 * LAYERS * A_LAYER * 4  # bytes; one layer's are there in any case
 

@@ -1,7 +1,7 @@
-"""The Graph IR of a training step on several meshes, held against files reviewed like code.
+"""Golden Graph IR files of a training step on several meshes.
 
 `pytest tests/core/test_golden.py --refresh-golden` writes them anew; `git diff tests/golden` shows
-what a change did to layouts and collectives.
+the effect of a change on layouts and collectives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[dict[str, int], Strategy | None]] = {
 
 
 def step(model: Any, ids: ts.Tensor, labels: ts.Tensor) -> Any:
-    """Loss and new weights by plain gradient descent."""
+    """The loss and the new weights after a step of gradient descent."""
     loss = model.loss(ids, labels)
     weights = model.parameters()
     grads = ts.grad(loss, weights)
@@ -58,7 +58,7 @@ def test_the_step_is_what_was_reviewed(case: str, request: pytest.FixtureRequest
 
 
 def test_tensor_parallelism_costs_two_all_reduces_a_sublayer_pair_each_way() -> None:
-    """Megatron's count: per layer two all_reduces of the activations forward and two backward."""
+    """Megatron's count: per layer, two all_reduces of activations forward and two backward."""
     big = [
         n
         for n, _ in graph.simplify(recorded("tp4")).collectives()

@@ -1,4 +1,4 @@
-"""Does the text of a graph hold all of it, and does a broken text say where it is broken?"""
+"""The text of a graph: lossless, and parse errors with their place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ graph step  v1  mesh dp=2 tp=4
 
 
 def same(a: Graph, b: Graph) -> None:
-    """Equal in all that is data, types on the mesh of the graph."""
+    """Asserts that two graphs have equal data, with types on the mesh of the graph."""
     place = {n: i for i, n in enumerate(a.nodes)}, {n: i for i, n in enumerate(b.nodes)}
     assert a.name == b.name and a.mesh == b.mesh and len(a.nodes) == len(b.nodes)
     for x, y in zip(a.nodes, b.nodes, strict=True):

@@ -1,4 +1,4 @@
-"""Do the tables of other people's names cover their tensors and ours, each place once?"""
+"""Tables of Hugging Face weight names: each tensor of both sides once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_table_is_a_bijection(kind: str, raw: dict[str, Any]) -> None:
         for piece in table[name]:
             piece.write(numbers[name], files.setdefault(piece.name, np.zeros(piece.shape, int)))
     written = np.sort(np.concatenate([f.ravel() for f in files.values()]))
-    assert written.tolist() == list(range(1, count))  # each number once, no place left out
+    assert written.tolist() == list(range(1, count))  # each number once, without gaps
     for name, want in numbers.items():
         found = np.zeros_like(want)
         for piece in table[name]:
@@ -77,7 +77,7 @@ def test_a_table_is_a_bijection(kind: str, raw: dict[str, Any]) -> None:
 
 @given(st.data())
 def test_a_block_is_read_from_its_own_places_alone(data: st.DataObject) -> None:
-    """Against the whole: blocks of the keys of a Falcon, which lie between queries and values."""
+    """Compares blocks of a Falcon's keys, which lie between queries and values, with the whole."""
     groups, each, size, d = 3, 2, 4, 5
     places = np.arange(groups * (each + 2) * size).reshape(groups, each + 2, size)
     sizes = {"g": groups, "s": size, "d": d}
@@ -104,10 +104,10 @@ def test_rates_are_stretched_between_the_two_wavelengths(oracle: Oracle) -> None
     rope = nn.Rope(scaling="llama3", factor=8.0, low=1.0, high=4.0, original=64)
     plain = 10000.0 ** (-np.arange(8) / 8)
     slower = plain / rope.rates(16).numpy()
-    waves = 2 * np.pi / plain  # tokens a turn: 6, 20, 63, 199 and more
+    waves = 2 * np.pi / plain  # wavelengths in tokens: 6, 20, 63, 199 and more
     np.testing.assert_allclose(slower[waves < 64 / 4], 1.0, rtol=1e-5)
     np.testing.assert_allclose(slower[waves > 64], 8.0, rtol=1e-5)
-    # A quarter of the way from 1 to 4 turns within 64 tokens, a quarter of the whole rate is kept.
+    # At a quarter of the way from 1 to 4 periods in 64 tokens, a quarter of the frequency is kept.
     kept = (64 / waves - 1) / 3
     between = (waves > 64 / 4) & (waves < 64)
     assert between.sum() == 2
@@ -118,7 +118,7 @@ def test_rates_are_stretched_between_the_two_wavelengths(oracle: Oracle) -> None
 
 def test_alibi_slopes_are_those_of_the_paper() -> None:
     np.testing.assert_allclose(alibi_slopes(8), [2.0**-i for i in range(1, 9)])
-    # Six heads: the four of four, then every second one of eight.
+    # Six heads: the slopes of four heads, then every second slope of eight heads.
     np.testing.assert_allclose(alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
 
 

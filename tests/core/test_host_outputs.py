@@ -1,4 +1,4 @@
-"""Does what is printed, checked or stopped at inside a recorded function see what is there?"""
+"""Prints, checks and breakpoints in recorded functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines printed, without the file and line in front."""
+    """The printed lines without the file and line in front."""
     return [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Do imports point one way inside of a package too? In lang/ no files are in a circle."""
+"""Import cycles inside of a package. The files of lang/ have none."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import pytest
 
 
 def order(package: str) -> list[str]:
-    """The files of `package`, each after those that it imports: inside of functions and for types
-    only, too. Raises CycleError, which names a circle."""
+    """Returns the files of `package`, each after the files that it imports, in functions and for
+    type checking too. Raises CycleError, which names a cycle."""
     graph = grimp.build_graph("tessera")
     files = sorted(m for m in graph.modules if m.startswith(f"tessera.{package}."))
     return [
@@ -43,7 +43,7 @@ PROGRAMS = {
     "import tessera as ts; print([n for n in ts.__all__ if not hasattr(ts, n)])": "[]",
     "from tessera import *; print(elastic.steps.__name__, pipeline.Pipe.__name__)": "steps Pipe",
     "import tessera as ts\ntry: ts.nn.save_hf\nexcept AttributeError as e: print(e.fix)": "write "
-    "checkpoint.save_hf",  # a name is looked for in what was not imported
+    "checkpoint.save_hf",  # the error finds the name in a module that is not imported
     "import tessera as ts; ts.dist.resize(msh=3)": "resize: there is no argument 'msh'",
 }
 

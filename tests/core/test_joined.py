@@ -1,4 +1,4 @@
-"""Gradients of slices of one value, joined where they lie side by side."""
+"""Gradients of adjacent slices of one value, concatenated without communication."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_what_lies_side_by_side_is_joined_and_nothing_else(fn):
 
 
 def test_parts_that_are_split_alike_are_joined_where_they_lie():
-    """The gradient of fused q, k and v crosses no wire."""
+    """The gradient of fused q, k and v needs no collective."""
     fused = ts.tensor(np.ones((4, 3, 8), np.float32), mesh=MESH, layout="[4, 3, 8@tp]")
 
     def loss(x):

@@ -1,4 +1,4 @@
-"""Does a process find its place in a run from what each launcher leaves in the environment?"""
+"""Rank, size and address of a process, from each launcher's environment variables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Does the language record what it says? Types in, graphs out, values by the oracle: no engine.
+"""The language without the engine: types, recorded graphs, and values by the oracle.
 
-Where a test must run something, NumPy is the engine.
+A test that must run a program uses NumPy as the engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def real(*shape: int) -> np.ndarray:
 
 
 def traced(fn: Callable[..., Any], *values: np.ndarray) -> list[np.ndarray]:
-    """`fn` recorded on the types of `values` alone, then evaluated by the oracle."""
+    """Records `fn` on the types of `values` alone, and evaluates it with the oracle."""
     g = graph.trace(fn, *(plain(held_as(v.dtype), v.shape) for v in values))
     verify(g)
     verify(simplify(g), "simplify")
@@ -206,7 +206,7 @@ def test_results_are_whole_unless_asked_otherwise() -> None:
 
 # -- annotations ----------------------------------------------------------------------------------
 def held(*pairs: Any, dtype: Any = bf16) -> Sizes:
-    """Shapes held against annotations, as the arguments a, b, … of a call."""
+    """Checks shapes against annotations, as the arguments a, b, … of a call."""
     sizes = Sizes()
     for name, (spec, shape) in zip("abcdef", pairs, strict=False):
         sizes.see(name, spec, shape, dtype)
@@ -225,7 +225,7 @@ def test_annotations_bind_and_products_follow() -> None:
     assert str(spec) == "Tensor['B', '3*D', 4, ts.bf16]"
     assert str(spec | None) == "Tensor['B', '3*D', 4, ts.bf16] | None"
     assert ts.Tensor[int32] == TensorSpec((), int32)
-    # What comes later decides what came before; a product of several names is not passed over.
+    # Later arguments bind names in earlier ones; a product of several names is still checked.
     qkv, heads = ts.Tensor["3*D_head*H"], ts.Tensor["H", "D_head"]
     assert held((qkv, (96,)), (heads, (4, 8))).wrong == []
     assert held((qkv, (96,)), (heads, (4, 9))).wrong == [
@@ -247,7 +247,7 @@ PRODUCTS = st.lists(NAMES | st.sampled_from(["1", "2", "3"]), min_size=1, max_si
 
 @given(st.lists(st.tuples(PRODUCTS, st.integers(0, 12)), min_size=1, max_size=5), st.randoms())
 def test_products_hold_exactly_where_sizes_exist(dims: Any, rng: Any) -> None:
-    """Against all sizes there are. Which argument comes first does not matter."""
+    """Compares with a search of all sizes. The order of the arguments has no effect."""
 
     def holds(at: dict[str, int]) -> bool:
         return all(
@@ -282,7 +282,7 @@ ROW, TABLE = ts.Tensor["B", "D"], ts.Tensor["D", "V"]
 
 
 def test_annotations_are_read_one_by_one() -> None:
-    """A name that only a type checker knows does not hide the other annotations."""
+    """A name that only a type checker knows does not invalidate the other annotations."""
 
     @ts.function
     def scores(x: ROW, w: TABLE, note: Unknown = None) -> ts.Tensor:  # type: ignore[name-defined] # noqa: F821

@@ -1,4 +1,4 @@
-"""Does the language run what it records? NumPy is the engine."""
+"""The language with NumPy as the engine."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def test_reads_cut_and_writes_come_back(oracle: Oracle) -> None:
         assert ("extra" in state) == bool(positive)
     before = oracle.compiled
     step(ts.tensor([3.0, 4.0]), {"positive": ts.tensor(0.0), "extra": ts.tensor(0.0)})
-    assert oracle.compiled <= before + 2  # a new sum is a new way, of at most two programs
+    assert oracle.compiled <= before + 2  # a new sum takes a new path, of at most two programs
 
 
 def test_what_follows_a_read_is_compiled_once_for_all_values(oracle: Oracle) -> None:
     seen: list[float] = []
-    note = seen.append  # what a recorded function does to a list that it names is warned of
+    note = seen.append  # a write to a list that a recorded function names gives a warning
 
     @ts.jit
     def step(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
         loss = ts.mean((x @ w) ** 2)
         note(loss.item())
-        last, _ = ts.scan(lambda row, x: (row + x, None), x[0], x)  # a body is compared too
+        last, _ = ts.scan(lambda row, x: (row + x, None), x[0], x)  # loop bodies are compared too
         return ts.sum(last) - loss
 
     w, compiled = ts.tensor(real(4, 2)), []

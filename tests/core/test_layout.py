@@ -1,4 +1,4 @@
-"""Are layouts one algebra? Canonical forms, texts, and movements that never leave it."""
+"""The algebra of layouts: canonical forms, texts, and movements between layouts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_type_without_a_mesh_stands_for_the_replicated_one() -> None:
         ("f32[4096, (3·16@tp·64)]", (4096, 3, 16, 64), "f32[4096, 3, 16@tp, 64]"),
         ("f32[8@dp, 4]", (2, 4, 4), "f32[2@dp, 4, 4]"),
         ("f32[8@(dp,tp)]", (2, 4), "f32[2@dp, 4@tp]"),
-        ("f32[8@(tp,dp)]", (2, 4), "f32[2, (2·2@dp)]"),  # tp's 4 does not fit 2
+        ("f32[8@(tp,dp)]", (2, 4), "f32[2, (2·2@dp)]"),  # tp's 4 shards do not fit a dim of 2
         ("f32[6@dp]", (3, 2), "f32[3, 2]"),
         ("f32[5@dp, 4]", (20,), "f32[(5@dp·4)]"),
         ("f32[5@dp, 4]", (10, 2), "f32[(5@dp·2), 2]"),
@@ -190,7 +190,7 @@ def test_an_axis_without_a_mesh_is_an_error() -> None:
 
 # ---- closedness --------------------------------------------------------------------------------
 def _grouped(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Another shape of as many elements: two dims merged, or one taken apart."""
+    """Draws another shape of as many elements: two dims merged, or one split."""
     if len(shape) > 1 and draw(st.booleans()):
         i = draw(st.integers(0, len(shape) - 2))
         return (*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :])
@@ -203,7 +203,7 @@ def _grouped(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @st.composite
 def moved(draw: st.DrawFn, b: Builder, x: Node, value: np.ndarray) -> tuple[Node, np.ndarray]:
-    """One more movement of `x`, in the graph and in NumPy."""
+    """Applies a drawn movement to `x`, in the graph and in NumPy."""
     t = x.type
     match draw(st.sampled_from(["reshape", "split", "transpose", "join", "redistribute"])):
         case "reshape":

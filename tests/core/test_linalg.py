@@ -1,5 +1,4 @@
-"""Do the functions on matrices, and einsum in full, say what NumPy says, and are their gradients
-the slopes of what they compute?"""
+"""Linear algebra and einsum against NumPy, and their gradients against differences."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def close(got: ts.Tensor, want: Any, tol: float = 1e-4) -> None:
 )
 def test_einsum_is_numpys(index: str, shapes: list[tuple[int, ...]], oracle: Oracle) -> None:
     xs = [real(*s) for s in shapes]
-    if index.startswith("bii"):  # NumPy knows no `...` of no dims beside a named result
+    if index.startswith("bii"):  # NumPy rejects an empty `...` beside a named result
         close(ts.einsum(index, *xs), np.einsum("bii,ij,j->b", *xs))
     else:
         close(ts.einsum(index, *xs), np.einsum(index, *xs))
@@ -240,7 +239,7 @@ def test_narrow_matrices_are_worked_on_in_f32(oracle: Oracle) -> None:
 
 # ---- gradients of every result -----------------------------------------------------------------
 def slopes(build: Callable[[Builder, list[Node]], list[Node]], ins: list[Any]) -> None:
-    """Compares the gradient of Σ w · out, over all results, with differences, in f64."""
+    """Compares the gradient of Σ w · out over all results with finite differences in f64."""
     b = Builder()
     args = [b.input(plain(f32, x.shape)) for x in ins]
     outs = build(b, args)

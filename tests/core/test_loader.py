@@ -1,4 +1,4 @@
-"""Does a loader give every sample once, in one order, to any number of loaders, and go on?"""
+"""Data loaders: each sample once, in one order for any number of loaders, and resumption."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_global_order_is_the_same_for_any_number_of_loaders(
     assert [flat(rows) for rows in zip(*parts, strict=True)] == want
 
 
-orders: dict[str, list[int]] = {}  # of one loader with one row a batch, by packing
+orders: dict[str, list[int]] = {}  # by packing: the order of one loader with one row per batch
 
 
 @given(
@@ -115,7 +115,7 @@ orders: dict[str, list[int]] = {}  # of one loader with one row a batch, by pack
 def test_a_run_that_changes_its_loaders_sees_every_sample_once(
     stages: list[tuple[int, int, int]], packing: str, prefetch: int
 ) -> None:
-    """It stops and goes on with other numbers of loaders and other batches, over epochs."""
+    """Stops, and resumes with other numbers of loaders and other batch sizes, over epochs."""
     count, length = 96, 4
     common = {
         "data": TokenSource([np.arange(count * length + 1)], np.append(
@@ -300,7 +300,7 @@ def test_never_more_than_asked_for_is_made_ahead() -> None:
 
 
 class Torn(np.ndarray):
-    """A row whose second half cannot be read."""
+    """A row whose second half raises OSError."""
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice) and (at.stop or 0) > 40:
@@ -314,7 +314,7 @@ def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(prefetch:
     data = loader(20, shuffle=False, prefetch=prefetch)
     data._samples.source.pieces = (samples(20).view(Torn),)
     assert seen(data, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    for _ in range(2):  # it stands where it stood, so it says the same again
+    for _ in range(2):  # its position is the same, so it raises the same error again
         assert text_of(lambda: next(data), ts.BackendError) == (
             "dataloader: the batch at sample 8 of epoch 0 could not be made: OSError: input/output "
             "error\ndata : TokenSource('array', 81 tokens)\nfix : are the files still there and "
@@ -332,7 +332,7 @@ def test_our_own_errors_come_through_the_thread_as_they_are() -> None:
 
 
 def test_a_loader_whose_thread_died_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that was forked off: the object is there, the thread is not."""
+    """As in a forked process: it has the object, but not the thread."""
 
     from tessera.data import prefetch
 
@@ -381,7 +381,7 @@ def test_global_batches_and_their_layout() -> None:
     assert layout("x=2 y=2", data_axes="y") == "i32[4@y, 4]"
     assert layout("dp=2", global_batch_size=6) == "i32[6@dp, 4]"
     assert layout("dp=2", batch_size_per_gpu=5) == "i32[10@dp, 4]"
-    # As the guide computes it: per GPU times all devices, also those that share rows.
+    # As in the guide: the batch per GPU times all devices, also those that share rows.
     assert layout("dp=2 tp=2", global_batch_size=8, batch_size_per_gpu=2) == "i32[8@dp, 4]"
     assert text_of(lambda: layout("dp=2", global_batch_size=8, batch_size_per_gpu=3)) == (
         "dataloader: global_batch_size=8 is not batch_size_per_gpu=3 times 2 devices\n"

@@ -1,4 +1,4 @@
-"""Does a configuration of a loader say all that is wrong with it, and what to write?"""
+"""Loader configurations: all errors at once, with corrections."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_bad_configurations_name_all_that_is_wrong() -> None:
 
 @pytest.mark.parametrize(("key", "way_out"), words()["loader"].items())
 def test_a_key_of_another_loader_says_what_to_write(key: str, way_out: str) -> None:
-    """It would be without effect. Keys of a model's sizes may stand beside ours."""
+    """The key would have no effect. Keys of a model's sizes may stand beside the loader's."""
     key = key.removeprefix(".")
     config = {"data": samples(20), "batch_size": 4, "sequence_length": S, key: 3}
     if way_out == "sequence_length":

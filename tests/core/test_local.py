@@ -1,5 +1,5 @@
-"""Does a body in the local view compute what its devices would? By the oracle, in global terms and
-block by block, values and gradients."""
+"""Bodies of the local view, by the oracle, in global terms and block by block: values and
+gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def whole_type(case: Case) -> TensorType:
 
 
 def checked(g: Graph) -> Graph:
-    """`g` simplified; both are verified and printed and read back."""
+    """Returns `g` simplified. Verifies both graphs, and parses their texts."""
     short = simplify(g)
     for each in (g, short):
         verify(each)
@@ -38,13 +38,13 @@ def checked(g: Graph) -> Graph:
 
 
 def expected(case: Case, x: Array) -> Array:
-    """The results of all devices one below the other."""
+    """The results of all devices, concatenated along dim 0."""
     found = case.expect(np.split(x, N))
     return np.concatenate([found] * N if isinstance(found, np.ndarray) else list(found))
 
 
 def each_own(case: Case) -> Callable[[ts.Tensor], ts.Tensor]:
-    """The body of `case`, its result each device's own also where all have the same."""
+    """The body of `case` with a result that varies by device even if all results are equal."""
     return op.kernel(lambda x: case.body(x) + 0.0 * x.sum())
 
 
@@ -147,7 +147,7 @@ def test_a_body_without_its_rank_is_recorded_once() -> None:
 def test_what_all_ranks_do_stands_once_and_the_rest_in_branches() -> None:
     @op.kernel
     def body(x: ts.Tensor) -> ts.Tensor:
-        y = ts.exp(x)  # all ranks
+        y = ts.exp(x)  # on all ranks
         if ts.mesh.current().rank == 1:
             return ts.tanh(y) + 1.0
         return y
@@ -210,7 +210,7 @@ def test_data_parallel_equals_the_global_view(mesh_axes: tuple[str, ...], oracle
 
 
 def owners(weights: Any, gradients: Any, optimizer_state: Any, factor: Any) -> Any:
-    """Guide 4's ZeRO; `factor` is what a gradient is multiplied by, from the right."""
+    """Guide 4's ZeRO update; each gradient is multiplied by `factor` from the right."""
     mesh, new = ts.mesh.current(), {}
     for i, (name, g) in enumerate(gradients.items()):
         owner = i % mesh.size
@@ -228,8 +228,8 @@ def owners(weights: Any, gradients: Any, optimizer_state: Any, factor: Any) -> A
 def test_owners_update_and_others_receive(
     oracle: Oracle, elementwise: bool, layout: str | None
 ) -> None:
-    """What goes element by element each device does for its block, as with ZeRO-1: the state is
-    stored in parts, and a weight is gathered once. Other work is its owner's alone."""
+    """Each device does elementwise work for its block, as with ZeRO-1: the state is stored in
+    parts, and a weight is gathered once. The owner alone does other work."""
     update = ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH)(owners)
     factor = None if elementwise else RNG.normal(size=(2, 2)).astype(np.float32)
     names = "abcde"  # more than there are devices
@@ -253,12 +253,12 @@ def test_owners_update_and_others_receive(
     if elementwise:
         moved = [(n.op, n.wire_bytes) for n, _ in update.graph.collectives()]
         assert moved == [("all_gather", 2 * 2 * 4)] * len(names) and "cond" not in ops
-    else:  # each weight's update is a branch that one rank takes
+    else:  # each weight's update is a branch taken by one rank
         assert ops.count("cond") >= len(names)
 
 
 def test_an_owner_whose_gradient_is_its_own_works_alone(oracle: Oracle) -> None:
-    """A value that differs between ranks is the owner's, not an average and not a block of each."""
+    """A value that differs between ranks is the owner's, neither an average nor a block of each."""
 
     @ts.distribute(strategy="zero_redundancy_optimizer", mesh=MESH, batch="x")
     def update(w: ts.Tensor, x: ts.Tensor) -> Any:

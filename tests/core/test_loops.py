@@ -1,5 +1,4 @@
-"""Is a loop the same as its iterations written out: in value, gradient, and gradient of the
-gradient?"""
+"""Loops against their unrolled iterations: values, gradients and second-order gradients."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from tests.core.strategies import numbered
 
 MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 POLICIES = ("save", "recompute", "together")
-# An iteration takes a builder, the constants, the carries and a row of each scanned value, and
-# gives the next carries and what is stacked.
+# An iteration's arguments are a builder, the constants, the carries and a row of each scanned
+# value. Its results are the next carries and the values to stack.
 Iteration = Callable[[Builder, list[Node], list[Node], list[Node]], tuple[list[Node], list[Node]]]
 
 
@@ -40,7 +39,7 @@ def scanned(
     reverse: bool = False,
     length: int = 0,
 ) -> list[Node]:
-    """`iteration` as a loop: the last carries, then the stacked values."""
+    """Returns `iteration` as a loop: the last carries, then the stacked values."""
     inner = Builder("iteration")
     inner.loc = ""
     c = [inner.input(n.type) for n in consts]
@@ -66,7 +65,7 @@ def unrolled(
     reverse: bool = False,
     length: int = 0,
 ) -> list[Node]:
-    """The same, iteration by iteration."""
+    """The unrolled iterations of the same loop."""
     count = length or xs[0].type.shape[0]
     state, rows = list(carries), []
     for i in reversed(range(count)) if reverse else range(count):
@@ -92,20 +91,20 @@ def _stacked(b: Builder, column: Sequence[Node]) -> Node:
 # ---- iterations
 # -------------------------------------------------------------------------------------
 def layers(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """A residual layer with a weight an iteration, and a shared scale."""
+    """A residual layer with a weight per iteration, and a shared scale."""
     h = b("tanh", b("contract", s[0], x[0], index="m k, k n -> m n"))
     out = b("add", s[0], b("mul", h, c[0]))
     return [out], [b("sum", out, dims=(1,))]
 
 
 def kept(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """`layers`, with a mark on what is dear."""
+    """`layers` with `save_for_backward` on the expensive value."""
     h = b("save_for_backward", b("tanh", b("contract", s[0], x[0], index="m k, k n -> m n")))
     return [b("add", s[0], b("mul", h, c[0]))], []
 
 
 def recurrent(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """A shared weight, two carries that feed each other, a counter, and nothing stacked."""
+    """A shared weight, two carries that depend on each other, a counter, and no stacked results."""
     h = b("tanh", b("contract", s[0], c[0], index="m k, k n -> m n"))
     one = b("full", dtype=int32, shape=(), value=1)
     scale = b("cast", s[2], dtype=f32)
@@ -113,20 +112,20 @@ def recurrent(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
 
 
 def losses(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """A sum over blocks of rows: what the policy `together` is for."""
+    """A sum over blocks of rows, for the policy `together`."""
     logits = b("contract", x[0], c[0], index="m k, k n -> m n")
     part = b("sum", b("mul", logits, b("mul", logits, x[1])), dims=(0, 1))
     return [b("add", s[0], part)], []
 
 
 def entangled(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """A scalar to which each iteration adds, but of another carry: not for `together`."""
+    """A scalar sum of terms that depend on another carry: not for `together`."""
     h = b("tanh", b("contract", s[1], c[0], index="m k, k n -> m n"))
     return [b("add", s[0], b("sum", h, dims=(0, 1))), h], []
 
 
 def shrinking(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
-    """A scalar that is more than added to: not for `together` either."""
+    """A scalar carry that is multiplied, not only added to: not for `together` either."""
     part = b("sum", b("mul", x[0], c[0]), dims=(0,))
     return [b("mul", s[0], part)], []
 
@@ -163,7 +162,7 @@ def typed(texts_: Sequence[str]) -> list[TensorType]:
 def built(
     case: str, run: Callable[..., list[Node]], policy: str = "save", reverse: bool = False
 ) -> tuple[Builder, list[Node], list[Node]]:
-    """(builder, inputs, results) of a case, as a loop or written out."""
+    """Returns (builder, inputs, results) of a case, as a loop or unrolled."""
     iteration, consts, carries, xs, length = CASES[case]
     b = Builder(case.replace(" ", "_"))
     b.loc = ""
@@ -189,7 +188,7 @@ def close(got: Sequence[Any], want: Sequence[Any]) -> None:
 
 
 def both_ways(graph: Graph, values: list[Any]) -> list[Any]:
-    """Evaluated whole; in blocks, simplified and parsed back it must be the same."""
+    """Evaluates `graph` whole. Asserts the same in blocks, simplified, and parsed from its text."""
     verify(graph, "build")
     whole = evaluate(graph, values)
     close(evaluate_blocks(graph, values), whole)
@@ -202,7 +201,7 @@ def both_ways(graph: Graph, values: list[Any]) -> list[Any]:
 
 
 def seeds(b: Builder, results: Sequence[Node]) -> list[tuple[Node, Node]]:
-    """The float results, each with a gradient that is not the same everywhere."""
+    """The float results, each with a seed gradient that is not uniform."""
     pairs = []
     for k, n in enumerate(results):
         if n.type.dtype.is_float:
@@ -275,7 +274,7 @@ def test_together_is_one_loop_and_the_others_are_two() -> None:
     for policy, loops in (("together", 1), ("recompute", 2), ("save", 2)):
         graph, _ = only_loss("losses", policy, [0, 2])
         assert len(scans(graph)) == loops, policy
-    # Where the sum is more than added to, `together` falls back to two loops.
+    # If the sum has another use, `together` falls back to two loops.
     for case in ("entangled", "shrinking"):
         assert len(scans(only_loss(case, "together", [0])[0])) == 2
 
@@ -322,7 +321,7 @@ def curvature(case: str, run: Callable[..., list[Node]], **how: Any) -> tuple[Gr
     assert total is not None
     one = b("full", dtype=f32, shape=(), value=1.0)
     second = differentiate(b, [(total, one)], by)
-    # A loop cannot see that the gradient by a carry is constant; written out, it is None.
+    # A loop does not know that the gradient of a carry is constant; unrolled, the gradient is None.
     zeros = [b("full", dtype=f32, shape=n.type.shape, value=0.0) for n in by]
     return b.graph([total, *(z if g is None else g for g, z in zip(second, zeros))]), inputs
 
@@ -339,7 +338,7 @@ def test_second_derivatives_are_those_of_the_iterations(case: str, policy: str) 
 
 # ---- loops in loops ----------------------------------------------------------------------------
 def nest(outer: Callable[..., list[Node]], inner: Callable[..., list[Node]], policies: Any) -> Any:
-    """A stack of blocks, each a recurrence of its own over the same rows."""
+    """A stack of blocks, each a recurrence over the same rows."""
 
     def block(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:
         def step(b: Builder, c: list[Node], s: list[Node], x: list[Node]) -> Any:

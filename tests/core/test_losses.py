@@ -1,4 +1,4 @@
-"""Do losses and masked attention equal PyTorch's, forwards and backwards?"""
+"""Losses and masked attention against PyTorch, forward and backward."""
 
 from __future__ import annotations
 

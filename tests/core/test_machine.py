@@ -1,4 +1,4 @@
-"""Is every descriptor read as what it says, or refused with every fault and its line?"""
+"""Machine descriptors: read exactly, or refused with every fault and its line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def levels(machine: Machine) -> str:
 
 
 def told(error: BaseException, example: str) -> list[tuple[int, str]]:
-    """The lines and sentences of an error; the rest of its text is always the same."""
+    """The lines and messages of an error, without its constant parts."""
     head, *rows = str(error).splitlines()
     fix = rows.pop()
     assert rows.pop().strip().startswith("at")
@@ -206,7 +206,7 @@ LINES = (MESH + PAIR + TOP).splitlines(keepends=True)
 
 
 def answered(read: Any, text: str) -> None:
-    """A machine, or an error of ours."""
+    """Asserts that `read` returns a machine or raises an error of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ts.OptionWarning)
         try:
@@ -262,7 +262,7 @@ def test_what_is_nested_deeply_is_answered(deep: str) -> None:
 
 @st.composite
 def machines(draw: Any) -> Machine:
-    """Machines with links of any figures."""
+    """Draws machines with links of any bandwidth and latency."""
     figures = st.floats(1e-3, 1e6).map(lambda x: round(x, 6))
     count = draw(st.integers(1, 4))
     each = []

@@ -1,4 +1,4 @@
-"""Are a plan's persistent bytes what the formulas say, and do buffers live as long as they must?"""
+"""Memory plans: persistent bytes against formulas, and lifetimes of buffers."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def zero(stage: int, axis: str) -> Any:
 def planned_step(
     shapes: dict[str, tuple[int, ...]], plan: Any, mesh: Mesh, optimizer: Any
 ) -> tuple[Graph, dict[str, Any]]:
-    """A training step over weights of these shapes, recorded, and what it holds."""
+    """Records a training step over weights of these shapes, with its persistent values."""
     weights = dist.place({k: nn.Parameter(*s) for k, s in shapes.items()}, plan, mesh)
     state = optimizer.init(weights, plan)
-    # A row of a batch for each device.
+    # One row of the batch per device.
     types = {k: parse_type(f"f32[{mesh.size}]", mesh) for k in shapes}
     x = {k: plan.batch(t) for k, t in types.items()}
 
@@ -55,8 +55,8 @@ def planned_step(
 
 
 def split_bytes(shape: tuple[int, ...], n: int) -> int:
-    """f32 bytes of the largest piece: the largest dim that n divides, else the largest dim, is cut
-    into n pieces, rounded up."""
+    """f32 bytes of the largest piece: the largest dim that n divides, or else the largest dim, is
+    split into n pieces, rounded up."""
     even = [s for s in shape if s % n == 0]
     cut = max(even or shape)
     return 4 * math.prod(shape) // cut * -(-cut // n)
@@ -65,13 +65,14 @@ def split_bytes(shape: tuple[int, ...], n: int) -> int:
 def check_formulas(
     shapes: dict[str, tuple[int, ...]], plan: Any, mesh: Mesh, stage: int, n: int
 ) -> None:
-    """Weights W, gradients W and K·W of state, each divided by n from its stage on."""
+    """Asserts W bytes of weights, W of gradients and K·W of state, each divided by n from its ZeRO
+    stage on."""
     whole = sum(4 * math.prod(s) for s in shapes.values())
     part = sum(split_bytes(s, n) for s in shapes.values())
     for optimizer, k in ((optim.AdamW(0.1), 2), (optim.Momentum(0.1), 1)):
         graph, held = planned_step(shapes, plan, mesh, optimizer)
         rows = planned_memory(graph, held).persistent_rows
-        counter = 4  # the number of the step
+        counter = 4  # bytes of the step count
         assert rows["weights"] == (part if stage >= 3 else whole)
         assert rows["optimizer"] == k * (part if stage >= 1 else whole) + counter
         gradients = sum(t.local_bytes for t in held["gradients"].values())
@@ -136,7 +137,7 @@ def need(b: Builder, *outs: Node, **how: Any) -> int:
 
 
 def square(b: Builder, n: int = 64, dtype: str = "f32") -> Node:
-    """An input of n × n numbers; 16 KiB for f32 and 64."""
+    """An input of n × n elements: 16 KiB for f32 and n = 64."""
     return b.input(parse_type(f"{dtype}[{n}, {n}]"))
 
 
@@ -168,14 +169,14 @@ def test_what_an_op_works_on_besides_waits_for_no_result() -> None:
     b = Builder("f")
     assert need(b, total(b, b("cumsum", square(b), dim=0))) == 2 * 16 * KIB
     b = Builder("f")
-    # The operand ends when it has been copied.
+    # The operand is dead after the copy.
     assert need(b, total(b, b("cumsum", product(b, *[square(b)] * 2), dim=0))) == 2 * 16 * KIB
 
 
 def test_a_product_reads_buffers_and_fills_one() -> None:
     b = Builder("f")
     x = square(b)
-    # Its operand must lie somewhere, but for the order of its dims.
+    # Its operand needs a buffer, unless only the order of its dims changes.
     assert need(b, total(b, product(b, b("exp", x), x))) == 32 * KIB
     b = Builder("f")
     x = square(b)
@@ -196,7 +197,7 @@ def test_what_waits_for_a_late_reader_stays() -> None:
     steps = [y := product(b, y, x) for _ in range(5)]
     for z in reversed(steps[:-1]):
         y = product(b, y, z)
-    # At the turn all five are there; then one product more than what still waits.
+    # At the turning point all five are live; then one product and the values that still wait.
     assert need(b, total(b, y)) == (5 + 1) * 16 * KIB
 
 
@@ -260,9 +261,9 @@ def test_a_loop_needs_its_stack_from_the_beginning_and_one_turn_inside() -> None
     (loop,) = (n for n in graph.nodes if n.op == "scan")
     inner = Liveness(of_graph(loop.attrs["body"]), body=True).peak
     stack = (1 + 7) * 16 * KIB  # the carry and seven rows
-    # A product and its operand; then the carry and the row that is stacked.
+    # A product and its operand; then the carry and the row to stack.
     assert inner == 2 * 16 * KIB
-    assert Liveness(of_graph(graph)).peak == stack + inner + 7 * 4  # and what it goes along
+    assert Liveness(of_graph(graph)).peak == stack + inner + 7 * 4  # and the scanned values
 
 
 def test_sums_that_the_compiler_makes_one_hold_all_of_them() -> None:
@@ -277,7 +278,7 @@ def test_sums_that_the_compiler_makes_one_hold_all_of_them() -> None:
     wide = [b.redistribute(g, g.type.complete(), "gradient") for g in parts]
     together = [total(b, b("mul", b("mul", g, g), w)) for g in wide]
     assert need(b, *together) == 3 * 2 * 16 * KIB  # before and after, all three
-    # Where one is read before the next is ready, they stay apart.
+    # If one is read before the next is ready, they are not merged.
     b = Builder("f")
     w = y = b.input(parse_type("f32[64, 64@dp]", mesh))
     for _ in range(3):
@@ -357,7 +358,7 @@ def test_gradients_and_activations_wait_and_the_rest_is_worked_on() -> None:
 
 
 def planned_gpt(config: nn.GPTConfig, plan: Any, mesh: Mesh) -> tuple[Graph, dict[str, Any]]:
-    """A training step of one sequence with products in bf16, recorded, and what it holds."""
+    """Records a bf16 training step of one sequence, with its persistent values."""
     model = dist.place(nn.GPT(config), plan, mesh)
     weights = model.parameters()
     ids = dist.place(np.zeros((1, config.seq), np.int32), plan, mesh, kind="batch")
@@ -375,7 +376,8 @@ def planned_gpt(config: nn.GPTConfig, plan: Any, mesh: Mesh) -> tuple[Graph, dic
 
 
 def test_what_layers_keep_under_recomputation_are_activations() -> None:
-    """Llama 3 70B, tensor parallel: the input of each layer is kept, and gradients are stacked."""
+    """Llama 3 70B with tensor parallelism: each layer's input is kept, and gradients are
+    stacked."""
     layers, seq, d, hidden, tp = 80, 8192, 8192, 28672, 8
     config = nn.GPTConfig(
         vocab=128256, seq=seq, d=d, layers=layers, heads=64, kv_heads=8, hidden=hidden,
@@ -393,7 +395,7 @@ def test_what_layers_keep_under_recomputation_are_activations() -> None:
 
 # -- pipelines ------------------------------------------------------------------------------------
 def two_stages(products: int = 3) -> tuple[Schedule, Mesh, Mesh]:
-    """x on stage 0; y = x @ x ... + x there, sent to stage 1, which gives y @ y @ y + y."""
+    """A schedule of two stages: y = x @ x ... + x on stage 0, then y @ y @ y + y on stage 1."""
     mesh = Mesh.parse("pp=2,dp=2")
     first, second = mesh.slice(pp=0), mesh.slice(pp=1)
     kinds: list[TensorType] = [parse_type("f32[64, 64]", m) for m in (first, first, second, second)]
@@ -417,9 +419,9 @@ def two_stages(products: int = 3) -> tuple[Schedule, Mesh, Mesh]:
 def test_each_stage_holds_its_own_buffers_and_what_its_steps_need() -> None:
     schedule, first, second = two_stages()
     plans = stage_plans(schedule, {"weights": [schedule.buffers[0]]})
-    # Stage 0: its weight; room for y, where the first and the last product lie; and the second.
+    # Stage 0: its weight; the buffer of y, used by the first and the last product; and the second.
     assert plans[first].rows == {"weights": 16 * KIB, "temporaries": 32 * KIB}
-    # Stage 1: nothing is given to it; y there, the result, where one product lies, and the other.
+    # Stage 1 has no donated argument: y, the result, which holds one product, and the other one.
     assert plans[second].rows == {"results": 16 * KIB, "temporaries": 32 * KIB}
 
 
@@ -438,7 +440,7 @@ def test_what_a_stage_keeps_for_the_way_back_are_activations() -> None:
         Compute((2, 1, 3), (4,), ts.graph.trace(back, x, x, kept)),
     )
     schedule = Schedule("f", None, (x, x, x, kept, parse_type("f32[]")), (0, 1), (4,), steps)
-    # It is read where the loop runs, one row after the other.
+    # The loop reads it in place, row by row.
     at_end = stage_plans(replace(schedule, mesh=Mesh.parse("dp=1")), {"weights": [x]})
     (plan,) = at_end.values()
     assert plan.activations == 7 * 16 * KIB

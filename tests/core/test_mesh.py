@@ -1,4 +1,4 @@
-"""Is a mesh the box of named axes that its arguments say, and is every other argument refused?"""
+"""Meshes: axes, sizes and device ids, and refused arguments."""
 
 from __future__ import annotations
 

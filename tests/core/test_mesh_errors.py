@@ -1,4 +1,4 @@
-"""Is what makes no mesh refused, each with its whole message?"""
+"""Invalid mesh arguments, each with its whole error message."""
 
 from __future__ import annotations
 

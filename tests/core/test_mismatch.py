@@ -1,5 +1,5 @@
-"""Do ranks that do not agree hear of it before anything runs? A corpus of programs that would hang
-or give garbage, each with its whole message."""
+"""Ranks that disagree: a corpus of programs that would hang or give garbage, each with its whole
+error message."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROWS: list[tuple[Body, dist.Mesh, str]] = []
 
 
 def row(text: str, mesh: dist.Mesh = LINE) -> Callable[[Body], Body]:
-    """Adds a program and the message that it must give; `{here}` and `{there}` are its lines,
-    `{head}` is what most messages begin with, `{order}` and `{all_raise}` are their ways out."""
+    """Adds a program and its expected message. `{here}` and `{there}` are its lines, `{head}`
+    begins most messages, and `{order}` and `{all_raise}` are the advice."""
 
     def add(fn: Body) -> Body:
         ROWS.append((fn, mesh, text))
@@ -606,7 +606,8 @@ def swallowed(x: ts.Tensor) -> Any:
 
 # -- the check ------------------------------------------------------------------------------------
 def places(fn: Body) -> dict[str, str]:
-    """The lines of `fn`, and of the helper, that end in `# here`, `# there` and `# helper`."""
+    """The numbers of the lines of `fn` and of the helper that end in `# here`, `# there` or `#
+    helper`."""
     found = {"head": HEAD, "order": ORDER, "all_raise": ALL}
     for part in (fn, helper):
         lines, first = inspect.getsourcelines(part)

@@ -1,4 +1,4 @@
-"""Do experts compute what loops over tokens do? By the oracle: routing, capacity, dropless blocks,
+"""Mixtures of experts against loops over tokens, by the oracle: routing, capacity, dropless blocks,
 placements, errors."""
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_balancing_by_bias_evens_the_load(oracle: Oracle) -> None:
     ts.seed(0)
     layer = nn.MoE(D, HIDDEN, EXPERTS, balance="bias", rate=0.005)
     loads = [layer.routed(ts.tensor(X))[1].load.numpy() for _ in range(60)]
-    # Once even, it moves to and fro by a token or two: the mean over some steps is what counts.
+    # Once balanced, the load oscillates by a token or two, so the mean over some steps is compared.
     assert np.ptp(np.mean(loads[-20:], 0)) < 0.25 * np.ptp(loads[0])
     layer.train(False)
     before = layer.bias.numpy()
@@ -130,7 +130,7 @@ class Layer(nn.Module):
 def test_layers_of_a_stack_are_balanced_each_by_its_own_load(
     how: dict[str, Any], oracle: Oracle
 ) -> None:
-    """Values, loads and biases of three steps, against loops over tokens."""
+    """Compares the values, loads and biases of three steps with loops over tokens."""
     ts.seed(3)
     stack = Stack(Layer(), 2, **how)
     names = ("router", "up", "gate", "down", "bias")
@@ -179,7 +179,7 @@ def test_gradients_are_those_of_finite_differences(capacity: float | None, oracl
 
 # -- layouts --------------------------------------------------------------------------------------
 def traced(mesh: dist.Mesh, layout: str, rows: str, **how: Any) -> graph.Graph:
-    """The graph of the experts of `PLAIN`, whose rows lie as `rows`, on tokens of `layout`."""
+    """The graph of the experts of `PLAIN` on tokens of `layout`; `rows` lays out the weights."""
 
     def f(x: Any, router: Any, up: Any, down: Any) -> Any:
         return op.moe(x, {"router": router, "up": up, "down": down}, activation="relu", **how)
@@ -208,8 +208,8 @@ def test_two_exchanges_a_hop_and_nothing_else_moves(
     g = traced(mesh, layout, rows, capacity=capacity)
     found = [(n.op, n.type) for n, _ in g.collectives()]
     payload = [t for name, t in found if t.dtype is ts.f32]
-    # Of dropless rows also the expert's number travels. What a group's earlier parts have taken is
-    # told by counts, where a group is split.
+    # Dropless rows travel with the expert's number. If a group is split, counts give the places
+    # that the group's earlier parts have taken.
     ids = 0 if capacity is not None else hops
     counts = capacity is not None and "12@" in layout
     assert Counter(name for name, _ in found) == Counter(
@@ -227,7 +227,7 @@ def test_two_exchanges_a_hop_and_nothing_else_moves(
 
 
 def test_a_weight_that_is_split_elsewhere_over_the_axis_of_the_experts() -> None:
-    """As rules of one's own may lay them: `up` by experts, `down` by its last dim."""
+    """A layout of user-defined rules: `up` is split by experts, `down` by its last dim."""
 
     def f(x: Any, router: Any, up: Any, down: Any) -> Any:
         return op.moe(x, {"router": router, "up": up, "down": down}, activation="relu")
@@ -249,7 +249,7 @@ def test_a_group_over_devices_has_one_order(oracle: Oracle) -> None:
     np.testing.assert_allclose(
         y, by_loops(X, PLAIN, room=room, groups=8)[0], rtol=2e-5, atol=2e-5
     )  # fmt: skip
-    assert [n.op for n, _ in g.collectives()] == ["all_gather"]  # of counts
+    assert [n.op for n, _ in g.collectives()] == ["all_gather"]  # of the counts
 
 
 # -- packing --------------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ def test_a_placement_moves_only_what_must_move() -> None:
     assert old == nn.place_experts(64, 8)
     assert all(len(e) == 8 for e in old.held.values())
     fewer = nn.rehash_experts(old, ["0", "1", "2", "3"])
-    assert len(fewer.moves(old)) == 32  # those of the four that are gone
+    assert len(fewer.moves(old)) == 32  # the slots of the four removed devices
     more = nn.rehash_experts(fewer, 8)
-    assert len(more.moves(fewer)) == 32  # those that the four new ones hold
+    assert len(more.moves(fewer)) == 32  # the slots of the four new devices
     assert nn.rehash_experts(old, 8) == old
     assert nn.rehash_experts(old, [f"{i}" for i in range(8)][::-1]).moves(old) == []
 
@@ -386,7 +386,7 @@ def test_an_inspection_counts_the_bytes_of_the_graph() -> None:
 
 # -- errors ---------------------------------------------------------------------------------------
 def zigzagged(n: int) -> np.ndarray[Any, Any]:
-    """Which of 12 tokens stands where in the order of ring attention over `n` devices."""
+    """The order of 12 tokens in ring attention over `n` devices."""
     chunks = np.arange(12).reshape(2 * n, -1)
     return np.concatenate([c for i in range(n) for c in (chunks[i], chunks[-1 - i])])
 

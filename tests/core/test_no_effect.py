@@ -1,4 +1,4 @@
-"""Is an option that changes nothing where it is given said to, with the way out?"""
+"""Warnings about options that have no effect in their place, with the advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYER = nn.MoE(8, 4, 4, capacity=2.0, groups=1, mesh=EP, transport={"bucket_byte
 
 
 def trained(model_of: Callable[[Any], Any], **keys: Any) -> None:
-    """The step of guide 4's own loop, whose model takes the batch and the weights only."""
+    """Runs the training step of guide 4's loop; its model takes only the batch and the weights."""
     config = {**SMALL, **keys}
     weights = recipe.initialize_model_weights(config)
     state = recipe.initialize_optimizer_state(weights, config)
@@ -53,7 +53,7 @@ def plain(config: Any) -> Any:
 
 
 def begun(**keys: Any) -> None:
-    """The state of an optimizer, where a key's effect hangs on another key."""
+    """Initializes an optimizer's state with keys that depend on each other."""
     weights = recipe.initialize_model_weights({**SMALL, **keys})
     recipe.initialize_optimizer_state(weights, {**SMALL, **keys})
 
@@ -173,7 +173,8 @@ def test_nothing_is_said_where_it_has_one(name: str, oracle: Oracle) -> None:
 
 
 def test_a_layer_sends_as_the_schedule_says(oracle: Oracle) -> None:
-    """What its own transport leaves open; and a call by the layer has the layer's options."""
+    """The schedule sets the options that the layer's transport leaves open. A direct call uses the
+    layer's options."""
     said: list[str] = []
     note = said.append
 
@@ -191,7 +192,7 @@ def test_a_layer_sends_as_the_schedule_says(oracle: Oracle) -> None:
 
 
 def test_a_model_routes_as_its_configuration_says(oracle: Oracle) -> None:
-    """Each of its options of experts is that of the layer, and its result that of such layers."""
+    """The expert options of the configuration are those of each layer, and so are the results."""
     c = nn.GPTConfig(
         vocab=8, seq=4, d=8, layers=1, heads=2, experts=8, experts_per_token=3, capacity=None,
         router="sigmoid", shared_experts=2, normalize_gates=False, gate_scale=2.5,

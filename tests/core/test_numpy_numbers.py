@@ -1,4 +1,4 @@
-"""Is a setting that is NumPy's number the same as Python's?"""
+"""NumPy numbers as settings: equal to Python's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Does looking inside find what is there? Origins, statistics, comparisons, stages, pictures.
+"""Inspection with NumPy as the engine: origins of NaN, statistics, comparisons, stages, pictures.
 
-NumPy is the engine; tests/mesh/test_observe.py asks the same of programs on a mesh.
+tests/mesh/test_observe.py has the same tests on a mesh.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ X = np.linspace(-1, 95, 64).reshape(8, 8).astype("f4")
 
 
 def at(fn: Callable[..., Any], line: int) -> str:
-    """The place of the line so many lines below `def fn`."""
+    """The location `file:line` of the line that is `line` lines below `def fn`."""
     return f"test_observe.py:{fn.__code__.co_firstlineno + line}"
 
 
@@ -144,7 +144,7 @@ def test_an_infinity_that_is_written_down_is_no_origin(oracle: Oracle) -> None:
         return ts.sum(ts.exp(e))
 
     assert debug.nan_origin(f, X, -9.0) is None
-    assert debug.nan_origin(f, X, 90.0) is not None  # rows in which everything is masked
+    assert debug.nan_origin(f, X, 90.0) is not None  # rows that are masked completely
     found = debug.nan_origin(f, X, 1e9)
     assert found is not None and found.loc == at(f, 2) and found.became_nan is None
     assert str(found).startswith("sub makes NaN of infinities\n")

@@ -1,4 +1,4 @@
-"""Does every op compute what its row says: whole, in every layout, and backwards?"""
+"""Every op against its row: on whole values, in every layout, and its gradients."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_value_dtype_text_and_cost(row: Row) -> None:
 
 # ---- layouts -----------------------------------------------------------------------------------
 def layouts_of(t: TensorType) -> list[TensorType]:
-    """`t` on the mesh: whole, split over one axis or two in every way, and with open sums."""
+    """Returns `t` on the mesh: whole, split in every way over one or two axes, and as partial
+    sums."""
     found = [t]
     axes = tuple(MESH.axes)
     split = [((a,), i) for a in axes for i in range(t.rank)]
@@ -100,7 +101,7 @@ def layouts_of(t: TensorType) -> list[TensorType]:
     for i, j in itertools.permutations(range(t.rank), 2):
         found.append(with_split(t, {i: axes[:1], j: axes[1:]}))
     for i, n in enumerate(t.shape):
-        if n % 2 == 0 and n > 2:  # a digit below another
+        if n % 2 == 0 and n > 2:  # a lower factor of the dim
             dims = [*t.dims]
             dims[i] = (Factor(2), Factor(n // 2, ("tp",)))
             found.append(t.with_dims(dims))
@@ -116,7 +117,7 @@ def with_split(t: TensorType, where: dict[int, tuple[str, ...]]) -> TensorType:
 
 
 def cases(row: Row, most: int) -> list[list[TensorType]]:
-    """Every layout of each argument with the others whole, then a draw of all together."""
+    """Every layout of each argument with the others whole, then a sample of combinations."""
     types = types_of(row, MESH)
     each = [layouts_of(t) for t in types]
     found = [types]
@@ -167,7 +168,7 @@ def test_created_values_are_made_in_every_layout() -> None:
 
 # ---- gradients ---------------------------------------------------------------------------------
 def gradient_graph(row: Row, types: list[TensorType]) -> tuple[Graph, list[int]]:
-    """The gradients of Σ w · out by the float inputs; the last input is w."""
+    """The gradients of Σ w · out with respect to the float inputs; the last input is w."""
     b = Builder(row.op)
     args = [b.input(t) for t in types]
     out = outputs(b, row, args)[0]
@@ -291,7 +292,7 @@ def test_narrow_floats_stay_narrow(dtype: Any) -> None:
         graph = recorded(row, [plain(dtype, x.shape) for x in ins])
         got = evaluate(graph, ins)[0]
         assert got.dtype == dtype.numpy, row.name
-        if row.op not in ("floor", "sign", "mod", "floordiv"):  # steps jump when rounded
+        if row.op not in ("floor", "sign", "mod", "floordiv"):  # their steps jump with rounding
             want = expected(row, tuple(x.astype(np.float64) for x in ins))[0]
             np.testing.assert_allclose(got.astype(np.float64), want, rtol=0.03, atol=0.03)
 

@@ -1,5 +1,8 @@
-"""Does every public option change something that can be seen, or say that it does not? An option
-is what a public function or class can be called without, a key of a configuration or a switch."""
+"""Every public option has a visible effect, or a warning says that it has none.
+
+An option is an optional argument of a public function or class, a key of a configuration, or an
+environment variable.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.core.numpy_engine import Oracle
 from tests.core.option_rows import ROWS, seen
 
 for more in ("programs", "models", "machines", "graphs", "dist", "data"):
-    importlib.import_module(f"tests.core.option_rows_{more}")  # its rows
+    importlib.import_module(f"tests.core.option_rows_{more}")  # registers its rows
 MODULES = (
     "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",
     "tessera.graph", "tessera.mesh", "tessera.debug", "tessera.distributed", "tessera.data",
@@ -33,14 +36,14 @@ MODULES = (
     "tessera.lang.autodiff.linalg", "tessera.lang.math.random",
 )  # fmt: skip
 METHODS = (FunctionType, classmethod, staticmethod)
-# Lines "name: option option" of what has no row yet. Only to be made shorter.
+# Lines "name: option option" for options without a row yet. This list must only shrink.
 MISSING = Path(__file__).with_name("options_without_a_row.txt")
-# Such lines of what has a row in tests/mesh/test_option_rows.py.
+# The same for options with a row in tests/mesh/test_option_rows.py.
 WITH_DEVICES = Path(__file__).with_name("options_with_devices.txt")
 
 
 def optional(found: Any) -> list[str]:
-    """The arguments of `found` that a call may leave out."""
+    """The optional arguments of `found`."""
     try:
         every = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):
@@ -49,7 +52,7 @@ def optional(found: Any) -> list[str]:
 
 
 def public() -> Iterator[tuple[str, list[str]]]:
-    """Every public function, class and method with its options, once."""
+    """Yields every public function, class and method once, with its options."""
     known: set[int] = set()
     for module in map(importlib.import_module, MODULES):
         for name in module.__all__:
@@ -68,7 +71,7 @@ def public() -> Iterator[tuple[str, list[str]]]:
 
 
 def every() -> dict[str, set[str]]:
-    """All options by what takes them."""
+    """All options by the name of their function, class or table."""
     out = {name: set(found) for name, found in public() if found}
     out["schedule"] = {*optional(options)}
     out["transport"] = {f.name for f in fields(Transport)}
@@ -79,7 +82,7 @@ def every() -> dict[str, set[str]]:
 
 
 def covered() -> dict[str, set[str]]:
-    """The options that have a row; "schedule of a pipeline" is one of "schedule"."""
+    """The options that have a row; those of "schedule of a pipeline" count for "schedule"."""
     out: dict[str, set[str]] = {}
     for name, row in ROWS.items():
         out.setdefault(name.partition(" ")[0], set()).update(row.changes)
@@ -87,7 +90,7 @@ def covered() -> dict[str, set[str]]:
 
 
 def listed(file: Path) -> dict[str, set[str]]:
-    """The options in the lines of a file; those that begin with # say why."""
+    """The options listed in a file; lines that begin with # are comments."""
     lines = [x for x in file.read_text().splitlines() if not x.startswith("#")]
     return {name: {*found.split()} for name, found in (x.split(":") for x in lines)}
 
@@ -103,7 +106,7 @@ def test_every_option_has_a_row() -> None:
 
 
 def outcome(row: Any, **changed: Any) -> Any:
-    """What is seen of a call, and what is said of options without effect."""
+    """Returns the visible result of a call, and its warnings about options without effect."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         made = seen(row.run(**{**row.given, **changed}))

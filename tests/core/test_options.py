@@ -1,4 +1,4 @@
-"""Are a program's options part of it: carried by graph and schedule, written, read and compared?"""
+"""Program options in graphs and schedules: carried, written, parsed and compared."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_are_no_options(text: str) -> None:
 
 # -- what is recorded carries them -----------------------------------------------------------------
 def body(x: ts.Tensor, w: ts.Tensor) -> Any:
-    """A loop with a sum over devices in it, its gradient, and a sum."""
+    """A loop with a sum over devices in its body, the loop's gradient, and a sum."""
 
     def loss(w: ts.Tensor) -> ts.Tensor:
         whole = dist.redistribute(x, "[8, 64]")
@@ -142,7 +142,7 @@ def test_graphs_bodies_steps_and_texts_carry_them(how: str) -> None:
         assert f"  options {want.text()}\n" in g.text and g.text.count("  options ") == 1
         again = parse(g.text)
         assert again.text == g.text and {each.options for each in graphs(again)} == {want}
-    s = made.schedule  # outside, where nothing is chosen
+    s = made.schedule  # outside of the context, under default options
     assert s.options == want and {st.graph.options for st in s.steps} == {want}
     assert s.text.count("  options ") == 1
     again = parse_schedule(s.text)
@@ -164,6 +164,6 @@ def test_no_mesh_may_change_the_bits_of_what_was_recorded_so() -> None:
     with dist.deterministic():
         g = graph.trace(lambda x: ts.Tensor.sum(x), parse_type("f32[8@dp]", MESH))
     fast = graph.trace(lambda x: ts.Tensor.sum(x), parse_type("f32[8@dp]", MESH))
-    with dist.deterministic():  # what was recorded before stays as it was recorded
+    with dist.deterministic():  # earlier recordings keep their options
         assert fast.schedule.options == PLAIN
     assert g.schedule.options.mesh_invariant

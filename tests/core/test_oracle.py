@@ -1,4 +1,4 @@
-"""Does the oracle take what a graph was recorded for, and refuse what it was not?"""
+"""Inputs of the oracle: accepted if they fit the recorded types, refused otherwise."""
 
 from __future__ import annotations
 

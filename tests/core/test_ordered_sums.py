@@ -1,4 +1,4 @@
-"""Does `deterministic=True` give a sum an order of its own, through all passes to the schedule?"""
+"""`deterministic=True` of one sum: its order in all passes, down to the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`overlap=True`: a collective may run beside all that does not need it, in no more memory."""
+"""`overlap=True`: a collective runs beside independent steps, without more memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ring(devices: int, trains: bool) -> Graph:
 
 
 def at_rest() -> Graph:
-    """ZeRO-3 by its strategy: the gradients gather the weights again."""
+    """ZeRO-3: the gradients gather the weights again."""
     plan = dist.strategy("zero_redundancy_optimizer", stage=3)
     mesh = dist.Mesh(("dp",), devices=4)
     types = {name: parse_type("f32[16, 16]", mesh) for name in "abcd"}
@@ -87,7 +87,7 @@ for trains in (False, True):
 
 @cache
 def numbered(name: str) -> Graph:
-    """The program, in which each node has a scope of its own."""
+    """The program `name` with a separate scope for each node."""
     number = iter(range(1 << 20))
 
     def rule(was: Node, now: Node, emit: Any) -> Node:
@@ -98,14 +98,14 @@ def numbered(name: str) -> Graph:
 
 
 def schedules(name: str) -> tuple[Schedule, Schedule]:
-    """(by default, with overlap)."""
+    """Returns (the default schedule, the schedule with overlap)."""
     o = PROGRAMS[name][1]
     g = numbered(name)
     return scheduled(g, o), scheduled(g, replace(o, overlap=True))
 
 
 def beside(s: Schedule) -> dict[str, list[int]]:
-    """For each collective, the compute steps that need not wait for it, nor it for them."""
+    """For each collective, the compute steps that are independent of it."""
     found = {}
     for i, st in enumerate(s.steps):
         if isinstance(st, Collective):
@@ -119,7 +119,8 @@ def beside(s: Schedule) -> dict[str, list[int]]:
 
 
 def computed(s: Schedule, steps: Any) -> set[str]:
-    """What `steps` compute, but for what each reader makes for itself."""
+    """The scopes of the nodes that `steps` compute, without the nodes that each reader
+    recomputes."""
     found = [s.steps[i] for i in steps]
     return {n.scope for st in found if isinstance(st, Compute) for n in st.nodes if not is_free(n)}
 
@@ -141,7 +142,8 @@ def free_of_streams(s: Schedule) -> Schedule:
 
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if "bucketed" not in n])
 def test_a_step_waits_for_nothing_that_it_does_not_need(name: str) -> None:
-    """Node by node: a collective for no work of another's, and no work for another's collective."""
+    """Checked node by node: no collective waits for unrelated work, and no work for an unrelated
+    collective."""
     s = free_of_streams(schedules(name)[1])
     needs: dict[str, set[str]] = {}
     for n in numbered(name).nodes:
@@ -157,8 +159,8 @@ def test_a_step_waits_for_nothing_that_it_does_not_need(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_streams_hold_up_no_work(name: str) -> None:
-    """A collective follows one of its op and axes. What a sum waits for by that, the work before
-    its operand, comes earlier in any case; what else is in order stays beside the same steps."""
+    """A collective follows the previous one of its op and axes. The work before a sum's operand
+    comes earlier in any case; all other collectives stay beside the same steps."""
     s = schedules(name)[1]
     bare = free_of_streams(s)
     sums = False
@@ -167,7 +169,7 @@ def test_streams_hold_up_no_work(name: str) -> None:
             earlier = s.steps[j]
             assert isinstance(st, Collective)
             if st.nodes[0].attrs.get("again") and isinstance(earlier, Compute):
-                continue  # by choice, so that weights are not gathered again all at once
+                continue  # intended: weights must not all be gathered again at once
             assert isinstance(earlier, Collective)
             assert (st.op, st.axes) == (earlier.op, earlier.axes)
             sums = sums or "reduce" in st.op

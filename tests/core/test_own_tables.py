@@ -1,4 +1,4 @@
-"""Is a pipeline's table of a user's own checked, and run as it says?"""
+"""User-defined pipeline tables: validation and execution."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_cell_that_cannot_be_read_is_named_with_its_place(cell: Any) -> None:
     ]
 
 
-# One table a check, which only this check refuses: (csv, what is said).
+# One invalid table per check, which only this check refuses: (csv, message).
 WRONG = {
     "a rank without a stage": ("0F0,0B0\n,", ["rank 1 : does nothing: it has no stage"]),
     "a stage on no rank": ("0F0,0B0\n2F0,2B0", ["stage 1 : is on no rank"]),
@@ -169,7 +169,7 @@ def test_a_complete_table_is_refused_exactly_where_its_order_has_a_circle(
     for r in range(p):
         kinds = "FIW" if split else "FB"
         actions = [Action(k, s, j) for s in range(r, p * v, p) for j in range(m) for k in kinds]  # type: ignore[arg-type]
-        if data.draw(st.booleans()):  # near enough to a real order to be right at times
+        if data.draw(st.booleans()):  # close to a valid order, so that some draws are valid
             actions.sort(
                 key=lambda a: (a.microbatch, a.kind != "F", a.stage if a.kind == "F" else -a.stage)
             )

@@ -1,4 +1,4 @@
-"""Does every sample come once in an order that is fixed, and does packing lose no token?"""
+"""Sample order and packing: each sample once an epoch in a fixed order, and no token lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_sample_is_as_likely_at_each_place(n: int) -> None:
 
 
 def test_the_order_does_not_change_between_releases() -> None:
-    """Golden: a change here changes what every recorded run was trained on."""
+    """Golden values: a change here changes the training data of every recorded run."""
     places = np.array([0, 1, 2, 10**11])
     assert permuted(places, 10**12, 1234, 5).tolist() == [
         446987330338, 722520009846, 389170232562, 653952345421,
@@ -82,14 +82,14 @@ def test_packing_loses_no_token_and_joins_no_documents(sizes: list[int], length:
     packed = Packed(source, length, pad=7, segments=True)
     rows = packed.rows(np.arange(packed.count))
     ids, labels, segments = rows["input_ids"], rows["labels"], rows["segment_ids"]
-    # A token is the label of exactly one place, but for the first of each document.
+    # A token is the label of exactly one place, except for the first of each document.
     labelled = labels != -100
     firsts = np.concatenate([[0], ends[:-1]]) + 1000
     assert sorted(labels[labelled]) == sorted(set(range(1000, 1000 + ends[-1])) - set(firsts))
     assert (labels[labelled] == ids[labelled] + 1).all()
     assert (ids[segments == 0] == 7).all()
     assert not labelled[segments == 0].any()
-    # A segment is of one document, and places count within it.
+    # A segment is one document, and positions count within it.
     document = np.searchsorted(ends, ids - 1000, "right")
     for row in range(packed.count):
         for segment in range(1, segments[row].max() + 1):
@@ -101,7 +101,7 @@ def test_packing_loses_no_token_and_joins_no_documents(sizes: list[int], length:
 @given(st.lists(st.integers(1, 30), max_size=80), st.integers(30, 40))
 def test_best_fit_is_best_fit_decreasing(sizes: list[int], length: int) -> None:
     room: list[int] = []
-    for size in sorted(sizes, reverse=True):  # one at a time, as the textbook has it
+    for size in sorted(sizes, reverse=True):  # one at a time, as in the textbook
         fitting = [(left, k) for k, left in enumerate(room) if left >= size]
         if fitting:
             room[min(fitting)[1]] -= size
@@ -122,7 +122,7 @@ def test_padded_documents_have_the_shortest_length_that_holds_a_batch(
         "data": source, "batch_size": 6, "sequence_length": 16, "packing": "padded",
         "sequence_buckets": [4, 8], "drop_last": False, "pad_token": 0, "prefetch": 0,
     }  # fmt: skip
-    if not any(n > 1 for n in sizes):  # no label in all of it
+    if not any(n > 1 for n in sizes):  # a file without any label
         return
     parts = [[*ts.data.create_dataloader({**config, "hosts": (i, hosts)})] for i in range(hosts)]
     seen: list[int] = []

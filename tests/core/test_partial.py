@@ -1,8 +1,8 @@
-"""Does a sum or maximum that is still to be completed give what the complete value gives?
+"""Partial arguments of ops: the same results as with complete arguments.
 
-For every row of the table and each of its arguments, the argument comes as the fold of parts that
-lie on different devices and are all unlike it. So an op that lets through a partial argument in
-which it is not linear gives another result, block by block, than the same op on the whole value.
+For every row of the table, each argument comes as partial sums, maxima or minima on different
+devices, none equal to the whole. So an op that passes a partial argument on without being linear in
+it gives a wrong result.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ KINDS = ("sum", "max", "min")
 
 
 def parts_of(x: Array, kind: str, n: int) -> Array:
-    """[n, ...] that fold to exactly `x`, each unlike it, and unlike what changes nothing."""
+    """Returns [n, ...] parts that reduce to exactly `x`, all different from `x` and from the
+    identity element."""
     scattered = np.random.default_rng(x.size).integers(0, n, x.shape)
     turn = (scattered + np.arange(n).reshape(n, *(1,) * x.ndim)) % n
     if kind == "sum":
-        # Multiples of a power of two, so that floats lose nothing either.
+        # Multiples of a power of two, so that sums of floats are exact.
         step = 1 if x.dtype.kind in "iu" else 0.5
         apart = np.asarray([step * (i + 1) for i in range(n - 1)] + [-step * n * (n - 1) / 2])
         parts = np.where(turn == 0, x, 0) + apart[turn]
@@ -48,7 +49,8 @@ def parts_of(x: Array, kind: str, n: int) -> Array:
 
 
 def folding(b: Builder, x: Array, kind: str, axis: str, split: int | None) -> tuple[Node, Array]:
-    """A node of the value of `x`, partial over `axis`; with dim `split` over the other axis."""
+    """Returns a node of the value `x`, partial over `axis`, with dim `split` over the other axis,
+    and its input."""
     n = MESH.sizes[axis]
     (other,) = (a for a in MESH.axes if a != axis)
     dims = [(Factor(m, (other,) if i == split else ()),) for i, m in enumerate(x.shape)]
@@ -59,14 +61,15 @@ def folding(b: Builder, x: Array, kind: str, axis: str, split: int | None) -> tu
 
 
 def exact(row: Row) -> list[Array]:
-    """The row's arguments, floats as sixteenths: sums of their parts are exact."""
+    """The row's arguments with floats rounded to sixteenths, so that sums of their parts are
+    exact."""
     return [np.round(x * 16) / 16 if x.dtype == np.float32 else x for x in row.ins]
 
 
 def one_partial(
     row: Row, at: int, kind: str, axis: str, split: int | None, gradient: bool = False
 ) -> tuple[Graph, list[Array]]:
-    """The graph of `row` with argument `at` partial, and its inputs."""
+    """Returns the graph of `row` with argument `at` partial, and its inputs."""
     b = Builder(row.op)
     args, values = [], []
     for i, (t, x) in enumerate(zip(types_of(row, MESH), exact(row), strict=True)):
@@ -80,7 +83,7 @@ def one_partial(
 
 
 def wanted(b: Builder, row: Row, args: Sequence[Node], gradient: bool) -> list[Node]:
-    """The results, or the gradients of the first by every float argument."""
+    """The results, or the gradients of the first result with respect to every float argument."""
     outs = outputs(b, row, list(args))
     if not gradient:
         return outs
@@ -100,7 +103,7 @@ def whole(row: Row, gradient: bool) -> list[Array]:
 
 
 def cases(row: Row) -> list[tuple[int, str, str, int | None]]:
-    """(argument, kind, axis, the dim of it that the other axis splits)."""
+    """Returns (argument, kind, axis, the dim that the other axis splits) for each case."""
     return [
         (i, kind, axis, split)
         for i, x in enumerate(row.ins)
@@ -119,7 +122,7 @@ def test_a_partial_argument_gives_what_the_complete_one_gives(row: Row) -> None:
         verify(graph)
         for got, value in zip(evaluate_blocks(graph, values, padding=np.nan), want, strict=True):
             if got.dtype.itemsize < 4 and got.dtype.kind not in "biu":
-                # Parts are larger than their sum, and narrow floats round each.
+                # Parts are larger than their sum, and narrow floats round each part.
                 got, value = (np.asarray(x, np.float32) / 4096 for x in (got, value))
             close(got, value, 1e-4)
 
@@ -138,7 +141,7 @@ def test_gradients_with_a_partial_argument(row: Row) -> None:
             close(got, value, 1e-3)
 
 
-# These are linear, but are completed first: nobody asks for more.
+# These are linear, but complete their argument first, since no program needs more.
 LINEAR = {
     ("bitcast", 0), ("straight_through", 0), ("shift_left", 0), ("solve", 1),
     ("triangular_solve", 1), ("attention", 2), ("attention_grad", 3),
@@ -146,7 +149,7 @@ LINEAR = {
 
 
 def forged(op: str, at: int) -> Any:
-    """The rule of `op`, but that what argument `at` still has to be folded goes through it."""
+    """The rule of `op`, except that a partial argument `at` passes through without completion."""
     honest = OPS[op].rule
 
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -162,8 +165,8 @@ def forged(op: str, at: int) -> Any:
 
 
 def test_every_wrong_declaration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An op is told to let through the sum that it completes; the test above must then fail, for
-    every argument but those of LINEAR."""
+    """Each op is declared to pass on the partial argument that it completes. The test above must
+    fail then, except for the arguments in LINEAR."""
     unseen: set[tuple[str, int]] = set()
     seen: set[tuple[str, int]] = set()
     for row in ROWS:
@@ -174,7 +177,7 @@ def test_every_wrong_declaration_is_found(monkeypatch: pytest.MonkeyPatch) -> No
             graph, _ = one_partial(row, at, kind, axis, None)
             node = [n for n in graph.nodes if n.op == row.op][-1]
             if node.args[at].type.partial:
-                continue  # it is let through
+                continue  # the op already passes it on
             with monkeypatch.context() as patch:
                 patch.setitem(
                     OPS, row.op, dataclasses.replace(OPS[row.op], rule=forged(row.op, at))
@@ -183,7 +186,7 @@ def test_every_wrong_declaration_is_found(monkeypatch: pytest.MonkeyPatch) -> No
                 try:
                     for got, w in zip(evaluate_blocks(graph, values), want, strict=True):
                         close(got, w, 1e-4)
-                except Exception:  # wrong, or no number at all
+                except Exception:  # a wrong result, or an error of any kind
                     seen.add((row.op, at))
                 else:
                     unseen.add((row.op, at))

@@ -1,4 +1,4 @@
-"""Does each name of another library lead to one that exists here?"""
+"""Names of other libraries: each leads to an existing name of Tessera."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_no_word_has_two_ways_out() -> None:
 
 
 def offered(name: str) -> str:
-    """The expression that is offered for `name`."""
+    """The expression that the error message offers for `name`."""
     return str(peers.way_out("names", name)).removeprefix("write ")
 
 
@@ -63,8 +63,8 @@ OTHER = np.array([[1.0 + 1e-7, 1.0, np.inf, -np.inf], [3.0, 5.0, 2.0, np.nan]], 
 PICTURE = np.arange(50, dtype=np.float32).reshape(1, 2, 5, 5) - 9
 SIGN = np.where(X > 0, 1, -1)
 IDS, BAG = np.array([[3, 0, 1], [2, 2, 0]]), np.array([[1, 0], [3, 2]])
-# A name, the expression that its advice offers, what that is computed from, and what the name means
-# in its own library. The constants are torch tensors there.
+# A name, the expression that the message offers, its arguments, and the meaning of the name in its
+# own library, whose constants are torch tensors here.
 F, L = torch.nn.functional, torch.tensor
 FOLLOWED: list[tuple[str, str, dict[str, Any], Any]] = [
     *(
@@ -232,7 +232,7 @@ def test_other_ways_of_a_ufunc_lead_to_what_is_the_same(oracle: Oracle) -> None:
 
 
 def test_other_edges_of_pools(oracle: Oracle) -> None:
-    """What `ceil_mode` and `divisor_override` say in words."""
+    """`ceil_mode` and `divisor_override` by the expressions that their messages offer."""
     x, theirs = ts.tensor(PICTURE), L(PICTURE)
     edge = (0, 1, 0, 1)
     assert "ts.pad(x, (0, 1, 0, 1), value=-math.inf)" in FIXES[".ceil_mode"]
@@ -278,7 +278,7 @@ def test_an_encoder_sees_both_ways_but_no_padding(oracle: Oracle) -> None:
 
 
 def test_a_name_of_the_table_is_not_one_of_ours() -> None:
-    """A row for a name that exists would hide it."""
+    """A row for an existing name would hide it."""
     for name in [n[1:] for n in NAMES if n.startswith(".")]:
         same = [m for m in (ts, nn, optim, dist, op) if name in m.__all__]
         assert not same or f".{name}" in offered(name) or name in ("grad", "init"), name

@@ -1,4 +1,4 @@
-"""Does `x[...]` give what NumPy and PyTorch give, on one device and in every layout?"""
+"""Indexing `x[...]` against NumPy and PyTorch, on one device and in every layout."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_gives_what_pytorch_gives(key: Any, oracle: Oracle) -> None:
 
 def test_ids_that_the_host_does_not_know_are_checked_each(oracle: Oracle) -> None:
     x, one = ts.tensor(X), ts.tensor([1])
-    for i, j in ((2, 4), (-4, 0), (0, -5)):  # each inside the dims as one
+    for i, j in ((2, 4), (-4, 0), (0, -5)):  # out of range, though inside the two dims flattened
         got = x[ts.tensor([i]) * one, ts.tensor([j]) * one]
         assert np.isnan(got.numpy()).all()
     with pytest.raises(ts.ShapeError, match="id 4 at "):

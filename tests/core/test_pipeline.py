@@ -1,4 +1,4 @@
-"""What a pipeline refuses before anything runs, and how graphs come apart into stages."""
+"""Pipelines: early errors, and the partition of graphs into stages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def trained(model: Any, loss: Callable[[Any], Any], after: Callable[[Any, Any], 
 
 
 def backwards() -> None:
-    """The second part is written before the first in the function's own order of stages."""
+    """The function calls the second stage before the first."""
     a = graph.stage("a")(lambda w, x: ts.tanh(x @ w["a"]))
     b = graph.stage("b")(lambda w, x: ts.tanh(x @ w["b"]))
     model = graph.pipeline([a, b], MESH, "pp")(lambda w, x: a(w, b(w, x)))
@@ -227,7 +227,7 @@ def test_the_slowest_stage_costs_as_little_as_can_be(parts: int) -> None:
 
 
 def test_traced_it_is_a_plain_function() -> None:
-    """What only records a function, and runs nothing, sees the stages one after the other."""
+    """Recording without a run sees the stages in sequence."""
 
     model = piped()
     traced = graph.trace(lambda weights, x: model(weights, x), W, X)
@@ -241,7 +241,7 @@ def test_sums_over_microbatches_have_one_order_whatever_comes_first(turns: list[
         for m in turns:
             total: Any = m
             earlier, place = totals.earlier("weight", m)
-            for other in earlier:  # a + b is b + a, to the bit
+            for other in earlier:  # a + b equals b + a, bit for bit
                 total = tuple(sorted((other, total), key=str))
             totals.waiting[place] = total
         (whole,) = totals.waiting.values()
@@ -259,7 +259,7 @@ def residual(k: str) -> Callable[..., Any]:
 
 
 def test_a_chain_of_steps_of_one_graph_is_not_merged_twice() -> None:
-    """Of three steps of one graph the second is in two pairs, which cannot both be one step."""
+    """The second of three steps of one graph is in two pairs, of which only one can be merged."""
     half = MESH.slice(pp=0)
     kind = parse_type("f32[4]", half)
     first, then, again, last = (
@@ -279,7 +279,8 @@ def test_a_chain_of_steps_of_one_graph_is_not_merged_twice() -> None:
 
 
 def schedules(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """The schedule of a training step, each unit a step of its own, and as it runs."""
+    """Returns the schedule of a training step with one step per unit, and the merged one that
+    runs."""
     seen: list[Any] = []
     monkeypatch.setattr(builder, "merged", lambda s: seen.append(s) or merged(s))
     parts = [residual("a"), residual("b"), residual("d"), lambda w, x: x @ w["c"]]
@@ -301,7 +302,7 @@ def test_steps_are_one_where_nothing_has_to_wait_for_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart, one = schedules(name, monkeypatch)
-    if name != "GPipe":  # whose stages wait for others after each step
+    if name != "GPipe":  # its stages wait for others after each step
         assert len(one.steps) < len(apart.steps)
         assert len({s.graph for s in one.steps}) < len({s.graph for s in apart.steps})
     verify_schedule(one)
@@ -312,8 +313,7 @@ def test_steps_are_one_where_nothing_has_to_wait_for_it(
         np.testing.assert_array_equal(a, b)
 
     def waits(s: Any) -> list[set[str]]:
-        """What each step that sends comes after, in the words of the table. A rank takes its steps
-        in order."""
+        """The table's units that each send waits for. Each rank runs its steps in order."""
         made = {b: i for i, step in enumerate(s.steps) for b in step.writes}
         before: list[set[str]] = []
         last: dict[Any, int] = {}
@@ -342,13 +342,13 @@ def test_what_moves_inside_of_stages_and_between_them_is_told() -> None:
     made = ts.jit(step).plan(weights, X)
     lines = [line.split(":")[1].split() for line in graph.comm_trace(made)]
     sends = [s for s in made.steps if isinstance(s, Send)]
-    # From the whole mesh to a slice nothing goes: the slice holds its part of it.
+    # No transfer from the whole mesh to its slice: the slice already holds its part.
     moved = [t for s in sends for b, t in zip(s.reads, s.types) if made.buffers[b].mesh != mesh]
     assert sum(len(s.types) for s in sends) - len(moved) == 3  # two weights and the batch
     assert [line[:2] for line in lines].count(["send", "pp"]) == len(moved)
     moved = Counter(n.op for n, times in made.collectives() for _ in range(times))
     assert moved == Counter(line[0] for line in lines if line[0] != "send")
-    assert moved["all_reduce"] >= 4  # one a microbatch, at least
+    assert moved["all_reduce"] >= 4  # at least one per microbatch
     assert {s.kind for s in made.steps} == {"compute", "region", "send"}
     assert {s.kind for r in made.steps if isinstance(r, Region) for s in r.body.steps} == {
         "compute", "collective",
@@ -359,7 +359,7 @@ def test_what_moves_inside_of_stages_and_between_them_is_told() -> None:
 
 
 def results(s: Any, given: list[Any]) -> list[Any]:
-    """What NumPy makes of the steps of `s`, one after the other."""
+    """The results of the steps of `s` in sequence, by NumPy."""
     env = dict(zip(s.inputs, given, strict=True))
     for step in s.steps:
         values = [env[b] for b in step.reads]
@@ -381,7 +381,7 @@ DP_PP = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 4})
 
 
 def reduced(kind: str, overlap: bool | None, clip: bool = False) -> Schedule:
-    """The schedule of a training step whose batch is split over dp."""
+    """The schedule of a training step with its batch split over dp."""
     model = pipeline.run(mesh_axes=("pp",), schedule=kind, microbatches=8, mesh=DP_PP)(deep)
 
     def step(w: Any, x: Any) -> Any:
@@ -404,7 +404,8 @@ def deep(w: Any, x: Any) -> Any:
 
 
 def ends(s: Schedule) -> tuple[dict[int, int], dict[int, int]]:
-    """By stage: its last step of a microbatch, and the step that reduces what this added up."""
+    """Returns, by stage, its last microbatch step, and the step that reduces its accumulated
+    gradients."""
     last: dict[int, int] = {}
     for i, step in enumerate(s.steps):
         for stage, _ in re.findall(r"\b(\d+)([FBIW])\d+\b", step.note):
@@ -424,17 +425,17 @@ def test_gradients_of_a_stage_are_reduced_while_others_work(kind: str, oracle: A
     s = reduced(kind, None, clip=kind == "1F1B")
     last, reduces = ends(s)
     for stage, i in reduces.items():
-        # What a rank is given first it runs first: nothing of its own comes between.
+        # A rank runs its steps in the given order, without another step between these.
         between = s.steps[last[stage] + 1 : i]
         own = [x for x in between if x.stage == s.steps[i].stage and not isinstance(x, Send)]
         assert not own, (stage, [x.note for x in own])
-        # Whoever waits for the stage's last step gets its values before the reduction begins.
+        # A reader of the stage's last step gets its values before the reduction begins.
         late = [x for x in s.steps[i:] if isinstance(x, Send) and x.note != "back"]
         assert not any({*x.reads} & {*s.steps[last[stage]].writes} for x in late)
     assert len(last) in (4, 8) and sum(i < max(last.values()) for i in reduces.values()) >= 3
     s = reduced(kind, False)
     last, reduces = ends(s)
-    assert min(reduces.values()) >= max(last.values())  # all stages are done first
+    assert min(reduces.values()) >= max(last.values())  # the reductions come after all stages
 
 
 @pytest.mark.usefixtures("oracle")
@@ -444,7 +445,7 @@ def test_gradients_of_a_stage_are_reduced_while_others_work(kind: str, oracle: A
 def test_texts_of_a_wide_mesh_name_their_devices_as_ranges(
     axes: tuple[str, str], devices: str
 ) -> None:
-    """1,024 devices, 512 for each stage; all texts are read back."""
+    """Texts of 1,024 devices, 512 per stage; all are parsed back."""
     mesh = dist.Mesh(axes, shape={"pp": 2, "dp": 512})
     model = pipeline.compose(2, [layer("a"), last], mesh=mesh, microbatches=4)
     rows = parse_type("f32[2048@dp, 8]", mesh)

@@ -1,4 +1,4 @@
-"""Are pipeline schedules what the papers and the reviewed tables say, and are wrong ones refused?
+"""Pipeline schedules against the papers and the reviewed tables, and refused tables.
 
 `pytest tests/core/test_pipeline_tables.py --refresh-golden` writes tests/golden/pipelines anew.
 """
@@ -35,7 +35,7 @@ def chunk_counts(name: str) -> tuple[int | None, ...]:
 
 
 def defined(name: str, p: int, m: int, v: int | None) -> bool:
-    """Which counts a schedule takes, as its documentation says."""
+    """Returns whether the schedule supports these counts, by its documentation."""
     if name == "DualPipeV":
         return m >= 2 * p
     return name != "Interleaved1F1B" or v == 1 or m % max(1, m // p) == 0
@@ -51,7 +51,7 @@ def all_tables(ranks: range, microbatches: range) -> Iterator[tuple[str, int, in
 
 
 def keep(file: str, text: str, request: pytest.FixtureRequest) -> str:
-    """The reviewed text of a file, after writing it where that was asked for."""
+    """Returns the reviewed text of a file, which `--refresh-golden` writes first."""
     if request.config.getoption("--refresh-golden"):
         (GOLDEN / file).write_text(text)
     return (GOLDEN / file).read_text()
@@ -68,7 +68,7 @@ def test_a_table_is_what_was_reviewed(name: str, request: pytest.FixtureRequest)
 
 
 def counts(everything: bool) -> tuple[range, range]:
-    """Of ranks and of microbatches."""
+    """Returns ranges for the numbers of ranks and of microbatches."""
     return (range(1, 9), range(1, 25)) if everything else (range(1, 6), range(1, 14))
 
 
@@ -98,7 +98,7 @@ def test_elsewhere_the_counts_are_refused_with_counts_that_work() -> None:
 
 
 def test_the_orders_are_those_of_pytorch() -> None:
-    """An independent implementation of three of them; pairs that run together count as one."""
+    """PyTorch implements three of them independently; a pair that runs together counts as one."""
     pytest.importorskip("torch")
     from torch.distributed.pipelining import schedules as theirs
 
@@ -127,7 +127,7 @@ def test_the_orders_are_those_of_pytorch() -> None:
         for rank, row in enumerate(table.to_csv().splitlines()):
             want = cells(kinds[name]._calculate_single_rank_operations(facts, rank))
             got = row.split(",")
-            if name == "ZBV":  # at its end the weights' parts have no prescribed order
+            if name == "ZBV":  # the order of its last weight-gradient parts is not prescribed
                 assert sorted(want) == sorted(got)
                 want, got = ([c for c in cs if "W" not in c] for cs in (want, got))
             assert got == want, (name, p, m, v, rank)
@@ -187,7 +187,7 @@ def test_the_formulas_hold_for_any_costs_in_their_region(
 def test_just_outside_its_region_a_formula_fails(
     name: str, m: int, times: tuple[int, int, int]
 ) -> None:
-    """So the regions are no narrower than they must be in these directions."""
+    """Shows that the regions of the formulas are as wide as possible in these directions."""
     f, i, w = times
     named = {"forward_s": f, "backward_input_s": i, "backward_weight_s": w}
     assert bubble_s(name, 4, m, **named) is None  # type: ignore[arg-type]
@@ -210,12 +210,12 @@ def test_what_each_schedule_is_for(p: int) -> None:
         zbv = simulate(pipeline_table("ZBV", p, m))
         if m >= 2 * p - 1:
             assert line["ZB-H2"].gap_s == zbv.gap_s == (0,) * p
-        assert max(zbv.peak_activations) <= 2 * p  # of half a rank's share each
+        assert max(zbv.peak_activations) <= 2 * p  # each is half of a rank's share
 
 
 @given(st.integers(1, 6), st.integers(6, 16), st.integers(0, 4).map(lambda n: Fraction(n, 4)))
 def test_a_late_weights_part_holds_what_it_was_said_to(p: int, m: int, kept: Fraction) -> None:
-    """Qi et al. 2023: H1 holds p-r activations and r weights' parts, H2 2(p-r)-1 and 2r."""
+    """Qi et al. 2023: H1 holds p-r activations and r weight-gradient parts, H2 2(p-r)-1 and 2r."""
     m = max(m, 2 * p - 1)
     h1, h2 = (simulate(pipeline_table(n, p, m), kept_for_weight=kept) for n in ("ZBH1", "ZBH2"))  # type: ignore[arg-type]
     assert h1.peak_activations == tuple(p - r + r * kept for r in range(p))

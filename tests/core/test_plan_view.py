@@ -1,4 +1,4 @@
-"""Does the plan say what a step holds and sends, and does the trace name each collective?"""
+"""Plans and traces: a step's memory and traffic, and a name for each collective."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESH = Mesh.parse("dp=2,tp=4")
 
 
 def column_then_row() -> Graph:
-    """Two products whose weights are split over tp, and a sum that has to be completed."""
+    """Two matrix products with weights split over tp, and a partial sum to complete."""
     texts = ("f32[16@dp, 64]", "f32[64, 256@tp]", "f32[256@tp, 64]")
     x, up, down = (parse_type(t, MESH) for t in texts)
     return planned(lambda x, up, down: ts.sum((x @ up) @ down, 0), x, up, down)
@@ -43,7 +43,7 @@ def test_traffic_is_grouped_and_counts_loops() -> None:
     graph = planned(step, xs, g)
     assert traffic(graph) == [
         Traffic("all_reduce", ("dp",), "as written", 1, 512 * 1024),
-        # 5 turns, 3 pieces of 2 numbers from the others.
+        # 5 iterations; each receives 3 blocks of 2 numbers from other devices.
         Traffic("all_gather", ("tp",), "as written", 5, 5 * 3 * 2 * 4),
     ]
     assert sum(r.wire_bytes for r in traffic(graph)) == graph.wire_bytes
@@ -65,7 +65,7 @@ def test_what_has_another_reason_is_another_row() -> None:
 # ---- the plan ----------------------------------------------------------------------------------
 def test_a_plan_counts_what_changes_in_the_arguments() -> None:
     def step(state: dict[str, ts.Tensor], g: ts.Tensor) -> ts.Tensor:
-        state["w"] = dist.all_reduce(g)  # no result of the function
+        state["w"] = dist.all_reduce(g)  # not a result of the function
         return ts.sum(g * 0.0)
 
     w, g = parse_type("f32[8, 8]", MESH), parse_type("f32[8, 8] +dp", MESH)
@@ -209,7 +209,7 @@ def test_what_devices_compute_alike_each_of_them_computes(x: str, w: str, share:
 
 
 def flops_in(graph: Graph, turns: int) -> tuple[int, int]:
-    """What a device computes in `graph`, and in a loop around it."""
+    """Returns the FLOPs of a device in `graph`, and in a loop of `turns` iterations around it."""
     ends = [n.type for n in graph.inputs]
 
     def loop(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:
@@ -220,7 +220,7 @@ def flops_in(graph: Graph, turns: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("turns", [0, 1, 5])
 def test_the_local_view_counts_the_products_of_all_devices(turns: int) -> None:
-    """So do loops in it."""
+    """Loops in the local view count them too."""
 
     @ts.distribute(strategy="data_parallel", mesh_axes=("dp", "tp"), mesh=MESH, batch="x")
     def local(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:

@@ -1,4 +1,4 @@
-"""Are random numbers those of Threefry, and the same in every layout?"""
+"""Random numbers: Threefry's known answers, and the same values in every layout."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_key_is_two_words() -> None:
 
 def test_a_block_of_a_draw_has_the_bits_that_its_elements_have_there() -> None:
     whole = evaluate(bits((2, 12, 3), stream=2), [KEY])[0]
-    # 12 rows on two devices: blocks of 3 on each, in which blocks of 1 on each.
+    # 12 rows on two devices: blocks of 3 rows each, divided into blocks of 1 row each.
     rows = np.arange(12).reshape(2, 2, 3)[:, 1][:, [2]].ravel()
     mesh = Mesh.parse("dp=2")
     for layout in (plain(uint32, (2, 2, 3), mesh), parse_type("u32[2, 2@dp, 3]", mesh)):

@@ -1,4 +1,4 @@
-"""Are good files of rank bindings read as they mean, and bad ones refused with what is wrong?"""
+"""Rank binding files: valid ones with their variables, invalid ones with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = "rank_bindings: [{rank: 0, mesh_id: 0}]\n"
 
 
 def rank(k: int, mesh: int = 0, host: int | None = None, **more: str) -> dict[str, str]:
-    """The variables of rank `k`."""
+    """The environment variables of rank `k`."""
     place = {} if host is None else {"TT_MESH_HOST_RANK": str(host)}
     return {"TT_METAL_CACHE": f"{CACHE}{k}", "TT_MESH_ID": str(mesh), **place, **more}
 
@@ -106,7 +106,7 @@ def several(*ranks: int) -> str:
     return "rank_bindings: [" + ", ".join(f"{{rank: {r}, mesh_id: 0}}" for r in ranks) + "]"
 
 
-# The text of a file, and what is said of it: lines after its name, or the rows of the error.
+# The text of a file, and its error: lines after the file's name, or the rows of the message.
 BAD: dict[str, tuple[str, str]] = {
     "wrong in its form and in what it says": (
         "rank_bindings:\n"
@@ -370,5 +370,5 @@ def test_any_file_is_read_or_refused(file: Path, text: str | bytes) -> None:
     assert found
     for variables in found:
         assert all(n and "=" not in n and "\0" not in n + v for n, v in variables.items())
-        os.posix_spawn("/bin/true", ["true"], variables)  # they can be given to a process
+        os.posix_spawn("/bin/true", ["true"], variables)  # a process can start with them
         os.wait()

@@ -1,4 +1,4 @@
-"""Do ranks that do not agree hear of it, with both lines, before anything runs?"""
+"""Ranks that disagree: errors before the run, with the source lines of both."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ ts.where(ts.mesh.current().rank == 0, a, b)"""),
 
 
 def lines(fn: Callable[..., Any]) -> dict[str, int]:
-    """The lines of `fn` that end in `# here` and `# there`."""
+    """The line numbers of `fn`'s lines that end in `# here` and `# there`."""
     first = fn.__code__.co_firstlineno
     with open(__file__, encoding="utf-8") as file:
         text = file.read().splitlines()[first - 1 :]
@@ -166,7 +166,7 @@ def circle(x: ts.Tensor) -> dict[str, ts.Tensor]:
 
 
 def used_early(x: ts.Tensor) -> dict[str, ts.Tensor]:
-    """Each rank needs what the next one returns to make what it returns."""
+    """Each rank's result depends on the result of the next rank: a cycle."""
     return {"a": ts.distributed.recv_from((rank() + 1) % 4, "a") + x}
 
 

@@ -1,4 +1,4 @@
-"""Do the processes of a run find each other, and does each hear what is wrong?"""
+"""Rendezvous of a run's processes, and errors that each of them receives."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tessera.runtime.processes import rendezvous
 from tessera.runtime.processes.rendezvous import LOST, Member, Rendezvous, listen, reach
 
 TOKEN = "token"
-CAME: list[Member] = []
+CAME: list[Member] = []  # connections, which the fixture closes after the test
 Start = Callable[..., tuple[Rendezvous, str]]
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a coordinator: it, and its address."""
+    """Yields a function that starts a coordinator and returns it with its address."""
     monkeypatch.setattr(rendezvous, "LOST_S", 0.1)
     monkeypatch.setattr(rendezvous, "HELLO_S", 1.0)
     sockets = []
@@ -42,7 +42,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def come(address: str, rank: int, size: int, token: str = TOKEN, **hello: Any) -> Member | str:
-    """What rank `rank` gets: its connection, or the error's text."""
+    """Returns the connection of rank `rank`, or the error's text."""
     member = reach(address, token, 5, hosted=True)
     said = {"rank": rank, "size": size, "versions": "jax 1", "who": f"process {rank}", **hello}
     CAME.append(member)
@@ -55,7 +55,7 @@ def come(address: str, rank: int, size: int, token: str = TOKEN, **hello: Any) -
 
 
 def all_come(*calls: Callable[[], Any]) -> list[Any]:
-    """What the calls return, each in a thread of its own."""
+    """Runs each call in its own thread, and returns their results."""
     found: list[Any] = [None] * len(calls)
 
     def run(k: int) -> None:
@@ -153,7 +153,7 @@ def test_strangers_disturb_nobody(start: Start) -> None:
     silent = socket.create_connection((host, int(port)))
     assert isinstance(come(address, 0, 1), Member)
     silent.settimeout(10)
-    assert silent.recv(1000) and not silent.recv(1000)  # it is let go
+    assert silent.recv(1000) and not silent.recv(1000)  # its connection is closed
     silent.close()
 
 
@@ -206,10 +206,10 @@ def test_an_error_is_told_to_all_others_at_once(rank: int, start: Start) -> None
     for k in {0, 1, 2} - {rank}:
         members[k].sock.settimeout(20)
         assert members[k].wait() == f"rank {rank} (process {rank}) failed: ValueError: text"
-    members[rank].close()  # which says nothing new
+    members[rank].close()  # this adds no other error
     for k in {0, 1, 2} - {rank}:
         members[k].sock.settimeout(0.5)
-        assert members[k].wait() == f"the coordinator at {address} ended"  # that is, nothing
+        assert members[k].wait() == f"the coordinator at {address} ended"  # no error
     for k in {0, 1, 2} - {rank}:
         members[k].close()
     assert made.empty.wait(10)

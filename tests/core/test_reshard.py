@@ -1,4 +1,4 @@
-"""Does every change of layout become the right collectives, and do these keep the value?"""
+"""Layout changes: the right collectives, which preserve the value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps(a: str, b: str) -> list[tuple[str, tuple[str, ...], int]]:
     [
         # 4 devices hold 32 of 128 bytes: each receives three blocks.
         ("f32[8, 4@tp]", "f32[8, 4]", [("all_gather", ("tp",), 96)]),
-        # The block is 32 bytes, of which 8 stay.
+        # The block is 32 bytes, and 8 of them stay.
         ("f32[8, 4@tp]", "f32[8@tp, 4]", [("all_to_all", ("tp",), 24)]),
         # 128 bytes: reduce (3/4) and gather (3/4).
         ("f32[8, 4] +tp", "f32[8, 4]", [("all_reduce", ("tp",), 192)]),
@@ -60,7 +60,7 @@ def steps(a: str, b: str) -> list[tuple[str, tuple[str, ...], int]]:
             [("reduce_scatter", ("dp",), 64), ("reduce_scatter", ("tp",), 48)],
         ),
         ("f32[8@dp, 4@tp]", "f32[8@(dp,tp), 4]", [("all_to_all", ("tp",), 12)]),
-        # What moves away below another digit, and what is only swapped.
+        # Movements below another factor, and mere swaps.
         ("f32[8@dp, 4] +tp", "f32[8, 4@tp]", [
             ("reduce_scatter", ("tp",), 48), ("all_gather", ("dp",), 16)]),
         ("f32[8@(dp,tp)]", "f32[8@(tp,dp)]", [
@@ -141,7 +141,7 @@ def test_there_and_back_is_the_identity(data: st.DataObject) -> None:
 
 
 def _filled(t: TensorType, seed: int) -> list[np.ndarray]:
-    """Blocks of `t` whose open sums are spread over all devices, with rubbish in the padding."""
+    """Random blocks of `t`: partial sums spread over all devices, garbage in the padding."""
     rng = np.random.default_rng(seed)
     blocks = []
     for _ in range(2 if t.partial else 1):
@@ -150,7 +150,7 @@ def _filled(t: TensorType, seed: int) -> list[np.ndarray]:
         blocks.append(cuts)
     if not t.partial:
         return blocks[0]
-    # Each device of a partial axis holds a part of its own.
+    # Each device of a partial axis holds a different part.
     assert t.mesh is not None
     out = []
     for k, _ in enumerate(blocks[0]):
@@ -163,7 +163,7 @@ def _filled(t: TensorType, seed: int) -> list[np.ndarray]:
 @settings(max_examples=100)
 @given(st.data())
 def test_the_local_code_of_every_step_keeps_the_value(data: st.DataObject) -> None:
-    """What the engine runs, run by NumPy: it shares nothing with the oracle's cut and join."""
+    """Runs the engine's local code by NumPy, without the oracle's cut and join."""
     mesh = data.draw(meshes())
     shape = data.draw(shapes())
     a, b = data.draw(layouts(mesh, shape)), data.draw(layouts(mesh, shape))
@@ -276,7 +276,7 @@ def test_the_layout_of_a_broadcast_yields_to_its_argument() -> None:
 
 
 def test_a_maximum_of_halves_goes_as_32_bits() -> None:
-    """As the engine sends it, so that no transport leaves a NaN out."""
+    """The engine sends 32 bits so that no transport drops a NaN."""
     mesh = Mesh(("dp",), shape={"dp": 4})
     for text, count in (("f32[8] max dp", 48), ("bf16[8] max dp", 48), ("f16[8] min dp", 48),
                         ("bf16[8] +dp", 24), ("i8[8] max dp", 12)):  # fmt: skip

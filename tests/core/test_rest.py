@@ -1,4 +1,4 @@
-"""Does a program that promises its bits see what only rests split as if it lay whole?"""
+"""Reproducible programs: a value split only for storage counts as whole."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_zero_splits_rests_and_what_rules_split_does_not() -> None:
     assert over.weight("up", kind("f32[12, 8]")).rest == ()
 
 
-UNEVEN = [  # the rule's dim, the whole weight, as it is used, as it rests
+UNEVEN = [  # the rule's dim, the whole weight, its layout in use, its stored layout
     (0, "f32[64, 32]", "f32[64@tp, 32]", "f32[(2@tp·32@dp), 32]"),
     (1, "f32[2, 16]", "f32[2, 16@tp]", "f32[2, (2@tp·8@dp)]"),
     (1, "f32[2, 15]", "f32[2, 15@tp]", "f32[2@dp, 15@tp]"),
@@ -56,7 +56,7 @@ def test_a_weight_is_used_as_the_rules_split_it_where_zero_does_not_divide(
 
 @pytest.mark.parametrize("level", ["fast", "mesh_invariant"])
 def test_it_costs_the_bytes_of_the_same_weight_in_a_dim_that_divides(level: Any) -> None:
-    """A step of x @ up @ down over dp=3, tp=2: what is split over tp stays so, at any stage."""
+    """A step of x @ up @ down over dp=3, tp=2: a value split over tp stays split at any stage."""
     mesh, sent = dist.Mesh.parse("dp=3,tp=2"), {}
     for d in (64, 66):
         for stage in (0, 3):
@@ -83,7 +83,7 @@ def test_the_finest_blocks_are_one_choice_however_it_rests() -> None:
 
 
 def test_what_rests_is_laid_out_on_a_mesh_that_was_made_anew() -> None:
-    # Types are shared: the one with the old mesh stands for both, the one that rests is new.
+    # Types are interned: the one with the old mesh serves both, the stored one is new.
     old, new = (dist.Mesh.parse("tp=2,dp=7") for _ in range(2))
     to = finest(parse_type("f32[14, 6]", old))
     rests = TensorType(to.dtype, to.dims, mesh=new, rest=("dp",))
@@ -107,7 +107,7 @@ USES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def computed(g: Graph) -> list[tuple[object, ...]]:
-    """The ops of `g` that compute, in order, with what they are told; no layouts."""
+    """The compute ops of `g` in order, with their attributes and without layouts."""
     moved = {*NAMES, "input", "reinterpret", "full", "broadcast_to"}
     told = lambda n: {k: v for k, v in n.attrs.items() if not isinstance(v, TensorType)}  # noqa: E731
     return [(n.op, n.type.shape, str(told(n))) for n in g.nodes if n.op not in moved]

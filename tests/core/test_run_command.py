@@ -1,4 +1,4 @@
-"""What does `tessera run` start? Its dry run shows the command, and bad arguments their way out."""
+"""`tessera run`: the command of its dry run, and errors for invalid arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN = ("PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1", "RANK={}", "WORLD_SIZE=2", AT)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a program and bindings, a home, and no more variables than those of a shell."""
+    """A folder with a program and rank bindings, a home folder, and a plain shell's environment."""
     for name in os.environ:
         if name.startswith(("TESSERA_", "JAX_", "TT_", "NCCL_", "XLA_", "LD_")):
             monkeypatch.delenv(name)
@@ -53,7 +53,7 @@ def said(*arguments: str, code: int = 0, by: str | None = None) -> str:
 
 
 def bound(k: int, folder: Path) -> list[str]:
-    """The variables of rank `k` of BINDINGS."""
+    """The environment variables of rank `k` in BINDINGS."""
     return [
         f"TT_METAL_CACHE={CACHE}{k}", "TT_MESH_ID=0", f"TT_MESH_HOST_RANK={k}",
         f"TT_MESH_GRAPH_DESC_PATH={folder}/mesh.textproto", "NAME=two words",
@@ -71,7 +71,7 @@ def test_the_version_is_shown() -> None:
 def test_what_the_engine_reports_is_not_the_programs_output(
     tag: bytes, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Wherever the pipe was cut, and whatever stands before it on its line."""
+    """For any split of the pipe's data, and after any text on the same line."""
     report = b"[Gloo] Rank 0 is connected to 1 peer ranks. "
     report += b"Expected number of connected peer ranks is : 1\n"
     own = b"one\n" + tag + b"[Gloo] Rank 0 said two\nthree"
@@ -168,7 +168,7 @@ def test_srun_gives_each_rank_its_variables(folder: Path) -> None:
 def test_the_command_of_many_ranks_is_short_enough_for_one_argument() -> None:
     program = ["python", "-c", "pass", "--data", "/scratch/project/tokens.bin"]
     words = shlex.split(said("-n", "10000", "--backend", "slurm", "--dry-run", *program))
-    assert len(words[-1]) < 1 << 10  # Linux takes 128 KiB
+    assert len(words[-1]) < 1 << 10  # Linux limits one argument to 128 KiB
 
 
 def test_the_token_is_on_no_command_line() -> None:
@@ -227,7 +227,7 @@ def test_bad_arguments_have_a_way_out(arguments: str) -> None:
 def test_a_launcher_for_each_host_is_an_error(
     options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`srun tessera run`, as one writes with torchrun: there would be as many runs."""
+    """`srun tessera run`, in the style of torchrun, would start as many runs as tasks."""
     step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
     for name, value in step.items():
         monkeypatch.setenv(name, value)

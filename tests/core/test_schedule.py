@@ -1,4 +1,4 @@
-"""Is a schedule the program it was made from, readable, checked, in the order asked for?"""
+"""Schedules: equality with their graph, text, validation, and the requested order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def types(zero3: bool = False) -> tuple[dict[str, TensorType], TensorType]:
 
 
 def looped(x: ts.Tensor, w: ts.Tensor) -> Any:
-    """Collectives in a loop's body."""
+    """A loop with collectives in its body."""
     end, rows = ts.scan(lambda h, row: (ts.tanh(h @ w) @ w.T + row, h), x[0], x)
     return end, rows
 
@@ -81,7 +81,7 @@ OPTIONS = [
 
 
 def run(s: Schedule, blocks: list[Any]) -> list[Any]:
-    """The steps, block by block, by the oracle; buffers are dropped when they are dead."""
+    """Runs the steps on blocks by the oracle; dead buffers are dropped."""
     env = dict(zip(s.inputs, blocks, strict=True))
     for i, st in enumerate(s.steps):
         outs = run_blocks(st.graph, [env[b] for b in st.reads], s.mesh)
@@ -133,10 +133,10 @@ def test_overlap_moves_sums_to_where_they_are_ready() -> None:
     kinds = [word(st) for st in early.steps]
     first = kinds.index("reduce_scatter")
     assert "compute" in kinds[first + 1 :]
-    # The next compute step waits for none of it.
+    # The next compute step does not wait for it.
     after = next(i for i in range(first + 1, len(kinds)) if kinds[i] == "compute")
     assert first not in early.waits[after]
-    # Sums of one kind are in order: they would else be one, at the end.
+    # Sums of one kind keep their order; otherwise they would be one sum at the end.
     sums = [i for i, kind in enumerate(kinds) if kind == "reduce_scatter"]
     assert all(a in early.waits[b] for a, b in pairwise(sums))
 
@@ -253,7 +253,7 @@ OTHER = ProgramOptions("run_to_run")
 
 
 def broken() -> list[tuple[str, Schedule, str]]:
-    """One schedule per rule that only this rule rejects."""
+    """Invalid schedules, one for each rule, which only this rule rejects."""
     s = parse(TEXT.replace("LINE", "1"))
     a, b, c = s.steps
 
@@ -353,7 +353,7 @@ def test_a_graph_and_a_schedule_are_copied_sent_and_saved(name: str) -> None:
     assert pickle.loads(pickle.dumps(g)).text == g.text
     assert pickle.loads(pickle.dumps(s)).hash == s.hash
     assert copy.deepcopy(g) is g and copy.deepcopy(s) is s
-    assert parse(s.text.replace("\n", "\r\n")).hash == s.hash  # as a file of Windows has it
+    assert parse(s.text.replace("\n", "\r\n")).hash == s.hash  # with Windows line ends
 
 
 @pytest.mark.parametrize("onto", ["dp=2,tp=1", dist.Mesh(("dp", "tp"), [5, 3], (2, 1))])

@@ -1,4 +1,4 @@
-"""Does a schedule say by which algorithm each collective goes, and what that costs?"""
+"""Collective algorithms in a schedule: their names and their costs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_cheapest_is_what_cost_chooses_for_each_size() -> None:
     pair = parse_type("f32[64] +dp", dist.Mesh.parse("dp=2"))
     g = simplify(graph.trace(lambda x: ts.tanh(x), pair))
     (row,) = collective_costs(algorithms(scheduled(g, one)))
-    assert row.algorithm == "engine"  # nothing is cheaper between two
+    assert row.algorithm == "engine"  # on two devices no algorithm is cheaper
 
 
 def test_a_bucket_is_chosen_for_what_goes_together() -> None:
@@ -213,7 +213,7 @@ def test_folded_meshes_and_promised_bits_leave_it_to_the_engine() -> None:
         with schedule_of("cheapest"):
             s = graph.trace(body, X, W).schedule
         assert {name for _, name in chosen(s)} == {"engine"}
-        with schedule_of({"all_gather": "ring"}):  # which adds nothing up
+        with schedule_of({"all_gather": "ring"}):  # an all_gather has no sum to order
             s = graph.trace(body, X, W).schedule
         assert {("all_gather", "ring"), ("all_reduce", "engine")} <= {*chosen(s)}
     mesh = MESH.fold(onto={"tp": 2})

@@ -1,4 +1,4 @@
-"""The devices that each rank of a file of ranks has of the mesh of its id."""
+"""The devices of each rank in the mesh of its id, by a rank binding file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLIT += graph(instances(0) + instances(1, mesh="M1") + ALL) + GRAPH_TOP
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The variables of one rank of several, with a descriptor."""
+    """The environment variables of one rank of several, under a mesh descriptor."""
 
     def seen(text: str, rank: int, size: int, mesh: int, **more: str) -> dict[str, str]:
         (tmp_path / "mesh.textproto").write_text(text)

@@ -1,4 +1,4 @@
-"""Do pictures, metrics and progress show what they were given, on a terminal and in a log?"""
+"""Pictures, metrics and progress, on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_show_prints_the_picture(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_text_picture_displays_nothing_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = type("ZMQInteractiveShell", (), {})()  # by which rich knows a notebook
+    shell = type("ZMQInteractiveShell", (), {})()  # rich detects a notebook by this class
     shown: list[object] = []
     display = types.ModuleType("IPython.display")
     monkeypatch.setattr(display, "display", shown.append, raising=False)
@@ -158,7 +158,7 @@ def test_a_curve_is_a_png_that_shows_its_lines(tmp_path: Path) -> None:
     )
     image = np.asarray(imread(path))
     assert image.shape[:2] == (576, 960)
-    # More than one colour beside greys: the curves are there.
+    # More than one colour beside greys shows that the curves are drawn.
     spread = image[..., :3].max(-1) - image[..., :3].min(-1)
     assert (spread > 0.3).sum() > 500
     without = save_loss_curve(tmp_path / "plain.png", [Series("train", [0, 1], [7.0, 5.0])])

@@ -1,4 +1,4 @@
-"""Do the passes take away what is idle, and nothing else?"""
+"""Simplification passes: idle nodes are removed, all others stay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def ops(graph: Graph) -> list[str]:
 
 
 def equal(graph: Graph, small: Graph, *values: Any) -> None:
-    """`small` is valid and computes the same from the same inputs, whole and in blocks."""
+    """Asserts that `small` is valid and computes the same from the same inputs, whole and in
+    blocks."""
     verify(small, "simplify")
     assert small.inputs == graph.inputs
     assert [o.type for o in small.outputs] == [o.type for o in graph.outputs]
@@ -172,7 +173,7 @@ def test_a_rule_reaches_bodies_and_inputs_and_shared_bodies_stay_shared() -> Non
 
 # ---- algebra -----------------------------------------------------------------------------------
 def folded(make: Any, *types: str) -> list[str]:
-    """The ops that are left of `make(b, *inputs)`; its value is checked on the way."""
+    """The ops that remain of `make(b, *inputs)` after simplification; checks the value too."""
     b = Builder()
     args = [b.input(parse_type(t, MESH)) for t in types]
     graph = b.graph([make(b, *args)])
@@ -291,7 +292,7 @@ def test_a_reduction_that_is_cut_along_another_axis_is_cut_first() -> None:
     [
         reduced("f32[8@tp, 4]", also=True),  # the whole is needed as well
         reduced("f32[8@tp, 4]", "f32[8, 4@tp]"),
-        reduced("f32[8@tp, 4]", src="f32[8, 4] max tp"),  # there is no scattering maximum
+        reduced("f32[8@tp, 4]", src="f32[8, 4] max tp"),  # no collective scatters a maximum
     ],
 )
 def test_a_reduction_stays_where_it_must(graph: Graph) -> None:
@@ -303,7 +304,7 @@ def test_a_reduction_stays_where_it_must(graph: Graph) -> None:
 # ---- all of it ---------------------------------------------------------------------------------
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[Graph, list[Any]]:
-    """A random program of square matrices, with gradients."""
+    """Draws a program of square matrices, with gradients."""
     mesh = draw(meshes(8))
     b = Builder("random")
     shape = (4, 4)
@@ -369,7 +370,8 @@ def test_simplifying_takes_linear_time() -> None:
         return b.graph([x])
 
     def calls(graph: Graph) -> int:
-        """Calls of functions and methods: work that no busy machine makes longer."""
+        """Counts the calls of functions and methods: a measure of work that machine load cannot
+        change."""
         count = 0
 
         def one(frame: object, event: str, arg: object) -> None:

@@ -1,4 +1,4 @@
-"""Do gradients at special points equal PyTorch's? At zero, at ties, at bounds, beside NaN."""
+"""Gradients at special points against PyTorch: zero, ties, bounds, NaN."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TWO: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "mod": (lambda x, y: x % y, torch.remainder),
     "atan2": (ts.atan2, torch.atan2),
 }
-# Where a function goes from one formula to another, and the numbers around.
+# Points at which a function changes its formula, and numbers near them.
 EDGES = np.array([0, 0.5, 1, -1, 2, 1e2, -1e2, 1e3, 1e4, -1e4, 1e5, -1e5, 1e30], np.float32)
 PROBS = np.array([0, 1e-20, 1e-13, 1e-8, 0.3, 0.9999999, 1], np.float32)
 
@@ -109,7 +109,7 @@ def test_acosh_from_its_first_point_to_infinity(oracle: Oracle) -> None:
 
 
 def test_an_angle_of_tiny_and_of_huge_points(oracle: Oracle) -> None:
-    """Their squares are 0 or infinite in f32, and PyTorch's slopes NaN or 0."""
+    """Squares of the points are 0 or infinite in f32, and PyTorch's slopes NaN or 0."""
     x = [ts.tensor(np.array([0.0, size], np.float32)) for size in (1e-30, 1e30)]
     for t, want in zip(x, (1e30, 1e-30), strict=True):
         (g,) = ts.grad(ts.atan2(t[0], t[1]), [t])

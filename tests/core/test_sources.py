@@ -1,4 +1,4 @@
-"""Are token files, folders and tables one row of tokens, whatever they are made of?"""
+"""Token sources: files, folders and tables read as one sequence of tokens."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_what_was_made_is_kept_until_something_changes(
     assert len(reads) == 2
     write_table(path, "tokens", [[1, 2]], "parquet")
     assert tokens_of(open_source(path, how)) == [1, 2]
-    # A function cannot be told from another, so nothing is kept for it.
+    # Two functions cannot be told apart, so the results of a function are not cached.
     write_table(path, "text", ["a"], "parquet")
     kept = sorted((tmp_path / "kept").iterdir())
     assert tokens_of(open_source(path, Reading(tokenizer=lambda t: [4], cache=how.cache))) == [4]
@@ -220,7 +220,7 @@ def test_lists_of_every_kind_nulls_and_slices(tmp_path: Path) -> None:
 
 
 def test_a_huggingface_tokenizer_is_known_by_its_json(tmp_path: Path) -> None:
-    """One with a Rust backend, as `transformers` makes them; the others are functions to us."""
+    """A tokenizer with a Rust backend, as made by `transformers`; others are plain functions."""
     path = write_table(tmp_path / "t.parquet", "text", ["a", "bb"], "parquet")
 
     class Backend:
@@ -270,7 +270,7 @@ def test_a_folder_of_the_datasets_library(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         open_source(tmp_path / "two", Reading(split="valid"))
     assert str(caught.value).endswith("use train, test")
-    # In memory, with a selection that no file has.
+    # In memory, with a selection, so without a file to cache for.
     assert tokens_of(open_source(data.select([3, 0]), how)) == [9, 0, 5, 6, 7]
     splits = datasets.DatasetDict(train=data, test=data.select([0]))
     assert tokens_of(open_source(splits, how)) == flat
@@ -279,7 +279,7 @@ def test_a_folder_of_the_datasets_library(tmp_path: Path) -> None:
         open_source(datasets.DatasetDict(test=data), how)
     assert first_line(caught) == "dataloader: data_split cannot be 'train'"
     assert str(caught.value).endswith("use test")
-    # What other versions left behind.
+    # Files of other versions.
     state = json.loads((tmp_path / "one" / "state.json").read_text())
     (tmp_path / "one" / "state.json").write_text(json.dumps(state | {"_indices_data_files": [1]}))
     with pytest.raises(UsageError) as caught:
@@ -311,7 +311,7 @@ def test_bad_tables(tmp_path: Path, column: str, values: list[object], text: str
     with pytest.raises(UsageError) as caught:
         open_source(path, Reading(column="x", cache=tmp_path / "kept"))
     assert first_line(caught).endswith(text)
-    assert list((tmp_path / "kept").iterdir()) == []  # nothing half made is left
+    assert list((tmp_path / "kept").iterdir()) == []  # no partial file remains
 
 
 def test_tables_that_are_none_and_a_library_that_is_not_there(

@@ -1,4 +1,4 @@
-"""Do layers compute the same, looped or written out, stacked or apart, kept or computed again?"""
+"""Layer stacks: equal results looped or unrolled, stacked or separate, saved or recomputed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def model_of(experts: int, **how: Any) -> nn.GPT:
 
 @cache
 def weights(experts: int) -> dict[str, np.ndarray]:
-    """Of the stacked model, large enough that every part of it tells."""
+    """Weights of the stacked model, large enough that each has a visible effect."""
     rng = np.random.default_rng(1)
     shapes = {k: t.shape for k, t in model_of(experts).state_dict().items()}
     return {k: (0.4 * rng.normal(size=s) + ("norm" in k)).astype(np.float32)
@@ -58,7 +58,7 @@ def loss_and_gradients(experts: int, **how: Any) -> tuple[float, dict[str, np.nd
     for k in given:
         if (
             k.replace(".block.", ".layers.0.") in found and k not in found
-        ):  # those of the layers, one by one
+        ):  # the weights of each layer
             found[k] = np.stack(
                 [found.pop(k.replace(".block.", f".layers.{i}.")) for i in range(LAYERS)]
             )
@@ -87,7 +87,7 @@ def test_layers_compute_the_same(experts: int, how: dict[str, Any]) -> None:
 
 def test_a_loss_of_experts_has_a_part_for_their_balance() -> None:
     with_it, without = (loss_and_gradients(2, aux_weight=w)[0] for w in (0.5, 0.0))
-    # The balance's loss is 1 where the choices are even, and more where they are not.
+    # The balance loss is 1 for even choices, and larger otherwise.
     assert 0.5 <= with_it - without < 1.0
 
 

@@ -49,7 +49,7 @@ def test_statistics_exchange_their_sums_together() -> None:
     g = graph.trace(f, made("[8@dp, 4]"), made("[8, 4@tp]"), made("[8@dp, 4]"), made("[8, 4]"))
     kinds = [n.args[0].type.partial for n, _ in g.collectives()]
     assert [k for k in kinds if k[0][1] == "sum"] == [(("dp", "sum"),), (("tp", "sum"),)]
-    assert len(kinds) == 5  # and the largest value of each that is split
+    assert len(kinds) == 5  # and the maximum of each split value
 
 
 def test_statistics_come_out_of_a_compiled_function(oracle: Oracle) -> None:
@@ -106,7 +106,7 @@ def test_activations_are_named_by_scope_occurrence_and_iteration(oracle: Oracle)
     }  # fmt: skip
     assert rows["iteration[1]"]["zeros"] == 1.0
 
-    def step(x: ts.Tensor) -> Any:  # a scope entered at once again; its gradient is no third visit
+    def step(x: ts.Tensor) -> Any:  # a repeated scope; its gradient is no third visit
         y = x
         for factor in (2.0, 3.0):
             with ts.named_scope("scaled"):
@@ -117,7 +117,7 @@ def test_activations_are_named_by_scope_occurrence_and_iteration(oracle: Oracle)
     rows = debug.activations(step, ts.tensor([1.0])).rows()
     assert {n: r["norm"] for n, r in rows.items()} == {"scaled": 2.0, "scaled #2": 6.0}
 
-    def looped(x: ts.Tensor) -> Any:  # whose gradient computes the body's values again
+    def looped(x: ts.Tensor) -> Any:  # its gradient recomputes the values of the body
         def body(c: ts.Tensor, k: ts.Tensor) -> tuple[ts.Tensor, Any]:
             with ts.named_scope("inner"):
                 return ts.exp(c * k), ()

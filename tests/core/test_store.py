@@ -1,5 +1,4 @@
-"""Weights that functions make for themselves: whose they are, what they are called, how they are
-set. NumPy computes, no engine."""
+"""Weights that functions create: owners, names and values. NumPy is the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ NAMES = ["norm_1.weight", "norm_1.bias", "attention.qkv", "attention.out", "norm
 
 @pytest.fixture(autouse=True)
 def fresh(oracle: Oracle) -> Iterator[None]:
-    """Weights that are made outside of all functions belong to the test, not to the process."""
+    """Gives the test its own store for weights created outside of functions."""
     ts.seed(0)
     with weight_store.owned_by(weight_store.Store("")):
         yield
@@ -85,7 +84,7 @@ def test_first_values_depend_on_the_seed_and_the_name_alone() -> None:
     def made(seed: int, stage: str, before: int = 0) -> np.ndarray:
         ts.seed(seed)
         for _ in range(before):
-            dist.tensor((3,))  # moves the order of creation
+            dist.tensor((3,))  # changes the order of creation
         part = graph.stage(stage)(block)
         found = graph.parameters(part, plain(ts.f32, (2, 4, 8)))
         return found[f"{stage}.block0.mlp.up"].numpy()
@@ -109,7 +108,7 @@ def test_a_stage_shares_its_weights_between_calls_and_functions() -> None:
     def evaluate(x: ts.Tensor) -> ts.Tensor:
         return loss_of(encoder(encoder(x)))
 
-    outside = loss_of(encoder(encoder(ts.tensor(X))))  # op by op, before the step was ever called
+    outside = loss_of(encoder(encoder(ts.tensor(X))))  # eagerly, before the first call of the step
     grads, loss = step(X)
     assert list(step.parameters) == [f"Net.encoder.block{i}.{n}" for i in range(2) for n in NAMES]
     assert list(encoder.parameters) == [n.removeprefix("Net.") for n in step.parameters]
@@ -120,7 +119,7 @@ def test_a_stage_shares_its_weights_between_calls_and_functions() -> None:
     assert now < loss.item()
     np.testing.assert_allclose(evaluate(X).item(), now, rtol=1e-5)
     np.testing.assert_allclose(loss_of(encoder(encoder(ts.tensor(X)))).item(), now, rtol=1e-5)
-    # the gradient on the tape, by the stage's own names, equals the compiled one
+    # the eager gradient, by the stage's own names, equals the compiled one
     taped = ts.grad(loss_of(encoder(encoder(ts.tensor(X)))))
     for k, g in step(X)[0].items():
         want = taped[k.removeprefix("Net.")].numpy()
@@ -174,7 +173,7 @@ def test_functions_of_one_name_have_weights_of_their_own() -> None:
     held = len(weight_store._functions)
     del small, large
     gc.collect()
-    assert len(weight_store._functions) <= held - 2  # their weights go with them
+    assert len(weight_store._functions) <= held - 2  # their weights are released with them
 
 
 def test_outside_of_all_a_call_is_new_unless_it_is_named() -> None:
@@ -219,7 +218,7 @@ def test_weights_from_outside_are_trained_too() -> None:
     for _ in range(2):
         step.parameters = {k: w - 0.1 * grads[k] for k, w in step.parameters.items()}
         grads, loss = step(X)
-    # a new shape is recorded anew and meets the new weights, not the tensors it was written with
+    # a new shape is recorded again, with the new weights instead of those of the first recording
     rows = np.concatenate([X, X])
     again, same = step(rows)
     np.testing.assert_allclose(same.item(), loss.item(), rtol=1e-5)
@@ -240,7 +239,7 @@ def test_what_was_made_without_a_name_is_called_as_its_variable(
     @graph.training_step(module="Net")
     def step(x: ts.Tensor) -> Any:
         loss = loss_of(((x @ OUTER) @ inner * constant) @ known)
-        unset = not_yet if x.ndim == 0 else 0  # a variable of no value
+        unset = not_yet if x.ndim == 0 else 0  # a variable without a value
         return graph.backward(loss), unset
 
     grads, _ = step(X)
@@ -370,11 +369,11 @@ def test_a_capture_replays_one_program_and_takes_nothing_else(oracle: Oracle) ->
     np.testing.assert_array_equal(runs.replay().numpy(), runs.result.numpy())
     other = runs.replay(X + 1.0, 2.0)
     np.testing.assert_allclose(other.numpy(), 2 * part(ts.tensor(X + 1.0)).numpy(), rtol=1e-5)
-    assert oracle.compiled > made  # the line above ran op by op
+    assert oracle.compiled > made  # the line above ran eagerly
     made = oracle.compiled
     part.update({"part.block0.mlp.up": ts.zeros((8, 16))})
     assert np.abs(runs(X, 2.0).numpy() - runs.result.numpy()).max() > 1e-4  # weights are read anew
-    assert oracle.compiled - made <= 1  # the zeros
+    assert oracle.compiled - made <= 1  # only the program of the zeros
     assert "part/block0" in runs.text and runs.text == runs.graph.text
     for given in (ts.tensor(X), X.astype(np.float64)):
         np.testing.assert_array_equal(runs.replay(given, 2.0).numpy(), runs(X, 2.0).numpy())

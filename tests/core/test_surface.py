@@ -1,5 +1,5 @@
-"""Does nonsense ever reach the user as somebody else's traceback? Every public function is called
-with it; what comes back is a result or an error of ours."""
+"""Invalid arguments to every public function: a result or an error of ours, never another library's
+traceback."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tessera.core import contexts, public, tracebacks
 from tessera.elastic.policy import elastic
 from tests.core.numpy_engine import Oracle
 
-# Classes of values and errors, and functions that take a graph, are no functions on tensors.
+# Classes of values and errors, and functions of a graph, take no tensors.
 LEFT_OUT = {"EngineWarning", "Graph", "PipelineWarning", "Tensor", "TraceWarning"}
-# What holds from there on would hold for the tests that follow.
+# Their settings would stay in force for later tests.
 LEFT_OUT |= {"set_deterministic"}
 RANDOM = ("bernoulli", "multinomial", "normal", "randint", "set_state", "uniform")
 METHODS = (
@@ -54,14 +54,14 @@ def test_completion_offers_the_public_names(module: Any) -> None:
 
 
 def calls(name: str, bad: Any, x: ts.Tensor, ids: ts.Tensor) -> list[tuple[Any, ...]]:
-    """Arguments with `bad` among them, in each place."""
+    """Argument lists with `bad` in each position."""
     if name.startswith("Tensor."):
         return [(x, bad), (ids, bad), (x, x, bad)]
     return [(bad,), (x, bad), (bad, x), (x, ids, bad), (x, x, bad), ((2, 3), bad)]
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """What is wrong with the way in which `call` fails; "" where nothing is."""
+    """Returns the fault in the error that `call` raises, or ""."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -72,7 +72,7 @@ def outcome(call: Callable[[], Any]) -> str:
                 with made:
                     pass
             if isinstance(made, elastic):
-                made.loops = 1  # as if a loop had run in it
+                made.loops = 1  # as after a loop inside of it
     except ts.TesseraError as error:
         return "" if "  fix" in str(error) else f"no way out: {error}"
     except Exception as error:
@@ -85,7 +85,7 @@ def outcome(call: Callable[[], Any]) -> str:
             public.__file__,
             contexts.__file__,
             tracebacks.__file__,
-        )  # on behalf of the user
+        )  # files that call on the user's behalf
         here = at is not None and at.tb_frame.f_code.co_filename in calling
         # Python itself refuses a call with the wrong number of arguments, at the user's line.
         return "" if here and isinstance(error, TypeError) else f"{type(error).__name__}: {error}"

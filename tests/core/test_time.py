@@ -1,4 +1,4 @@
-"""Are an axis in time a part of its mesh, and a graph in turns the graph that was recorded?"""
+"""A mesh axis in time, and graphs in turns: equal to the recorded graph."""
 
 from __future__ import annotations
 

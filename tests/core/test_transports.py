@@ -1,5 +1,4 @@
-"""Does `dist.inspect` say what carries tokens, sums and stages, whatever transport was
-requested?"""
+"""`dist.inspect`: the transports of tokens, sums and pipeline stages, whatever was requested."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Does verify reject each kind of bad graph, with a message that names the pass and the node?
+"""The verifier: each kind of invalid graph, with the pass and the node in the message.
 
-Every check has one graph that this check alone rejects: `MUTATIONS` maps a check's message to it.
+Each check has one graph that this check alone rejects: `MUTATIONS` maps a check's message to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def looped() -> Graph:
 
 
 def swapped(graph: Graph, old: Node, **change: Any) -> Graph:
-    """`graph` with `old` changed, and everything after it rebuilt on it."""
+    """Returns `graph` with `old` changed, and all later nodes rebuilt on it."""
     new: dict[Node, Node] = {old: replace(old, **change)}
     for n in graph.nodes:
         args = tuple(new.get(a, a) for a in n.args)
@@ -87,7 +87,8 @@ def in_body(change: Callable[[Graph], Graph]) -> Graph:
 
 
 def effectless(body: Graph) -> Graph:
-    """A body that has a wrong node which no result needs: only the walk into it can see that."""
+    """A body with an invalid node that no result needs, so that only a walk through the body finds
+    it."""
     bad = Node("neg", (body.inputs[0],), (plain(f32, (5,), MESH),), {})
     return replace(body, nodes=(*body.nodes, bad))
 
@@ -119,7 +120,7 @@ def bare_output() -> Graph:
 
 
 def wrong_layout() -> Graph:
-    """An argument in another layout than the rule wants, with types that are right otherwise."""
+    """A graph with an argument in a layout that the rule does not accept; all types are right."""
     b = Builder()
     x = b.input(parse_type("f32[8@dp, 4]", MESH))
     y = b.input(parse_type("f32[8@tp, 4]", MESH))
@@ -128,7 +129,7 @@ def wrong_layout() -> Graph:
 
 
 def attrs(op: str, **change: Any) -> Graph:
-    """`op` with attributes changed; None takes one away."""
+    """The good graph with attributes of `op` changed; None removes one."""
     g = good()
     node = of(g, op)
     new = {k: v for k, v in {**node.attrs, **change}.items() if v is not None}
@@ -189,14 +190,14 @@ def test_each_check_rejects_its_mutation(message: str) -> None:
 
 
 def test_every_check_has_a_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each mutation is rejected by one check alone: with that one off, the rest accepts it."""
+    """Each mutation is rejected by one check alone: the others accept it."""
     from tessera.ir.graph import verify as module
 
     original = module._Verifier.wrong
     for message, make in MUTATIONS.items():
         if message.startswith(("an input takes", "an argument has", "its rule", "op ", "there is",
                                "it has", "`item`", "an input of")):  # fmt: skip
-            continue  # what follows this check cannot run without it
+            continue  # later checks need this one to hold
         seen: list[str] = []
 
         def silent(self: Any, what: str, *rest: Any, seen: list[str] = seen) -> None:

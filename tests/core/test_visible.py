@@ -1,4 +1,4 @@
-"""Does a process see the devices that its environment names, and no others?"""
+"""Visible devices of a process: those in its environment variables, no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TT, OWN = "TT_VISIBLE_DEVICES", "TESSERA_VISIBLE_DEVICES"
 
 @pytest.fixture(autouse=True)
 def forgets() -> Iterator[None]:
-    """No machine is taken before a test or after it."""
+    """Clears the machines in use before and after each test."""
     visible._used.clear()
     yield
     visible._used.clear()

@@ -1,4 +1,4 @@
-"""Does a function of one row give for all rows at once what it gives for each alone?"""
+"""`vmap`: a function of one row, on all rows at once and on each alone. `jvp`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from tests.core.table import ROWS, Row
 
 RNG = np.random.default_rng(3)
 COUNT = 3
-# Ops that have no form for arguments that all have rows: these run row by row, in a loop.
+# Ops without a batched form for arguments that all have rows: they run row by row, in a loop.
 IN_A_LOOP = {"conv", "unstack", "take", "put", "ragged_dot", "ragged_contract"}
 
 
 def rows_of(x: Any) -> Any:
-    """Rows that an op takes where it takes `x`: ids stay inside, definite matrices definite."""
+    """Stacked variants of `x` that the op accepts: ids stay in range, definite matrices
+    definite."""
     return np.stack([np.flip(x), x, np.flip(x)])
 
 
@@ -267,7 +268,7 @@ def test_tangents_and_gradients_fit_by_name(oracle: Oracle) -> None:
 
 
 def own(backward: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The sine with a gradient function of the user's own, which takes (the gradient, x)."""
+    """Sine with a user-defined backward, called with (the gradient, x)."""
     return ts.custom_gradient(lambda x: (ts.sin(x), lambda g: backward(g, x)))
 
 
@@ -299,7 +300,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("around", ["", "jit", "twice", "loop"])
 @pytest.mark.parametrize("name", [*LINEAR, *OTHERS])
 def test_jvp_of_a_gradient_of_ones_own(name: str, around: str, oracle: Oracle) -> None:
-    """A slope follows from a gradient that is linear; from others it does not, and JAX refuses."""
+    """`jvp` works with a linear backward; others fail, as in JAX."""
     f = own((LINEAR | OTHERS)[name])
     fn: Callable[[Any], Any] = f
     if around == "twice":
@@ -314,5 +315,5 @@ def test_jvp_of_a_gradient_of_ones_own(name: str, around: str, oracle: Oracle) -
         return
     with pytest.raises(ts.GraphError, match="is not linear in the gradient"):
         run(x, along)
-    # What lies before the argument is not asked.
+    # Values before the argument are not differentiated.
     assert ts.jvp(ts.exp, (f(x),), (along,))[1].shape == (4, 5)

@@ -1,4 +1,4 @@
-"""Does a loop over `parameters()` that means the weights say how to come to them?"""
+"""A loop over `parameters()` as if over weights: the error says how to get the weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Which dtype crosses wires inside `ts.autocast`? Products' results do so in the narrow one, also
-where they have become f32; what is added up in f32 on a device stays f32."""
+"""The dtype of communication inside `ts.autocast`.
+
+Results of products are sent in the narrow dtype, even after a cast to f32; sums computed in f32 on
+a device are sent in f32.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ def test_only_the_same_bits_on_every_mesh_need_wide_sums(level: str) -> None:
 def step(
     strategies: tuple[str, ...], narrow: bool, reduce_dtype: Any = None, embeddings: bool = False
 ) -> Graph:
-    """A training step's forward and backward pass on dp=2 x tp=2."""
+    """A training step's forward and backward on dp=2 x tp=2."""
     parts = {
         "dp": dist.strategy("data_parallel"),
         "zero_3": dist.strategy("zero_redundancy_optimizer", stage=3),
@@ -132,7 +135,7 @@ def test_activations_of_tensor_parallelism_are_sent_narrow(strategies: tuple[str
     for n, times in narrow.collectives():
         if n.type.shape == ACTIVATION and "tp" in n.attrs["axes"]:
             found[str(n.type.dtype)] += times
-    # Of two layers: two results and two gradients each; the head's gradient. The embedding is f32.
+    # Two layers: two results and two gradients each; the head's gradient. The embedding is f32.
     assert found == {"bf16": 9, "f32": 1}
     assert received(narrow) < 0.66 * received(plain)
 
@@ -146,10 +149,10 @@ def test_sums_of_gradients_are_sent_in_the_dtype_that_is_asked_for(
 ) -> None:
     g = step(strategies, True, asked)
     sums = [n for n, _ in g.collectives() if n.op in ("all_reduce", "reduce_scatter")]
-    # A number is the loss or the count of labels.
+    # The single numbers are the loss and the count of labels.
     assert {str(n.type.dtype) for n in sums if "dp" in n.attrs["axes"] and n.type.rank} == want
     activations = {str(n.type.dtype) for n in sums if n.type.shape == ACTIVATION}
-    assert activations == {"bf16", "f32"}  # which it does not change: the embedding is f32
+    assert activations == {"bf16", "f32"}  # autocast does not change the embedding, which is f32
     assert received(g) < most * received(step(strategies, False))
     assert all(o.type.dtype is ts.f32 for o in g.outputs)
 
@@ -165,7 +168,7 @@ def test_with_both_half_of_the_bytes_are_sent(strategies: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_weights_stored_narrow_are_gathered_narrow_and_their_masters_not_at_all(stage: int) -> None:
-    """A whole training step of ZeRO: half of the bytes of f32, and masters in f32, split."""
+    """A training step of ZeRO: half of the bytes of f32, with split f32 master weights."""
     plan = dist.strategy("zero_redundancy_optimizer", stage=stage)
     found = {}
     for dtype in ("f32", "bf16"):
@@ -272,9 +275,9 @@ STRATEGIES = {
     "ep": dist.strategy("expert_parallel"),
     **{f"zero_{n}": dist.strategy("zero_redundancy_optimizer", stage=n) for n in (1, 2, 3)},
 }
-# Of each way to split a model: the mesh, the strategies, choices of the model, and whether autocast
-# sends half too, with weights that are stored in f32. Otherwise f32 weights are gathered for the
-# next step, or f32 activations go from stage to stage.
+# For each way to split a model: the mesh, the strategies, model options, and whether autocast
+# halves the bytes too with f32 weights. If not, f32 weights are gathered for the next step, or
+# f32 activations are sent from stage to stage.
 WAYS: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     "data": ("dp=2", "dp", {}, True),
     "zero 1": ("dp=2", "zero_1", {}, False),
@@ -289,11 +292,11 @@ WAYS: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     "dropless experts, tensor": ("ep=2 tp=2", "ep tp", {"experts": 4, "capacity": None}, True),
     "pipeline": ("dp=2 tp=2 pp=2", "dp tp", {"stacked": False}, False),
 }
-LESS = {"zero 2", "tensor", "all_to_all", "experts"}  # which a neighbour has as well
+LESS = {"zero 2", "tensor", "all_to_all", "experts"}  # only with --long: another case is similar
 
 
 def step_bytes(way: str, how: str) -> int:
-    """What a device receives in a whole training step, with what pipelines send."""
+    """The bytes that a device receives in a training step, with pipeline transfers."""
     sizes, names, more, _ = WAYS[way]
     mesh, plans = dist.Mesh.parse(sizes), [STRATEGIES[n] for n in names.split()]
     plan = sum(plans[1:], start=plans[0])
@@ -316,7 +319,7 @@ def step_bytes(way: str, how: str) -> int:
                 loss = model.loss(x, y)
         sent = None if how == "f32" else ts.bf16
         grads = ts.grad(loss, model, layout=plan, reduce_dtype=sent)
-        # In a pipeline each weight is updated on its stage, and nothing is sent.
+        # In a pipeline each weight is updated on its stage, and no update is sent.
         return loss, grads if piped else optimizer.update(model, grads, state)
 
     made = ts.jit(trained).plan(model, optimizer.init(model, plan), *batch)
@@ -327,8 +330,8 @@ def step_bytes(way: str, how: str) -> int:
 
 @pytest.mark.parametrize("way", [pytest.param(w, marks=LONG if w in LESS else ()) for w in WAYS])
 def test_everything_in_bf16_sends_half_of_the_bytes_of_f32(way: str, oracle: Oracle) -> None:
-    """By whatever a model is split: with weights that are stored in bf16; with f32 weights and
-    autocast where the page on precision says so."""
+    """With any split of the model: with bf16 weights, and with f32 weights and autocast in the
+    cases of the precision page."""
     plain = step_bytes(way, "f32")
     assert plain > 0 and step_bytes(way, "stored") <= 0.505 * plain
     if WAYS[way][-1]:
@@ -336,8 +339,8 @@ def test_everything_in_bf16_sends_half_of_the_bytes_of_f32(way: str, oracle: Ora
 
 
 def test_stage_3_with_f32_weights_sends_half_of_what_stage_1_sends(oracle: Oracle) -> None:
-    """As stage 1 cannot: each device has its f32 weights whole at the end of a step. It is half
-    where it keeps what it gathers; else it gathers again for the gradient."""
+    """Stage 1 cannot, since each device holds its whole f32 weights after a step. Stage 3 sends
+    half if it keeps the gathered weights; otherwise it gathers them again for the gradient."""
     with replaced(schedule=ScheduleOptions(reshard_after_forward=False)):
         assert step_bytes("zero 3", "autocast") <= 0.506 * step_bytes("zero 1", "f32")
     assert step_bytes("zero 3", "autocast") <= 0.75 * step_bytes("zero 1", "f32")

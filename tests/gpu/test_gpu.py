@@ -1,4 +1,4 @@
-"""The same programs on a GPU. Where there is none, they are at least lowered for one."""
+"""Programs on a GPU. Without one they are lowered for it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ needs_eight = pytest.mark.skipif(len(jax.devices()) < 8, reason="there are no ei
 
 @pytest.fixture
 def exact() -> Iterator[None]:
-    """Products of f32 in f32: a GPU rounds their factors to 10 bits where nothing is said."""
+    """Sets full f32 precision, since a GPU rounds the factors of products to 10 bits by default."""
     with jax.default_matmul_precision("highest"):
         yield
 
 
 def for_cuda(g: Graph) -> str:
-    """The text of the program of `g` for an NVIDIA GPU."""
+    """The text of the program of `g`, lowered for an NVIDIA GPU."""
     types = [n.type.on(g.mesh) for n in g.inputs]
     given = [
         jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
@@ -92,7 +92,8 @@ def gradients(*how: int) -> Any:
 def test_the_library_of_a_gpu_is_asked_for_gradients_of_convolutions(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what the engine knows them: groups with the images, a kernel that is reversed last."""
+    """The library recognizes these patterns: batch groups, and a reverse directly before the
+    convolution."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
     def text(w: tuple[int, ...], *how: int) -> str:
@@ -101,7 +102,7 @@ def test_the_library_of_a_gpu_is_asked_for_gradients_of_convolutions(
 
     depthwise = text((8, 1, 3, 3), 1, 1, 1, 8)
     assert "batch_group_count = 8" in depthwise and "optimization_barrier" not in depthwise
-    assert text((4, 8, 1, 1)).count("stablehlo.convolution") == 3  # whichever a CPU would take
+    assert text((4, 8, 1, 1)).count("stablehlo.convolution") == 3  # not by the forms for a CPU
     strided = text((4, 8, 3, 3), 2, 1)
     assert re.search(r"(%\d+) = stablehlo.reverse.*\n.*stablehlo.convolution\(%\d+, \1\)", strided)
 
@@ -182,7 +183,7 @@ def test_attention_of_cudnn_is_that_of_tiles(dtype: str, groups: int, causal: bo
     narrow = {k: ts.tensor(x).to(getattr(ts, dtype)) for k, x in given.items()}
     wide = {k: t.to(ts.f32) for k, t in narrow.items()}
     recorded = graph.trace(lambda x: both(x, None), narrow)
-    assert " = attention " in recorded.text  # what is taken where nothing is said
+    assert " = attention " in recorded.text  # the default implementation
     with jax.default_matmul_precision("highest"):
         want, wants = ts.jit(both)(wide, "tiles")
     for how in ("cudnn", "tiles"):
@@ -255,7 +256,7 @@ def test_blocks_are_large_where_devices_are_no_cpus(monkeypatch: pytest.MonkeyPa
 def test_tiles_of_attention_are_counted_by_the_scores_that_exist_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By causality those of a chunk of queries, a quarter here."""
+    """A causal chunk of queries sees only some of the scores, a quarter here."""
     for module in ("at_once", "flash"):
         monkeypatch.setattr(f"tessera.nn.{module}.platform", lambda: "gpu")
     q = parse_type("f32[8, 12, 1024, 64]", None)
@@ -281,7 +282,7 @@ def test_a_gpu_is_offered_run_to_run_with_the_order_of_sums(
         ' bits, and sums over devices are added in the order "ring"; a folded mesh may give others.'
         ' level="run_to_run" asks for that without a warning, level="mesh_invariant" refuses it'
     )
-    with dist.deterministic("ring", level="run_to_run"):  # without a warning, which is an error
+    with dist.deterministic("ring", level="run_to_run"):  # a warning would be an error
         assert determinism_of(settings().program) == (ON_A_GPU, settings().program)
     assert determinism_of(settings().program) == (None, settings().program)
 

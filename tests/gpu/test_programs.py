@@ -1,4 +1,4 @@
-"""Do small programs of many kinds give on a GPU what the NumPy oracle, or one device, gives?"""
+"""Small programs of many kinds on a GPU, against the NumPy oracle or one device."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ pytestmark = [
 RNG = np.random.default_rng(0)
 X, W = (RNG.standard_normal(s, np.float32) for s in ((16, 8), (8, 8)))
 GRID = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4}).fold(onto=1)
-Pair = tuple[Any, Any]  # what a GPU gives, and what is right
+Pair = tuple[Any, Any]  # the result on a GPU, and the expected one
 
 
 def stepped() -> Pair:
-    """A program in steps, over a folded mesh."""
+    """The stepped executor over a folded mesh."""
     slope = ts.jit(lambda x, w: ts.grad(ts.tanh(x @ w).sum(), w))
     with replaced(executor="stepped"):
         got = slope(
@@ -108,7 +108,7 @@ def solved() -> Pair:
 
 
 def waiting() -> Pair:
-    """In host memory, and back."""
+    """A copy to host memory and back."""
     x = ts.random.normal((64, 64))
     copy = HostCopy(x.stored, x.type)
     copy.wait()

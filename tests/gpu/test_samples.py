@@ -1,4 +1,4 @@
-"""Does each op give on a GPU what PyTorch gives for its own samples? tests/peer asks a CPU more."""
+"""PyTorch's samples of each op on a GPU; tests/peer has more of them on a CPU."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.peer.exceptions import DIFFERS
 from tests.peer.rows import ROWS, NotOffered, Row
 from tests.peer.test_opinfo import Share, cases_of, engine, faults, recorded
 
-# What others import here may say of itself what it likes.
+# Warnings of other libraries' imports are ignored.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 FEW = {"f32": 4, "bf16": 1, "others": 1}
 
 
 def offered(row: Row) -> Iterator[Case]:
-    """A few samples of the row, without those that we refuse or that differ on purpose."""
+    """A few samples of the row, without those refused or with an intended difference."""
     differing = [d for d in DIFFERS if d.op == row.op]
     for case, compute in cases_of(row, Share(FEW, FEW, None, None)):
         if compute and not any(d.when(case.sample) for d in differing):

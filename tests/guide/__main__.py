@@ -1,4 +1,4 @@
-"""The guides' blocks, one after the other: does it run, what was substituted, what was given?
+"""A listing of the guides' blocks: whether each runs, its substitutions, and its given names.
 `python -m tests.guide`"""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from tests.guide.substitutions import RUN, SUBSTITUTIONS, WAITING
 
 
 def lines() -> list[str]:
-    """A line for each block, and below it one for each substitution and each given name."""
+    """A line for each block, then one for each of its substitutions and given names."""
     out = []
     for guide in GIVEN:
         path = guide_path(guide)

@@ -1,6 +1,7 @@
-"""A program that promises its bits when others have run: `TESSERA_COMM_TRACE=1 python apart.py`.
-Guide 2, 3.1 on 8 places, run by 8, 2 and 1 devices: a line for each, with the loss and a hash of
-the gradients; then of weights that training gave under the same promise.
+"""A reproducible program in a fresh process: `TESSERA_COMM_TRACE=1 python apart.py`.
+
+Section 3.1 of guide 2 on 8 mesh places, run by 8, 2 and 1 devices: a line for each, with the loss
+and a hash of the gradients; then the same for trained weights.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Were the guides there? Where one is not, the run says so in its last lines; where `CI` is "true"
-it fails, as nothing else would tell."""
+"""A report of missing guides in the last lines of a test run. If `CI` is "true" the run fails,
+since nothing else would show it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def not_run() -> dict[int, int]:
-    """The guides that are not there, each with the number of its blocks that are to run."""
+    """The missing guides, each with its number of blocks to run."""
     guides = sorted({int(name.split("/")[0]) for name in RUN})
     return {
         g: sum(name.startswith(f"{g}/") for name in RUN)

@@ -1,8 +1,8 @@
-"""Does a guide run as a reader types it? `python -m tests.guide.fresh 3` runs its blocks one after
-the other in this process, which nothing has prepared, and after each holds what it is for.
+"""Guides as a reader types them: `python -m tests.guide.fresh 3` runs the blocks one after the
+other in a new process, and checks each.
 
-A line for each block says what held, or what it waits for; one below it for each name that the text
-leaves to its reader and for each substitution.
+A line for each block states the checked facts, or the missing feature; below it one for each given
+name and each substitution.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PREPARED = ("TESSERA_", "JAX_", "XLA_", "PYTHONHASHSEED", "PYTHONWARNINGS")
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would prepare another."""
+    """This process's environment without settings of Tessera and the engine."""
     return {k: v for k, v in os.environ.items() if not k.startswith(PREPARED)}
 
 
 def typed(guide: int) -> None:
-    """Runs the guide. Raises what a block raises, and AssertionError if it is not what it says."""
+    """Runs the guide. Raises a block's error, and AssertionError if a check fails."""
     prepared = sorted({*os.environ} - {*environment()})
     if prepared:
         raise SystemExit(f"this process was prepared: {prepared}")

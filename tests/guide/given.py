@@ -1,5 +1,7 @@
-"""What does a guide use without defining it? The names that it leaves to the reader, found in its
-code; `GIVEN` says what the tests put there, and nothing else is put anywhere."""
+"""Names that a guide uses but does not define, found in its code.
+
+`GIVEN` lists the values that the tests supply; no other name is supplied.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ GIVEN: dict[int, dict[str, str]] = {
 
 
 def names_of(code: CodeType) -> tuple[set[str], set[str]]:
-    """(the names that the code looks up outside of functions, those that it sets there)."""
+    """Returns (the names that the code reads outside of functions, those that it assigns there)."""
     ops = [(i.opname, i.argval) for i in dis.get_instructions(code)]
     loads = {str(v) for op, v in ops if op in ("LOAD_NAME", "LOAD_GLOBAL")}
     stores = {str(v) for op, v in ops if op in ("STORE_NAME", "STORE_GLOBAL")}
@@ -71,7 +73,7 @@ def names_of(code: CodeType) -> tuple[set[str], set[str]]:
 
 
 def free_names(found: Iterable[Snippet]) -> Iterator[tuple[Snippet, list[str]]]:
-    """Each snippet, with the names it uses that no snippet of the guide defines."""
+    """Yields each snippet with the names that no snippet of the guide defines."""
     every = [(s, *names_of(compile(s.code, s.name, "exec"))) for s in found]
     known = set(dir(builtins)).union(
         {"__name__", "__annotations__"}, *(stores for _, _, stores in every)

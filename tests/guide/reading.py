@@ -1,4 +1,4 @@
-"""Where do the tests get a guide's snippets? From the text, with the substitutions made."""
+"""Snippets of a guide's text for the tests, with the substitutions applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Space = dict[str, Any]
 
 
 def guide_text(number: int) -> tuple[Path, str]:
-    """A guide's file and text; skips the test where it is not there."""
+    """Returns a guide's file and text. Skips the test if it is missing."""
     path = guide_path(number)
     if path is None:
         pytest.skip(f"guide {number} is not in {runner.SEEDS}")
@@ -25,10 +25,10 @@ def guide_text(number: int) -> tuple[Path, str]:
 
 
 def in_order(guide: int, supplied: Space, sections: Sequence[str] = ()) -> Space:
-    """The namespace after the guide's snippets that run; of `sections`, where these are named.
+    """Runs the guide's snippets, or those of `sections`, and returns their namespace.
 
-    Raises LookupError if `supplied` has a name that is not in the table of what is given, and that
-    the guide does not import in another section either.
+    Raises LookupError if `supplied` has a name that is neither in `GIVEN` nor imported by another
+    section of the guide.
     """
     path, text = guide_text(guide)
     table = [s for s in SUBSTITUTIONS if s.guide == guide]

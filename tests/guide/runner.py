@@ -1,8 +1,8 @@
-"""How is a guide's code found and run? From the guides' own text, read when the tests run.
+"""Parser and runner of the guides' code, read from their text at the test run.
 
-A guide is Markdown. Its Python blocks are cut into snippets: one for each function, and one for
-what else a block says. A snippet's name is `guide/section/function`, or `guide/section/code`; a
-section is the number that its heading starts with, or the heading.
+A guide is Markdown. Its Python blocks are cut into snippets: one per function, and one for the rest
+of a block. A snippet's name is `guide/section/function`, or `guide/section/code`; a section is the
+number at the start of its heading, or the heading.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Substitution:
-    """`old` in the code of a guide's section is `new`, because of `why`."""
+    """A replacement of `old` by `new` in the code of a guide's section, with the reason `why`."""
 
     guide: int
     section: str
@@ -44,14 +44,14 @@ class Snippet:
 
 
 def guide_path(number: int, folder: Path | None = None) -> Path | None:
-    """Where guide `number` is in `folder` (default: `SEEDS`); None where it is not."""
+    """Returns the path of guide `number` in `folder` (default: `SEEDS`), or None."""
     folder = SEEDS if folder is None else folder
     found = sorted(folder.glob(f"{number}-*.md")) if folder.is_dir() else []
     return found[0] if found else None
 
 
 def snippets(guide: int, text: str) -> list[Snippet]:
-    """The snippets of a guide, in order. A block that the text does not close ends with it."""
+    """The snippets of a guide, in order. A block without a closing fence ends with the text."""
     found: list[Snippet] = []
     counts: dict[str, int] = {}
     for section, code, line in _blocks(text):
@@ -65,7 +65,7 @@ def snippets(guide: int, text: str) -> list[Snippet]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str, int]]:
-    """(section, code, its first line) of each Python block."""
+    """Yields (section, code, its first line) of each Python block."""
     section, code, start = "", None, 0
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         if code is None:
@@ -84,8 +84,8 @@ def _blocks(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _typed(code: str) -> str:
-    """What of a block is typed: all of it, without an indent that all lines have. Of a transcript,
-    with `>` before what is typed or between it and what is printed, that alone."""
+    """Returns the code of a block without a common indent. In a transcript with `>`, only the typed
+    lines are code, not the output."""
     lines = textwrap.dedent(code).splitlines(keepends=True)
     if ">\n" in lines:
         shown = lines.index(">\n")
@@ -97,7 +97,7 @@ def _typed(code: str) -> str:
 
 
 def _chunks(code: str, line: int) -> Iterator[tuple[str, int]]:
-    """A block cut before each function (with its decorators) and after it."""
+    """Cuts a block before and after each function (with its decorators)."""
     lines = code.splitlines(keepends=True)
     cuts, in_function, decorated = [0], False, False
     for i, text in enumerate(lines):
@@ -115,7 +115,7 @@ def _chunks(code: str, line: int) -> Iterator[tuple[str, int]]:
 
 
 def substituted(found: Iterable[Snippet], table: Iterable[Substitution]) -> list[Snippet]:
-    """The snippets with the table applied. Raises LookupError where an old text is nowhere."""
+    """Returns the snippets with the table applied. Raises LookupError if an old text is missing."""
     out = list(found)
     for s in table:
         hits = 0

@@ -1,4 +1,4 @@
-"""What is not run as a guide writes it, and why. The one table to review."""
+"""The table of substitutions: guide code that is changed before it runs, with reasons."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ SUBSTITUTIONS: tuple[Substitution, ...] = (
     ),
 )  # fmt: skip
 
-# The snippets that run, in the order in which they run; a guide's share one namespace.
+# The snippets that run, in order; those of one guide share a namespace.
 RUN: tuple[str, ...] = (
     "1/7.2/code",
     "1/7.3/code",
@@ -198,5 +198,5 @@ RUN: tuple[str, ...] = (
     "5/9.2/code 2",
 )
 
-# Snippets that wait, each for what is named. Whoever builds that moves the name to RUN.
+# Snippets that wait for the named feature. When it is built, move the name to RUN.
 WAITING: dict[str, str] = {}

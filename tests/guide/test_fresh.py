@@ -1,4 +1,4 @@
-"""Does each guide run as a reader types it, in one process that nothing has prepared?"""
+"""Guides in a fresh process, as a reader types them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guide 1, Distributed Execution: its snippets, and what its text says of them."""
+"""Guide 1, Distributed Execution: its snippets and its statements."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_hybrid_parallel_training_on_72_devices() -> None:
     assert set(grads) == {"W", *names}
     for k, g in grads.items():
         np.testing.assert_allclose(g.numpy(), wanted[k], rtol=1e-4, atol=1e-6, err_msg=k)
-    assert grads["W"].type == w.type  # it comes back as the text laid it
+    assert grads["W"].type == w.type  # in the layout of the text
 
     # "Tensor-parallel groups for sharded matmuls", "data-parallel groups for scaling batches":
     # each stage on its 18 devices. "Pipeline groups for sequential layers": what is sent.
@@ -110,7 +110,7 @@ def test_hybrid_parallel_training_on_72_devices() -> None:
 
 
 def test_the_72_device_step_is_recorded_at_its_full_width() -> None:
-    """The text as it stands: 40 GB of weight on 72 devices are planned with where there are 8."""
+    """The unchanged text: 40 GB of weight on 72 devices can be planned with 8."""
     path, text = guide_text(1)
     space: Space = {"graph": graph, "op": op}
     for snippet in snippets(1, text):
@@ -155,7 +155,7 @@ def weights_of(*shapes: tuple[int, ...]) -> Space:
 def stepped(
     plan: Any, mesh: dist.Mesh | None, weights: Space, model: Any, x: Any
 ) -> tuple[float, Space, dict[str, set[tuple[str, ...]]]]:
-    """The loss, the gradients, and by kind the axes of what moved for them."""
+    """Returns the loss, the gradients, and the axes of their collectives by kind."""
     placed = dist.place({k: ts.tensor(w) for k, w in weights.items()}, plan, mesh) if mesh else {
         k: ts.tensor(w) for k, w in weights.items()
     }  # fmt: skip
@@ -170,7 +170,7 @@ def stepped(
     loss, grads = step(placed, batch)
     moved: dict[str, set[tuple[str, ...]]] = {}
     for node, _ in step.graph.collectives():
-        if node.type.rank:  # the loss's own sums aside
+        if node.type.rank:  # without the loss's own sums
             moved.setdefault(node.op, set()).add(node.attrs["axes"])
     return loss.item(), {k: (str(g.type), g.numpy()) for k, g in grads.items()}, moved
 
@@ -216,7 +216,7 @@ def test_strategies_move_what_the_text_says(name: str) -> None:
 
 
 def test_reduce_scatter_and_all_gather_around_matmuls() -> None:
-    """Of tensor parallelism where the sequence is split between the matrices."""
+    """Tensor parallelism with a sequence split between the matrices."""
     mesh = dist.Mesh(("tp",), devices=4)
     weights, x = weights_of((8, 12), (12, 8)), normal(9, 4, 8, 8)
     w0 = ts.tensor(weights["w0"], mesh=mesh, layout="[8, 12@tp]")
@@ -279,7 +279,7 @@ def test_the_policy_is_global_and_runs_repeat() -> None:
 # -- 7.9: best practices ---------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
 def test_more_microbatches_than_stages_idle_less(count: int) -> None:
-    """What the warning in `test_hybrid_parallel_training_on_72_devices` is about."""
+    """The reason of the warning in `test_hybrid_parallel_training_on_72_devices`."""
     line = pipeline.simulate(pipeline.pipeline_table("1F1B", 4, count))
     assert line.idle_fraction == pytest.approx((3 / (count + 3),) * 4)
 

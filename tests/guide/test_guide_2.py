@@ -1,4 +1,4 @@
-"""Guide 2, Collectives & Distributed Systems: sections 2 and 3, and what their text says."""
+"""Guide 2, Collectives & Distributed Systems: sections 2 and 3, and their statements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_mesh_of_48() -> None:
 # -- 3.1, and 4: the same bits ---------------------------------------------------------------------
 @LONG
 def test_data_parallel_gradients_are_the_same_bits_on_any_devices() -> None:
-    """In a program of its own, where nothing is set before; guide 1, 7.8 too."""
+    """In a fresh process without settings; also for guide 1, 7.8."""
     if guide_path(2) is None:
         pytest.skip("guide 2 is not beside the repository")
     env = {**os.environ, "TESSERA_COMM_TRACE": "1"}

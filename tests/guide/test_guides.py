@@ -1,7 +1,7 @@
-"""Do the guides' snippets run as they are written, and give what they say?
+"""The guides' snippets as written, and the results that the text states.
 
-Their text is read from the folder of guides beside this repository; where it is not there, these
-tests are skipped.
+The text is read from the folder of guides beside this repository; if it is missing, these tests are
+skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_every_substitution_is_found_and_says_why(s: Any) -> None:
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_what_a_guide_leaves_to_the_reader_stands_in_the_table(guide: int) -> None:
-    """No name is given that no block uses, and none is used that is not in the table."""
+    """Each name in the table is used by a block, and each undefined name is in the table."""
     table = [s for s in SUBSTITUTIONS if s.guide == guide]
     found = substituted(snippets(guide, guide_text(guide)[1]), table)
     assert {name for _, names in free_names(found) for name in names} == set(GIVEN[guide])
@@ -93,7 +93,7 @@ def test_guide_3_stages_of_blocks_train(tutorial: Space) -> None:
     }
     losses = []
     for first in (True, False, False):
-        # The batch is on no mesh, so all devices of a stage have the whole of it.
+        # The batch is on no mesh, so all devices of a stage hold all of it.
         said = pytest.warns(ts.StrategyWarning, match="along 'dp' compute the same")
         with tutorial["STAGES"], said if first else nullcontext():
             grads, metrics = step(batch)
@@ -143,7 +143,7 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
     steps = (name for name, what in GIVEN[4].items() if what == "tessera.train.recipe")
     supplied |= {name: getattr(recipe, name) for name in steps}
     made = in_order(4, {**supplied, "SMALL": small})
-    # The model as the guide's own configuration says: bf16 products, layers computed again.
+    # The model with the guide's own configuration: bf16 products, recomputed layers.
     made["transformer_model"] = recipe.make_model(made["create_training_config"]())
     return made
 
@@ -154,7 +154,7 @@ def test_guide_4_single_gpu_training(space: Space) -> None:
         weights = space["train_single_gpu"]()
     first, last = (float(line.rsplit(" ", 1)[1]) for line in out.getvalue().splitlines())
     assert out.getvalue().startswith("Step 0: Loss = ") and "Step 100: Loss = " in out.getvalue()
-    assert first > 3.3 and last < 0.5  # from ln 32 to: each token is the one before, plus one
+    assert first > 3.3 and last < 0.5  # starts at ln 32; each token is the previous one plus one
     assert checkpoints("checkpoints") == [0]
     saved = load_checkpoint("checkpoints")
     assert saved.weights.keys() == weights.keys() and saved.optimizer_state["step"].item() == 1
@@ -222,7 +222,7 @@ def test_guide_4_mixed_precision_grows_skips_and_recovers(space: Space) -> None:
 
 def test_guide_4_gradient_accumulation_is_the_whole_batch(space: Space) -> None:
     batch, weights, config = batch_of(space)
-    model = recipe.make_model(config | {"mixed_precision": False})  # to compare to 1e-5
+    model = recipe.make_model(config | {"mixed_precision": False})  # in f32, to compare to 1e-5
     parts = micro_batches(batch, 4)
     loss, grads = ts.jit(space["gradient_accumulation_step"])(model, parts, weights, 4)
 
@@ -270,8 +270,8 @@ def test_guide_4_data_parallel_training(space: Space) -> None:
 
 
 def test_guide_4_owners_update_their_weights(space: Space) -> None:
-    """ "Each GPU only stores optimizer state for subset of parameters": as with the plan's ZeRO-1,
-    for no more bytes, and the numbers are Adam's."""
+    """ "Each GPU only stores optimizer state for subset of parameters": no more bytes than the
+    strategy's ZeRO-1, and Adam's numbers."""
     _, weights, config = batch_of(space)
     rng = np.random.default_rng(0)
     grads = {k: rng.normal(size=w.shape).astype(np.float32) for k, w in weights.items()}
@@ -296,7 +296,7 @@ def test_guide_4_owners_update_their_weights(space: Space) -> None:
     assert 0 < wire_bytes(step) <= 1.1 * wire_bytes(planned)
     stored = [t.type.local_bytes for s in states.values() for t in s.values() if hasattr(t, "type")]
     whole = sum(2 * w.type.nbytes for w in here.values())
-    assert sum(stored) <= whole / 4 + 4 * len(states)  # m and v, and a step for each
+    assert sum(stored) <= whole / 4 + 4 * len(states)  # m and v, and a step count for each
     for name, w in new.items():
         np.testing.assert_allclose(w.numpy(), want[name].numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(

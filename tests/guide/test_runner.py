@@ -1,4 +1,4 @@
-"""Does the runner cut a guide where it says, and notice what does not fit?"""
+"""The runner's cuts of a guide, and its errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Losses of a batch of rows, for tests of programs that divide the batch.
+"""Losses of a batch of rows, for tests that split the batch.
 
-Each is a loss of a small network in two stages, `features(x, weights) -> h` and
-`head(h, batch, weights) -> loss`. However a program divides the batch, value and gradients are
-those of the whole batch. `torch(T, h, batch, weights)` is the head in PyTorch; T is the module.
+Each is a loss of a small network in two stages, `features(x, weights) -> h` and `head(h, batch,
+weights) -> loss`. For any split of the batch, value and gradients must equal those of the whole
+batch. `torch(T, h, batch, weights)` is the head in PyTorch; T is the module.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _drawn(*shape: int) -> Array:
     return RNG.normal(size=shape).astype(np.float32)
 
 
-# What a row counts differs between the halves and between the quarters: of the first quarter every
-# label is ignored, of the third no row is in the mask, and the weights of rows grow.
+# The count of valid rows differs between halves and quarters: in the first quarter every label is
+# ignored, in the third no row is in the mask, and the row weights increase.
 BATCH: dict[str, Array] = {
     "x": _drawn(ROWS, D),
     "t": _drawn(ROWS, WIDTH) + 0.3,
@@ -61,14 +61,14 @@ Head = Callable[[Any, Any, Any], Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss, and what it takes: names of WEIGHTS, and how many rows of BATCH."""
+    """A loss with its inputs: names of WEIGHTS, and the number of rows of BATCH."""
 
     head: Head
     torch: Callable[[Any, Any, Any, Any], Any] | None = None
     features: Callable[[Any, Any], Any] = mlp
     weights: tuple[str, ...] = ("a", "b")
     rows: int = ROWS
-    goal: Callable[[Any], Any] = itself  # what is differentiated
+    goal: Callable[[Any], Any] = itself  # returns the function to differentiate
 
     def __call__(self, batch: Any, weights: Any) -> Any:
         return self.head(self.features(batch["x"], weights), batch, weights)
@@ -107,7 +107,7 @@ def batch_norm_of_nn(h: Any, b: Any, w: Any) -> Any:
 
 
 def contrastive(h: Any, b: Any, w: Any) -> Any:
-    """InfoNCE: each row is to be nearest to itself."""
+    """InfoNCE: each row's positive is the row itself."""
     return nn.cross_entropy(h @ h.T * 0.3, ts.arange(h.shape[0]))
 
 
@@ -117,7 +117,7 @@ def balanced_experts(h: Any, b: Any, w: Any) -> Any:
 
 
 def full_experts(h: Any, b: Any, w: Any) -> Any:
-    """Rows beyond the experts' room are dropped, the last of the whole batch first."""
+    """Experts with too little capacity: the last rows of the whole batch are dropped."""
     return errors(op.moe(h, w["experts"], k=2, capacity=0.75, groups=1), b).mean()
 
 
@@ -126,7 +126,7 @@ def penalty(w: Any) -> Any:
 
 
 def three_losses(h: Any, b: Any, w: Any) -> Any:
-    """One of each row, one of the batch, one of no rows."""
+    """A sum of a mean over rows, a function of the whole batch, and a term without rows."""
     return nn.cross_entropy(h, b["y"]) + ts.sqrt(errors(h, b).mean()) + penalty(w)
 
 
@@ -218,7 +218,7 @@ LOSSES: dict[str, Loss] = {
         lambda T, h, b, w: entropy(T, (b["x"] + h.mean(-1, True)) @ w["line"], b["y"]),
         weights=("a", "b", "line"),
     ),
-    "row by row in Python": Loss(  # with more rows it is another program
+    "row by row in Python": Loss(  # the number of rows changes the program
         lambda h, b, w: sum(((h[i] - b["t"][i]) ** 2).mean() for i in range(len(h))) / len(h),
         lambda T, h, b, w: T.nn.functional.mse_loss(h, b["t"]),
     ),

@@ -1,8 +1,8 @@
-"""Every op of the table on every fold of one mesh: do its bits stay? Run by test_bits.py in a
-process of its own, since the promise is made before the engine starts.
+"""The bits of every op in the table on every fold of one mesh.
 
-All rows of a kind of split are one program: so an op has neighbours that the compiler would fuse it
-with, before and after. With "few", one drawn row of each op.
+test_bits.py runs this file in its own process, since `TESSERA_DETERMINISTIC` is read before the
+engine starts. All rows with one kind of split are one program, so that each op has neighbours that
+the compiler could fuse with it. With "few", one random row of each op.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FOLDS = ("dp=2,tp=2", "dp=1,tp=1")
 
 
 def layout(t: TensorType, split: str) -> TensorType:
-    """`t` with its first dim split over dp and, where `split` is "both", its last over tp; blocks
-    may be uneven."""
+    """Returns `t` with its first dim split over dp and, if `split` is "both", its last over tp;
+    blocks may be uneven."""
     dims = list(t.dims)
     if t.rank:
         dims[0] = (Factor(t.shape[0], ("dp",)),)
@@ -41,8 +41,8 @@ def layout(t: TensorType, split: str) -> TensorType:
 def program(
     rows: list[Row], split: str, mesh: Any
 ) -> tuple[Graph, list[Any], list[tuple[str, int]]]:
-    """All `rows` on arguments that other ops make, read by other ops; its inputs' values; for each
-    row its name and how many results it has."""
+    """Returns a program of all `rows`, with other ops before and after each; the values of its
+    inputs; and the name and number of results of each row."""
     b = Builder("ops", settings().program)
     assert b.options.mesh_invariant
     values, outs, counts = [], [], []
@@ -74,7 +74,7 @@ def program(
 
 
 def results(rows: list[Row], split: str) -> Iterator[tuple[str, list[bytes]]]:
-    """For each row its name and, per fold, the bytes of its results."""
+    """Yields each row's name and the bytes of its results on each fold."""
     every = []
     for onto in FOLDS:
         graph, values, counts = program(rows, split, LOGICAL.fold(onto))
@@ -88,7 +88,7 @@ def results(rows: list[Row], split: str) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def one_of_each(rows: list[Row]) -> list[Row]:
-    """A row of each op, drawn with the same seed each time."""
+    """Returns a random row of each op, drawn with a fixed seed."""
     of_op: dict[str, list[Row]] = {}
     for row in rows:
         of_op.setdefault(row.op, []).append(row)

@@ -1,5 +1,8 @@
-"""Random programs on random meshes and folds: do the bits stay, and is whole-number data exact? Run
-by test_bits.py in a process of its own, since the promise is made before the engine starts."""
+"""Random programs on random meshes and folds: equal bits, and exact integers.
+
+test_bits.py runs this file in its own process, since `TESSERA_DETERMINISTIC` is read before the
+engine starts.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ Draw = Any
 
 @st.composite
 def meshes(draw: Draw) -> dist.Mesh:
-    """One to three axes of 2, 3, 4 or 6, of up to 24 places."""
+    """Draws one to three axes of size 2, 3, 4 or 6, with at most 24 devices."""
     sizes = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3))
     while np.prod(sizes) > 24:
         sizes.pop()
@@ -40,11 +43,11 @@ def meshes(draw: Draw) -> dist.Mesh:
 
 @st.composite
 def folds(draw: Draw, mesh: dist.Mesh) -> list[dist.Mesh]:
-    """Three different folds of at most 12 devices, one device among them."""
+    """Draws three different folds onto at most 12 devices, one of them onto one device."""
     divisors = {a: [d for d in range(1, n + 1) if n % d == 0] for a, n in mesh.sizes.items()}
     kept = {a: draw(st.sampled_from(ds)) for a, ds in divisors.items()}
     wide = dict(mesh.sizes)
-    for sizes in (kept, wide):  # the first axes fold until it fits
+    for sizes in (kept, wide):  # fold the first axes until it fits
         for a in mesh.axes:
             while np.prod(list(sizes.values())) > 12 and sizes[a] > 1:
                 sizes[a] = max(d for d in divisors[a] if d < sizes[a])
@@ -53,7 +56,7 @@ def folds(draw: Draw, mesh: dist.Mesh) -> list[dist.Mesh]:
 
 
 def layout(draw: Draw, shape: tuple[int, ...], mesh: dist.Mesh) -> TensorType:
-    """Any axes on any dims, one after the other; blocks may be uneven."""
+    """Draws a layout with any axes on any dims; blocks may be uneven."""
     free = list(draw(st.permutations(mesh.axes)))
     dims = []
     for n in shape:
@@ -64,7 +67,7 @@ def layout(draw: Draw, shape: tuple[int, ...], mesh: dist.Mesh) -> TensorType:
 
 
 class Grown:
-    """A random program: up to four ops, each on one of the values that are there."""
+    """A random program of up to four ops, each on earlier values."""
 
     def __init__(self, draw: Draw, mesh: dist.Mesh, whole: bool) -> None:
         self.draw, self.mesh, self.whole = draw, mesh, whole
@@ -156,7 +159,7 @@ BOUND = settings(
 @BOUND
 @given(st.data())
 def bits_stay(data: Any) -> None:
-    """Float data has the same bits on all folds, and by whatever tables data is moved."""
+    """Asserts that float data has the same bits on all folds, with any collective algorithm."""
     mesh = data.draw(meshes())
     moves = options(algorithm=dict.fromkeys(MOVES, data.draw(st.sampled_from(("engine", *FLAT)))))
     order = data.draw(st.sampled_from(("binary", "ring")))
@@ -175,12 +178,12 @@ def bits_stay(data: Any) -> None:
 @BOUND
 @given(st.data())
 def whole_numbers_are_exact(data: Any) -> None:
-    """Whole numbers give what the oracle gives, on every fold."""
+    """Asserts that integers equal the oracle's on every fold."""
     mesh = data.draw(meshes())
     grown = Grown(data.draw, mesh, whole=True)
     g = grown.graph()
     want = graph.evaluate(g, grown.values)
-    assume(all(np.abs(x).max(initial=0) < 2**20 for x in want))  # what f32 counts exactly
+    assume(all(np.abs(x).max(initial=0) < 2**20 for x in want))  # exact integers of f32
     for m in data.draw(folds(mesh)):
         for n, x, y in zip(g.outputs, want, run(g, grown.values, m), strict=True):
             np.testing.assert_array_equal(y, np.asarray(x), err_msg=f"{m!r}: {n}\n{g}")

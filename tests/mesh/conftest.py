@@ -1,4 +1,4 @@
-"""What does this tier need? One process with 8 virtual devices, which start by themselves."""
+"""Fixtures of the tests on a mesh: one process with 8 virtual CPU devices."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.issued import checked
 
 @pytest.fixture(scope="session", autouse=True)
 def started() -> None:
-    """The devices run before any test, so that none finds as many as it happens to ask for."""
+    """Starts all devices before any test, so that no test starts fewer."""
     ts.ones((1,)).numpy()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def as_planned(started: None) -> Iterator[None]:
-    """Every program that a test runs issues what its schedule holds."""
+    """Checks that every program of a test issues the collectives of its schedule."""
     with checked():
         yield
 
 
 @pytest.fixture(scope="session")
 def mesh() -> dist.Mesh:
-    """dp=2 tp=4: the mesh that most tests of this tier run on."""
+    """dp=2 tp=4: the mesh of most tests in this folder."""
     return dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})

@@ -1,4 +1,4 @@
-"""The table of mistakes. Its rows are in the files `errors_*.py` beside this one, their messages in
+"""The table of user errors. Its rows are in `errors_*.py` beside this file, the messages in
 `tests/golden/errors.txt`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEQUENCE, MATRIX, MASK = ts.Tensor["B", "S", "D"], ts.Tensor["B", "D"], ts.Tenso
 
 @dataclass(frozen=True)
 class Row:
-    """`call` makes the mistake, `error` comes back."""
+    """A mistake: `call` must raise `error`."""
 
     name: str
     error: type[ts.TesseraError]
@@ -41,7 +41,7 @@ def row(name: str, error: type[ts.TesseraError], call: Callable[[], Any]) -> Non
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Environment variables, for a moment."""
+    """Sets environment variables, and restores them at the end."""
     before = {k: os.environ.get(k) for k in values}
     os.environ.update(values)
     try:

@@ -7,7 +7,7 @@ from tessera import dist
 from tessera.train.memory import offload
 from tests.mesh.errors import X, row
 
-# What is not there is no mistake of this file's: mypy would say the same as the messages.
+# These mistakes are intended: mypy would report the same as the messages.
 # mypy: disable-error-code="attr-defined, call-arg, arg-type, operator, misc, call-overload"
 # ruff: noqa: E501
 # fmt: off

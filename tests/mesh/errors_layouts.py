@@ -11,7 +11,7 @@ from tests.mesh.errors import MESH, ONES, OTHER, X, row, split
 # fmt: off
 
 class Table:
-    """As pandas has one: it has a shape and lends no memory."""
+    """A table like pandas': it has a shape, but no buffer."""
 
     shape = (8, 2)
 

@@ -1,4 +1,4 @@
-"""Mistakes with loops and with functions of functions. A row: name, error, mistake."""
+"""Mistakes with loops and higher-order functions. A row: name, error, mistake."""
 
 from __future__ import annotations
 

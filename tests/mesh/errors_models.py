@@ -68,7 +68,7 @@ row("a cache of a split sequence", ts.UsageError, lambda: ts.nn.GPT(ts.nn.GPTCon
 
 # -- text ------------------------------------------------------------------------------------------
 def text(what: Any, **more: Any) -> Callable[[], Any]:
-    """The call that writes text with a model that gives `what`."""
+    """Returns a text generation with a model that returns `what`."""
     return lambda: generate(lambda ids: what, [1], 2, window=8, **more)
 
 

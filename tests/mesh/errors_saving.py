@@ -32,7 +32,7 @@ W = {"w": np.ones((2, 2), np.float32)}
 
 
 def inside(mistake: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> Any:
-    """What the mistake gives in a folder of its own, which `prepare` has filled."""
+    """Runs `mistake` in a temporary folder that `prepare` has filled."""
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -48,7 +48,7 @@ def saved() -> None:
 
 
 def torchs() -> None:
-    """As torch.distributed.checkpoint.save leaves it."""
+    """The files of torch.distributed.checkpoint.save."""
     Path("theirs").mkdir()
     Path("theirs/.metadata").touch()
 
@@ -69,7 +69,7 @@ def number() -> None:
 
 
 def huge() -> None:
-    """A manifest that somebody has made, with a digest that fits."""
+    """A forged manifest with a matching digest."""
     saved()
     path = Path("all/a/manifest.json")
     made = parse(path.read_bytes(), "all/a")
@@ -107,7 +107,7 @@ def many(mistake: Callable[[], Any]) -> Any:
 
 
 def safe_point() -> None:
-    """What a loop of a program before has left."""
+    """Leaves a safe point, as of an earlier program's loop."""
     state = {"x": split("[8@dp, 4]")}
     for step in elastic.steps(state, 1):
         with step:

@@ -1,7 +1,7 @@
-"""Hybrids: one logical program in random combinations of everything that places it.
+"""Hybrid parallelism: programs under random combinations of mesh, strategies and schedules.
 
-A `Program` is what is computed; a `Hybrid` says where and in which order. The program alone decides
-the numbers, so each has one reference, computed on one device.
+A `Program` is the computation; a `Hybrid` is its placement and order. The numbers depend on the
+program alone, so each has one reference, computed on one device.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TWO_CHUNKS = ("Interleaved1F1B", "ZBV", "DualPipeV")
 # -- what is computed -----------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Program:
-    """A small transformer; with `experts`, every second layer has that many in place of an MLP.
+    """A small transformer; with `experts`, every second layer has that many instead of an MLP.
 
-    They serve every choice, and no loss evens their load: a capacity counts the tokens of a group,
-    and the load is that of a microbatch, so both are another program where the batch is cut.
+    The experts have no capacity and no balance loss: a capacity counts the tokens of a group, and
+    the load is that of a microbatch, so a split of the batch would change the program.
     """
 
     layers: int
@@ -50,8 +50,8 @@ class Program:
     activation: str = "gelu"
     positions: str = "rotary"
     biases: tuple[str, ...] = ()
-    logits: bool = False  # the loss is of whole logits, outside of the model
-    clip: float = 0.1  # to which norm gradients are clipped
+    logits: bool = False  # the loss takes whole logits, outside of the model
+    clip: float = 0.1  # the norm to which gradients are clipped
 
 
 PROGRAMS = {
@@ -66,7 +66,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Hybrid:
-    """Where a program's parts lie, and in which order they run."""
+    """A program's placement on a mesh, and the order of its stages."""
 
     program: str
     dp: int = 1
@@ -76,9 +76,9 @@ class Hybrid:
     tp: int = 1
     zero: int = 0
     zero_axis: str = "dp"
-    schedule: str = ""  # of a pipeline
+    schedule: str = ""  # the pipeline's schedule
     microbatches: int = 1
-    context: str = ""  # how attention goes over cp
+    context: str = ""  # the kind of attention over cp
     sequence_parallel: bool = False
     recompute: str = ""
     rows_over_ep: bool = False  # the batch is split over ep too
@@ -86,7 +86,7 @@ class Hybrid:
 
     @property
     def id(self) -> str:
-        """Only what differs from one device."""
+        """The test id: the choices that differ from one device."""
         said = [self.program]
         said += [f"{a}{getattr(self, a)}" for a in AXES if getattr(self, a) > 1]
         if self.zero:
@@ -122,7 +122,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """The program, its layers apart, so that a pipeline may have a stage begin at each."""
+    """The program with separate layers, so that a pipeline stage may begin at each."""
 
     def __init__(self, p: Program, h: Hybrid) -> None:
         c = self.config = nn.GPTConfig(
@@ -145,7 +145,7 @@ class Model(nn.Module):
         self.head = None if p.tied else nn.Parameter(p.d, p.vocab)
 
     def placed(self, x: Any, dim: int = 1) -> Any:
-        """`x`, a sequence along `dim`, as the layers want it."""
+        """Returns `x`, a sequence along `dim`, in the order and layout of the layers."""
         if self.config.context is None or x.mesh is None:
             return x
         x = nn.zigzag(x, self.cp, dim) if self.config.context == "ring" else x
@@ -168,13 +168,13 @@ class Model(nn.Module):
         return self.embed.weight.T if self.head is None else self.head
 
     def parts(self) -> list[Callable[..., Any]]:
-        """The model in functions of (the model, what goes through), to be run in order."""
+        """The model as functions of (model, activations), in order."""
         one = [lambda m, x: (m, m.first(x))]
         many = [lambda m, x, i=i: (m, m.layers[i](x)) for i in range(len(self.layers))]
         return [*one, *many, lambda m, x: m.last(x)]
 
     def loss(self, out: Any, labels: Any) -> Any:
-        """Of what the last part gives."""
+        """The loss from the last part's output."""
         labels = self.placed(labels)
         if self.logits:
             return nn.cross_entropy(out, labels)
@@ -202,8 +202,8 @@ def data() -> tuple[Any, Any]:
 
 @functools.cache
 def weights(name: str) -> dict[str, Any]:
-    """First values: random, large enough that no part of the program is nearly linear, and not so
-    large that rounding grows from layer to layer."""
+    """Random initial weights: large enough that no part of the program is nearly linear, small
+    enough that rounding errors do not grow from layer to layer."""
     model, rng = Model(PROGRAMS[name], Hybrid(name)), np.random.default_rng(7)
     found = {}
     for k, t in model.parameters().items():
@@ -224,12 +224,12 @@ def plan_of(h: Hybrid) -> Any:
     return plan
 
 
-# Of each step the loss, the gradients, and the weights and the optimizer's moments after it.
+# For each step: the loss, the gradients, the new weights and the optimizer's new moments.
 Steps = list[tuple[float, dict[str, Any], dict[str, Any]]]
 
 
 def trained(h: Hybrid, steps: int = STEPS) -> tuple[Steps, Any]:
-    """(the steps, the model's function: a pipeline has its plan)."""
+    """Returns (the steps, the model's function, which has the plan of a pipeline)."""
     program, mesh, plan = PROGRAMS[h.program], h.mesh, plan_of(h)
     model = Model(program, h)
     laid = {}
@@ -293,12 +293,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 NEEDS = {"pp": ("schedule", "microbatches", "by_cost"), "cp": ("context",),
          "tp": ("sequence_parallel",), "ep": ("rows_over_ep",)}  # fmt: skip
-SET_ONLY = ("schedule", "microbatches", "context")  # the first is for those that have none
+SET_ONLY = ("schedule", "microbatches", "context")  # first value: hybrids without the feature
 MESHES = [m for m in itertools.product(*(CHOICES[a] for a in AXES)) if 1 < math.prod(m) <= 8]
 
 
 def legal(h: Hybrid) -> bool:
-    """Whether the program, the schedule and the mesh of `h` go together."""
+    """Returns whether the program, the schedule and the mesh of `h` are compatible."""
     p, shares = PROGRAMS[h.program], h.dp * (h.ep if h.rows_over_ep else 1)
     return (
         (h.ep == 1 or (p.experts > 0 and p.experts % h.ep == 0))
@@ -311,7 +311,7 @@ def legal(h: Hybrid) -> bool:
 
 
 def drawn(seed: int) -> Iterator[Hybrid]:
-    """Legal hybrids at random, for ever."""
+    """Yields random legal hybrids without end."""
     rng = random.Random(seed)
     while True:
         sizes = dict(zip(AXES, rng.choice(MESHES), strict=True))
@@ -327,14 +327,13 @@ def drawn(seed: int) -> Iterator[Hybrid]:
 
 
 def traits(h: Hybrid) -> frozenset[Any]:
-    """What `h` has, by ones and by twos."""
+    """The choices of `h`, and all pairs of them."""
     ones = [(k, getattr(h, k)) for k in CHOICES]
     return frozenset(ones) | frozenset(itertools.combinations(ones, 2))
 
 
 def most_first(hybrids: Iterable[Hybrid]) -> Iterator[Hybrid]:
-    """The hybrids in another order: always the one next that has most traits which those before
-    it have not."""
+    """Yields the hybrids greedily: next the one with the most traits that no earlier one has."""
     left = {h: traits(h) for h in hybrids}
     while left:
         best = max(left, key=lambda h: len(left[h]))
@@ -345,7 +344,7 @@ def most_first(hybrids: Iterable[Hybrid]) -> Iterator[Hybrid]:
 
 @functools.cache
 def sample(count: int, seed: int = 4, draws: int = 500) -> list[Hybrid]:
-    """`count` of many that are drawn, with most of all pairs of choices."""
+    """Returns `count` of `draws` random hybrids that together cover the most pairs of choices."""
     pool = itertools.islice(drawn(seed), draws)
     found = itertools.islice(most_first(pool), count)
     return sorted(found, key=lambda h: list(PROGRAMS).index(h.program))
@@ -355,14 +354,14 @@ ANY = ("program", "schedule", "microbatches")
 
 
 def kinds(h: Hybrid) -> set[Any]:
-    """What `h` has, by ones: of an axis whether it is there, of `ANY` nothing."""
+    """The kinds of choices of `h`: for an axis whether its size is above 1; `ANY` is left out."""
     found = {k: getattr(h, k) for k in CHOICES if k not in ANY}
     return {(k, v > 1 if k in AXES else v) for k, v in found.items()}
 
 
 def few(hybrids: Sequence[Hybrid], beside: Hybrid) -> set[Hybrid]:
-    """The fewest, nearly, that have all `kinds` which `beside` has not, those of few layers and
-    stages before others."""
+    """Returns a nearly minimal set that covers all `kinds` which `beside` lacks, with few layers
+    and stages preferred."""
     found, left = set(), set().union(*map(kinds, hybrids)) - kinds(beside)
 
     def worth(h: Hybrid) -> float:

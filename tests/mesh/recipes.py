@@ -1,4 +1,4 @@
-"""Small models of recipes: their weights and state, a batch, and a few steps of them."""
+"""Small models of recipes: weights and state, a batch, and training steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def batch(rows: int = 4, seed: int = 0) -> Tree:
 
 
 def begun(**keys: Any) -> tuple[Tree, Tree, Tree]:
-    """(config, weights, optimizer state)."""
+    """Returns (config, weights, optimizer state)."""
     c = SMALL | keys
     weights = recipe.initialize_model_weights(c)
     return c, weights, recipe.initialize_optimizer_state(weights, c)
@@ -47,7 +47,7 @@ def shape(name: str, **keys: Any) -> tuple[int, ...] | None:
 
 
 def toy(grad: float = 0.5, steps: int = 1, **keys: Any) -> tuple[float, Tree]:
-    """(the one weight, which was 2, after steps against one gradient; the state)."""
+    """Returns (the one weight, 2 at first, after steps with a constant gradient; the state)."""
     c = SMALL | {"learning_rate": 0.1, "schedule": "constant"} | keys
     weights: Tree = {"w": ts.full((2, 2), 2.0)}
     state = recipe.initialize_optimizer_state(weights, c)
@@ -63,7 +63,7 @@ def grads_of(**keys: Any) -> tuple[float, Tree]:
 
 
 def sums(step: Any, weights: Tree, *args: Any) -> Counter[tuple[str, str, int]]:
-    """How often a call runs which sum over devices of as many elements as a matrix has."""
+    """Counts the gradient sums over devices that have as many elements as a weight matrix."""
     matrices = {t.size for t in weights.values() if t.size > 128}
     schedule = step.plan(*args)
     return Counter(
@@ -76,7 +76,7 @@ def sums(step: Any, weights: Tree, *args: Any) -> Counter[tuple[str, str, int]]:
 
 
 def stepped(stage: int, mesh: dist.Mesh, **keys: Any) -> tuple[Any, Tree, Tree, Tree]:
-    """(a step, its batch, weights and state) of eight rows under ZeRO at `stage`."""
+    """Returns (a step, its batch, weights and state) for eight rows under ZeRO at `stage`."""
     c = SMALL | {"batch_size": 8, "accumulation_steps": 4, **keys}
     plan = dist.strategy("zero_redundancy_optimizer", stage=stage)
     weights = dist.place(recipe.initialize_model_weights(c), plan, mesh)

@@ -1,4 +1,4 @@
-"""Have microbatches the loss and the gradients of the batch, or is it said that they have not?"""
+"""Gradient accumulation: the loss and gradients of the whole batch, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do tables of rounds compute what they say, bit for bit, on devices?"""
+"""Collective algorithms on devices, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = Any
 def on_devices(
     body: Callable[[Array], Array], blocks: list[Array], axes: dict[str, int] | None = None
 ) -> list[Array]:
-    """`body` on each device's block, under shard_map; the results by device, row-major."""
+    """Runs `body` on each device's block under shard_map; the results by device, row-major."""
     axes = axes or {"x": len(blocks)}
     mesh = jax_mesh(dist.Mesh(tuple(axes), shape=axes))
     spec = P(tuple(axes))
@@ -45,7 +45,7 @@ def run(a: Algorithm, blocks: list[Array]) -> list[Array]:
 
 
 def run_all(found: list[Algorithm], inputs: list[list[Array]]) -> list[list[Array]]:
-    """The results of several tables among as many ranks, in one program: compiling takes long."""
+    """Runs several algorithms on the same ranks in one program, because compilation is slow."""
     n = found[0].n
     mesh = jax_mesh(dist.Mesh(("x",), shape={"x": n}))
     program = jax.jit(
@@ -61,7 +61,7 @@ SUMS = ("all_reduce", "reduce_scatter")
 
 
 def tables(n: int) -> list[Algorithm]:
-    """All algorithms among n ranks, with segments, roots, and each nesting of n."""
+    """All algorithms for n ranks, with segments, roots, and each nesting of n."""
     found = [build(c, name, n) for c in COLLECTIVES for name in (*FLAT, "engine")]
     found += [build("all_reduce", "double_tree", n, segments=3)]
     found += [build("broadcast", name, n, root=n - 1) for name in (*FLAT, "engine")]
@@ -73,7 +73,7 @@ def tables(n: int) -> list[Algorithm]:
 
 
 def blocks_for(a: Algorithm, dtype: Any, seed: int = 0) -> list[Array]:
-    """Blocks that every collective takes, whose chunks need no padding."""
+    """Blocks that fit every collective, with chunks that need no padding."""
     rng = np.random.default_rng(seed)
     rows = a.parts // a.n if a.collective == "all_gather" else a.parts
     rows *= a.n // math.gcd(a.n, rows) if a.collective in ("reduce_scatter", "all_to_all") else 1
@@ -84,7 +84,7 @@ def blocks_for(a: Algorithm, dtype: Any, seed: int = 0) -> list[Array]:
 
 
 def expected(collective: Collective, root: int, blocks: list[Array]) -> list[Array]:
-    """What the collective means, from NumPy alone."""
+    """The collective's definition in NumPy."""
     n, total = len(blocks), np.sum(blocks, axis=0, dtype=blocks[0].dtype)
     match collective:
         case "all_reduce":
@@ -139,7 +139,7 @@ def test_trees_and_halving_add_in_adjacent_pairs(n: int, dtype: Any) -> None:
 
 
 def test_the_left_fold_of_a_ring_is_no_tree() -> None:
-    """The data can tell the orders apart: so the equalities above say something."""
+    """The two orders give different sums on this data, so the tests above can tell them apart."""
     floats = blocks_for(build("all_reduce", "ring", 8), np.float32)
     ring, tree = (run(build("all_reduce", name, 8), floats)[0] for name in ("ring", "tree"))
     assert ring.tobytes() != tree.tobytes()
@@ -147,7 +147,7 @@ def test_the_left_fold_of_a_ring_is_no_tree() -> None:
 
 @pytest.mark.parametrize("name", [*FLAT, "engine"])
 def test_padding_is_not_seen(name: str) -> None:
-    """Blocks of 5 rows of 7 fill no whole number of chunks."""
+    """Blocks of 5 rows of 7 do not divide into the chunks."""
     rng = np.random.default_rng(1)
     for collective in COLLECTIVES:
         a = build(collective, name, 3)

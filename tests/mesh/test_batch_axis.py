@@ -1,6 +1,6 @@
-"""The loss and the gradients of a divided batch, against those of the whole batch on one device.
+"""The loss and the gradients of a split batch, against those of the whole batch on one device.
 
-A batch is divided into microbatches, over devices, in a pipeline, in a data-parallel body.
+A batch is split into microbatches, over devices, in a pipeline, in a data-parallel body.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.cases import LONG
 from tests.mesh.batch_losses import BATCH, LOSSES, Array, Loss, centred
 
 SPLITS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 2), (8, 1)]  # (microbatches, dp)
-CLOSE = 1e-5  # of the largest entry
+CLOSE = 1e-5  # relative to the largest entry
 Found = dict[str, Array]
 
-# What a stage gives meets the rows of other microbatches before a gradient can go back: an error of
-# pipelines, which names the line.
+# A stage's result is combined with rows of other microbatches before its gradient can be computed:
+# an error of pipelines that names the line.
 MEETS = "needs all microbatches of a stage"
 REFUSED = {
     "a running product", "a sum in turn", "batch norm", "batch norm by hand",
@@ -41,7 +41,8 @@ REFUSED = {
 
 
 def cases(splits: Iterable[tuple[int, int]], short: Iterable[tuple[int, int]]) -> list[Any]:
-    """Each loss with each of `splits`, as parameters of a test, `short` of which run by default."""
+    """Returns each loss with each of `splits` as a pytest parameter; all but `short` are marked
+    `long`."""
     return [
         pytest.param(name, split, marks=[LONG] * (split not in short), id=f"{name}-{a}x{b}")
         for name in LOSSES
@@ -52,7 +53,7 @@ def cases(splits: Iterable[tuple[int, int]], short: Iterable[tuple[int, int]]) -
 
 # -- the reference --------------------------------------------------------------------------------
 def arrays(value: ts.Tensor, gradients: Any) -> Found:
-    """Each by its name."""
+    """The value and the gradients by name."""
     found = {"value": value.numpy()}
 
     def walk(tree: Any, name: str) -> None:
@@ -85,7 +86,7 @@ def whole(name: str) -> Found:
 
 
 def close(found: Found, want: Found) -> None:
-    """Each array within CLOSE of its largest entry, none of which is next to nothing."""
+    """Asserts that each array is within CLOSE of its largest entry, and none is nearly zero."""
     assert found.keys() == want.keys()
     for name, x in want.items():
         largest = np.abs(x).max()
@@ -143,8 +144,8 @@ def test_microbatches_step_by_step(name: str, split: tuple[int, int]) -> None:
 
 # -- pipelines ------------------------------------------------------------------------------------
 def in_pipeline(name: str, dp: int, model: Callable[[Loss, dist.Mesh], Any], refused: str) -> None:
-    """`model` gives a function of the batch and the weights that returns the loss. One loss more is
-    `refused`."""
+    """Compares a pipelined loss and its gradients with the whole batch. `model` returns the loss
+    function; `refused` names a further loss that is an error."""
     loss, mesh = LOSSES[name], dist.Mesh(("dp", "pp"), shape={"dp": dp, "pp": 2})
     loss_of = model(loss, mesh)
 
@@ -208,7 +209,7 @@ def test_a_data_parallel_body(name: str, strategy: str) -> None:
 
 # -- bits -----------------------------------------------------------------------------------------
 def step_hash(dp: int, count: int, onto: int | None) -> str:
-    """The hash of three steps of gradient descent, of a loss with ignored labels and a root."""
+    """The hash of three gradient descent steps on a loss with ignored labels and a square root."""
     mesh = dist.Mesh(("dp",), devices=dp)
     mesh = mesh if onto is None else mesh.fold(onto)
 
@@ -229,7 +230,7 @@ def step_hash(dp: int, count: int, onto: int | None) -> str:
 
 
 def test_any_split_of_the_batch_over_time_and_devices_has_the_same_bits() -> None:
-    """Eight blocks of rows, of which a device has some in turn and some at once."""
+    """Eight blocks of rows, some on the same device in sequence and some on different devices."""
     splits = [(1, 8, None), (8, 1, None), (4, 2, None), (2, 4, None), (8, 1, 1), (8, 1, 2),
               (4, 2, 2), (4, 2, 1), (2, 4, 1)]  # fmt: skip
     with dist.deterministic(level="mesh_invariant"):

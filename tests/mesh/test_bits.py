@@ -1,5 +1,7 @@
-"""Do bits stay on every fold? Under `fast` the difference must be found and named. What takes long
-runs in processes of its own."""
+"""Equal bits on every fold. Under `fast`, the first difference is found and named.
+
+Long programs run in their own processes.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def alone(*command: str, devices: int = 8, flags: str = "") -> str:
-    """What a process with the promise prints, the engine started with more `flags`; the test fails
-    where it fails."""
+    """Returns the output of a deterministic process whose engine starts with `flags`. Fails if the
+    process fails."""
     env = {**os.environ, "TESSERA_DETERMINISTIC": "1", "TESSERA_DEVICES": str(devices)}
     env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} {flags}"
     done = subprocess.run(
@@ -55,9 +57,9 @@ def test_random_programs_have_the_same_bits_and_whole_numbers_are_exact(
      for p in ("whole", "dense", "uneven", "experts") for d in ("f32", "bf16")],
 )  # fmt: skip
 def test_a_small_proof(program: str, dtype: str, everything: bool) -> None:
-    # A pipeline is recorded anew for its second step, as its weights lie with their stages then.
-    # One that is compiled quickly shows in which order sums are taken; that the compiler leaves
-    # each op its bits is shown by the table of ops and by the programs that are drawn.
+    # A pipeline is recorded again for its second step, since its weights then lie on their stages.
+    # Fast compilation is enough to show the order of sums. The table of ops and the random programs
+    # show that optimizations keep the bits of each op.
     steps = "3" if everything else "1"
     lines = alone(
         "bench/prove.py", "--small", "--only", program, "--dtype", dtype, "--steps", steps,
@@ -137,7 +139,7 @@ def test_the_first_node_that_differs_is_named() -> None:
     weights, x = made()
     state = ts.random.state()
     report = dist.validate_determinism(step, weights, x)
-    # Eight terms one after the other, or in pairs.
+    # Eight terms, added one after the other or in pairs.
     assert report.runs == ("the first run", "the second run", "folded onto dp=1")
     first = report.first
     assert not report.same and first is not None and first.inside
@@ -149,7 +151,7 @@ def test_the_first_node_that_differs_is_named() -> None:
         " bits differ first at all_reduce, folded onto dp=1"
     )
     assert first.loc in lines[2] and str(first.count) in lines[-1]
-    # It has changed nothing.
+    # The search has changed nothing.
     np.testing.assert_array_equal(weights["w"].numpy(), W)
     assert ts.random.state() == state
 
@@ -213,7 +215,7 @@ FOUR = dist.Mesh.parse("dp=4")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("columns", [8, 16_388])  # gathered at once; exchanged in parts
+@pytest.mark.parametrize("columns", [8, 16_388])  # one gather; an exchange in parts
 def test_one_sum_keeps_its_order_at_the_level_fast_and_on_every_fold(
     columns: int, dtype: str
 ) -> None:

@@ -1,5 +1,5 @@
-"""Is one buffer under several names one: loaded, rounded, placed, saved? Wherever it lies in lists,
-tuples and dicts?"""
+"""A buffer with several names, in lists, tuples and dicts too: loaded, cast, placed and saved
+once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Block(nn.Module):
 
 
 class Rotated(nn.Module):
-    """Blocks that share a table, and buffers in a tuple, a list and a dict whose key has a dot."""
+    """Blocks that share a table, and buffers in a tuple, a list and a dict with a dot in its
+    key."""
 
     def __init__(self, value: float = 0.0) -> None:
         rates = ts.full((4,), value)
@@ -80,7 +81,7 @@ def test_all_names_of_a_buffer_are_saved_once(tmp_path: Path) -> None:
         checkpoint.load("one", model, root=str(tmp_path))
         assert holds(model, 5.0)
         model.load_state_dict(Rotated().state_dict())
-    apart = Rotated(6.0)  # a model that has a table for each block
+    apart = Rotated(6.0)  # a model with a separate table in each block
     apart.blocks[1] = Block(ts.full((4,), 6.0))
     checkpoint.save("two", apart, root=str(tmp_path), quiet=True)
     checkpoint.wait()
@@ -120,7 +121,7 @@ def test_a_module_in_several_places_is_one_in_a_compiled_function(how: Any) -> N
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     call = ts.jit(lambda model, x: model(x), **how)
-    for one in (True, False, True):  # no recording stands for the other
+    for one in (True, False, True):  # the two structures have separate recordings
         ours, alone, peer = Twice(one), Twice(one), torch.nn.BatchNorm1d(3)
         for _ in range(2):
             want, y = alone(ts.tensor(x)).numpy(), torch.tensor(x)
@@ -147,7 +148,7 @@ def step(model: nn.Module, x: Any) -> Any:
 def test_a_model_that_was_loaded_from_another_outlives_its_steps() -> None:
     x = ts.tensor(np.random.default_rng(0).normal(size=(8, 3)))
     online, target = nn.BatchNorm(3), nn.BatchNorm(3)
-    for _ in range(2):  # also of values that nobody has asked for yet
+    for _ in range(2):  # also values that are not computed yet
         target.load_state_dict(online.state_dict())
         before = target.eval()(x).numpy()
         step(online, x)

@@ -1,4 +1,4 @@
-"""Does a checkpoint come back as it was, wherever it goes, and is a damaged one found?"""
+"""Checkpoints: restored exactly on any mesh, and damage found."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PLACES: dict[str, tuple[Callable[[], dist.Mesh], Any]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_it_goes_from_any_mesh_to_any_other(place: str, tmp_path: Path) -> None:
-    """Written here, read on each of the others, written there and read by name."""
+    """Saves on one mesh, loads on each of the others, saves there, and loads by name."""
     make, plan = PLACES[place]
     model, state = made(make(), plan)
     want = values(model.state_dict())
@@ -95,7 +95,7 @@ def test_it_goes_from_any_mesh_to_any_other(place: str, tmp_path: Path) -> None:
 
 
 def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path: Path) -> None:
-    """Weights, moments, the count of steps and the random generator of dropout."""
+    """Weights, moments, the step count and the state of dropout's random generator."""
     mesh, plan = dist.Mesh.parse("dp=4 tp=2"), ZERO3 + TP
     model, state = made(mesh, plan)
     ts.seed(3)
@@ -105,7 +105,7 @@ def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path: Path) -> None:
     ts.seed(3)
     first = trained(mesh, plan, model, state, range(3))
     checkpoint.save("half", model, state, root=tmp_path, step=3, quiet=True)
-    first += trained(mesh, plan, model, state, range(3, 5))  # what is lost
+    first += trained(mesh, plan, model, state, range(3, 5))  # steps that the resumed run repeats
     again, fresh = made(mesh, plan)
     ts.seed(99)
     found = checkpoint.load(None, again, fresh, root=tmp_path)
@@ -115,7 +115,7 @@ def test_a_run_that_stops_and_goes_on_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
-    """The step that follows takes over the weights' memory while the thread writes."""
+    """The next step reuses the weights' memory while the thread writes."""
     mesh = dist.Mesh.parse("dp=4")
     model, state = made(mesh, ZERO3)
     trained(mesh, ZERO3, model, state, range(1))
@@ -142,7 +142,7 @@ def test_all_kinds_of_values(tmp_path: Path) -> None:
     state = {"loader": {"sample": 7}, "note": "text", "list": [1, None, 0.5]}
     checkpoint.save("t", tree, {"rate": 0.1, "count": 3, "name": "adam", "none": None},
                     root=tmp_path, state=state, metrics={"loss": ts.tensor(1.5)})  # fmt: skip
-    want = ts.lang.tree.flatten(tree)[0]  # the tree itself is filled
+    want = ts.lang.tree.flatten(tree)[0]  # the load fills the tree itself
     found = checkpoint.load("t", tree, {"rate": 1.0, "count": 1, "name": "", "none": None},
                             root=tmp_path)  # fmt: skip
     for a, b in zip(want, ts.lang.tree.flatten(found.tensors)[0], strict=True):
@@ -157,7 +157,7 @@ def test_all_kinds_of_values(tmp_path: Path) -> None:
 
 
 def test_a_part_is_read_where_a_part_is_held(tmp_path: Path) -> None:
-    """Each device reads its own rows: of a file no more than the pieces that it needs."""
+    """Each device reads its own rows: no more of a file than the pieces that hold them."""
     mesh = dist.Mesh.parse("dp=4")
     x = ts.tensor(RNG.normal(size=(8, 4)).astype(np.float32), mesh=mesh, layout="[8@dp, 4]")
     checkpoint.save("t", {"a.w": x, "b.w": x * 2}, root=tmp_path, quiet=True)
@@ -171,7 +171,7 @@ def test_a_part_is_read_where_a_part_is_held(tmp_path: Path) -> None:
 def test_a_folded_mesh_reads_block_by_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where blocks are short or empty, or a dim lies over two axes or in factors."""
+    """Also if blocks are short or empty, or a dim has two axes or several factors."""
     mesh = dist.Mesh.parse("dp=4 tp=2").fold(onto="dp=2,tp=1")
     tree, like = {}, {}
     shapes = {"[10@dp, 6@tp]": (10, 6), "[9@(dp,tp), 5]": (9, 5), "[3, 7@(tp,dp)]": (3, 7)}
@@ -201,7 +201,7 @@ def test_a_folded_mesh_reads_block_by_block(
 def test_a_load_that_takes_a_while_shows_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also while its only tensor is read, and one that is read by name."""
+    """Also during the read of the only tensor, and of a tensor read by name."""
     tree, fill = {"w": np.ones(3)}, Reader.fill
     checkpoint.save("t", tree, root=tmp_path, quiet=True)
     checkpoint.load("t", tree, root=tmp_path)
@@ -232,7 +232,7 @@ def test_policies_of_keeping(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) == "s7"
     assert checkpoint.prune(1, tmp_path) == ["s2", "s3", "s6"]
     checkpoint.save("s7", {"w": np.zeros(4)}, root=tmp_path, async_io=False, quiet=True)
-    assert len(list((tmp_path / "s7").iterdir())) == 2  # the files before it are gone
+    assert len(list((tmp_path / "s7").iterdir())) == 2  # the earlier files are deleted
     assert checkpoint.load(root=tmp_path).tensors["w"].numpy().tolist() == [0] * 4
 
 
@@ -243,7 +243,7 @@ def saved(folder: Path) -> Path:
 
 
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
-    """Of the data and of the manifest: the error names tensor and file, or the manifest."""
+    """In the data and in the manifest: the error names the tensor and the file, or the manifest."""
     place = saved(tmp_path)
     draw = random.Random(0)
     for _ in range(200):
@@ -307,7 +307,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_manifest_that_was_edited_is_refused(edit: str, tmp_path: Path) -> None:
-    """Also where whoever edited it made its digest fit."""
+    """Also if its digest was edited to match."""
     path = saved(tmp_path) / "manifest.json"
     content = json.loads(path.read_text())
     EDITS[edit](content)
@@ -327,7 +327,7 @@ def test_a_disk_that_refuses_is_reported_while_training_goes_on(tmp_path: Path) 
     root = tmp_path / "root"
     checkpoint.save("good", {"w": np.ones(3)}, root=root, async_io=False, quiet=True)
     (root / "bad").write_text("a file is in the way")
-    checkpoint.save("bad", {"w": np.ones(3)}, root=root, quiet=True)  # the thread meets it
+    checkpoint.save("bad", {"w": np.ones(3)}, root=root, quiet=True)  # it occurs in the thread
     with pytest.raises(ts.CheckpointError, match=r"cannot be written: .*exists"):
         checkpoint.wait()
     assert checkpoint.latest(root) == "good" and checkpoint.verify("good", root)
@@ -447,7 +447,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "prune", "1", "--root", "s1", code=2
     )
     assert "it is a checkpoint itself" in run("ls", "checkpoints/s1", code=2)
-    Path("weights.safetensors").touch()  # as of an example's run, in whose folder this is
+    Path("weights.safetensors").touch()  # as if an example had run in this folder
     assert "write root='checkpoints'" in run("ls", ".", code=2)
     assert "write root='../" in run("verify", "--root", f"../{tmp_path.name}", code=2)
     assert "'b' and --root 'a' are two roots" in run("ls", "--root", "a", "b", code=2)
@@ -504,7 +504,7 @@ def test_large_tensors_are_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.M
 def test_a_save_that_fails_leaves_no_data_on_a_full_disk(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless its manifest may be there, whose data they are then."""
+    """Data are deleted unless their manifest may already exist."""
     monkeypatch.setattr("tessera.checkpoint.pieces.FILE_BYTES", 1000)
     tree = {"w": RNG.normal(size=(1000,)).astype(np.float32)}
     checkpoint.save("a", tree, root=tmp_path, async_io=False, quiet=True)
@@ -531,7 +531,7 @@ def test_a_save_that_fails_leaves_no_data_on_a_full_disk(
 
 
 def test_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorStore's own in memory: the driver is another, the code the same as for s3 and gs."""
+    """TensorStore's memory driver: only the driver differs from s3 and gs."""
     kept = pytest.importorskip("tensorstore").KvStore.open("memory://").result()
     monkeypatch.setattr(checkpoint.storage.Storage, "_store", kept)
     root = "memory://bucket"
@@ -555,4 +555,4 @@ def test_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint.storage.Storage, "_store", Watched())
     with pytest.raises(ts.CheckpointError, match=f"it has more than {size} bytes"):
         checkpoint.load("s3", root=root)
-    assert max(read) < 10_000  # the size of the file is looked at before memory is taken
+    assert max(read) < 10_000  # the file's size is checked before memory is allocated

@@ -1,4 +1,4 @@
-"""Does a call that is a little unusual save what it was given, where it was told to?"""
+"""Unusual calls of `save` and `load`: the given values, in the given place."""
 
 from __future__ import annotations
 

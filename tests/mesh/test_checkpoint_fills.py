@@ -1,4 +1,4 @@
-"""Does a loaded checkpoint reach what the caller holds, where the result of `load` is not used?"""
+"""`load` fills the caller's objects, even if its result is not used."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_is_given_is_filled(name: str, kind: str, tmp_path: Path) -> None:
 
 
 def test_a_step_goes_on_with_the_loaded_state(tmp_path: Path) -> None:
-    """What the result is for is not needed: the dict that the caller holds is that of before."""
+    """The result of `load` is not needed: it fills the dict that the caller holds."""
     rule, mesh = optim.AdamW(0.1), dist.Mesh.parse("dp=2")
 
     def made() -> tuple[nn.Linear, Any]:
@@ -232,7 +232,7 @@ def test_what_cannot_be_filled_is_said_if_the_result_is_dropped(made: Any, tmp_p
         found = checkpoint.load("t", w, made(1.0), root=tmp_path)
         assert numbers(found.optimizer) == numbers(made(3.0))
         del found
-        checkpoint.load("t", root=tmp_path)  # nothing was to be filled
+        checkpoint.load("t", root=tmp_path)  # there was nothing to fill
         gc.collect()
 
 
@@ -245,7 +245,7 @@ def test_nothing_is_filled_where_a_part_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_an_example_of_layouts_stays_as_it_is(tmp_path: Path) -> None:
-    """`load_checkpoint(like=)` of recipes, whose name says that it takes an example."""
+    """The recipe's `load_checkpoint(like=)` takes an example that it does not change."""
     from tessera.train.config import TrainingConfig
     from tessera.train.recipe import initialize_optimizer_state
 

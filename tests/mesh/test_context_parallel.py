@@ -1,4 +1,4 @@
-"""Does a model whose sequences are split over devices learn what the whole one does?"""
+"""Context-parallel models: the loss and gradients of one device."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_outside_a_function_too() -> None:
 
 
 def test_a_ring_outside_of_functions_takes_sequences_of_all_lengths() -> None:
-    """Warnings are errors here: how often its own body is recorded is none."""
+    """Warnings are errors in this test; its recordings for each length give none."""
     mesh = dist.Mesh(("cp",), devices=2)
     for seq in (4, 8, 12, 16):
         x = ts.ones((1, 1, seq, 2)).numpy()
@@ -129,7 +129,7 @@ def test_logits_come_in_the_order_of_the_tokens() -> None:
 
 @pytest.mark.parametrize("given", ["ids", "labels", "mask"])
 def test_the_order_is_one_where_only_some_of_the_arguments_have_a_mesh(given: str) -> None:
-    """Weights that nothing was said of, and the other arguments, are arrays of the host."""
+    """Weights without a placement, and the other arguments, are host arrays."""
     mesh, found = dist.Mesh(("cp",), devices=4), []
     mask = (np.arange(32) >= np.array([[0], [5], [17], [31]])).astype(np.int32)
     for context in (None, "ring"):

@@ -1,5 +1,5 @@
-"""Does the engine's half of convolution, pooling and linear algebra agree with JAX's own functions,
-split over eight devices, and does the example train the same network on one device as on eight?"""
+"""Convolution, pooling and linear algebra on the engine against JAX's functions, on eight devices,
+and the example's training on one device and on eight."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RNG = np.random.default_rng(3)
 
 @pytest.fixture(scope="module", autouse=True)
 def _devices() -> None:
-    start()  # before JAX is asked for anything: it counts its devices once
+    start()  # before any call of JAX, which counts its devices only once
 
 
 def real(*shape: int) -> Any:
@@ -46,7 +46,7 @@ def real(*shape: int) -> Any:
 def alike(
     ours: Callable[..., ts.Tensor], theirs: Callable[..., Any], *rows: tuple[Any, str]
 ) -> None:
-    """Compares values and the gradients by every argument; `rows` are (value, layout)."""
+    """Compares values and all gradients with `theirs`; `rows` are (value, layout)."""
     values = [v for v, _ in rows]
     weight = real(*jax.eval_shape(theirs, *values).shape)
     want = jax.jit(jax.value_and_grad(lambda *a: (theirs(*a) * weight).sum(), range(len(rows))))
@@ -96,7 +96,7 @@ def test_a_convolution_in_many_layouts(
 
 
 def program_text(run: Any) -> str:
-    """The compiled program of a function that was called once."""
+    """The compiled program's text of a function called once."""
     (program,) = run.programs
     shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype.numpy) for t in program.wants]
     text: str = program.run.lower(*shapes).compile().as_text()
@@ -104,7 +104,8 @@ def program_text(run: Any) -> str:
 
 
 def preferred() -> bool:
-    """Whether the engine's newer library takes convolutions; that of jaxlib 0.10.0 does not."""
+    """Returns whether the engine's YNN library takes convolutions; that of jaxlib 0.10.0 does
+    not."""
     x, w = real(2, 32, 8, 8), real(32, 32, 3, 3)
     text = jax.jit(jax_conv(1, 1, 1, 1)).lower(x, w).compile().as_text()
     return "ynn_fusion" in text
@@ -114,7 +115,7 @@ def preferred() -> bool:
     ("cores", "channels", "level", "other"),
     [
         (2, 32, "fast", True),
-        (2, 32, "run_to_run", False),  # bits that differ with the number of cores
+        (2, 32, "run_to_run", False),  # its bits depend on the number of cores
         (2, 32, "mesh_invariant", False),
         (2, 128, "fast", False),  # a kernel that is large enough
         (1, 32, "fast", False),
@@ -136,7 +137,7 @@ def test_several_cores_work_at_one_convolution(
         text = program_text(net)
     conv = jax_conv(1, 1, 1, 1)
     np.testing.assert_allclose(got.numpy(), conv(conv(x, w), w), rtol=1e-3, atol=1e-3)
-    # The preferred library's has been put into a function of its own.
+    # The preferred library's instructions are in a separate function.
     alone = bool(re.search(r"= f32\S+ convolution\((?!%param)", text))
     assert alone == (other or not preferred())
 
@@ -168,7 +169,7 @@ def test_a_cpu_takes_some_images_at_a_time_for_the_gradient_of_a_weight(
     assert there.count("stablehlo.convolution") == 1
 
 
-# x [N, groups, in, *sizes], w [groups, out, in, *kernel], how often a CPU calls its library
+# x [N, groups, in, *sizes], w [groups, out, in, *kernel], the number of library calls on a CPU
 FORMS = {
     "one channel a group": ((3, 6, 1, 7, 8), (6, 2, 1, 3, 2), 0),
     "one channel a group, a large kernel": ((3, 6, 1, 30, 29), (6, 1, 1, 9, 8), 0),
@@ -213,7 +214,8 @@ def test_what_a_cpu_computes_by_other_ways(form: str, stride: int, spread: int, 
 
 
 def test_a_large_window_is_a_small_program() -> None:
-    """Of all of an image it is a sum; its gradient is no term for each of its places."""
+    """A window over the whole image is a sum; its gradient has no separate term for each
+    element."""
     x = ts.tensor(real(2, 3, 32, 32))
     for pool, most in ((nn.adaptive_avg_pool2d, 30), (nn.adaptive_max_pool2d, 450)):
         graph = ts.graph.trace(lambda x, pool=pool: ts.grad(ts.sum(pool(x, 1) ** 2), [x]), x)
@@ -229,7 +231,7 @@ def test_the_users_own_word_on_the_library_stays(monkeypatch: pytest.MonkeyPatch
 
 
 def test_between_convolutions_no_image_is_turned_around() -> None:
-    """What was given is, once, into the order of the convolution."""
+    """Only the input is transposed, once, into the order of the convolution."""
     norm = nn.BatchNorm(8)
 
     @ts.jit
@@ -246,7 +248,7 @@ def test_between_convolutions_no_image_is_turned_around() -> None:
 
 
 def test_no_function_of_the_c_library_is_called_for_each_number() -> None:
-    """The engine's own erf is, on a CPU without fused multiply-add."""
+    """The engine's own erf is called on CPUs without fused multiply-add."""
     x = np.concatenate([np.linspace(-6, 6, 20001), [0.0, np.inf, -np.inf, np.nan]])
     x = x.astype(np.float32)
     run = ts.jit(ts.erf)
@@ -281,7 +283,7 @@ def test_pooling(size: int, stride: int, pad: int, image: tuple[int, int]) -> No
         how = (1, 1, size, size), (1, 1, stride, stride), ((0, 0), (0, 0), (pad, pad), (pad, pad))
         return lax.reduce_window(x, start, fold, *how)
 
-    # Few values, so that the largest is often there twice.
+    # Few distinct values, so that the maximum often occurs twice.
     x = np.round(2 * real(4, 8, *image)), "[4@dp, 8@tp, {}, {}]".format(*image)
     alike(lambda x: nn.max_pool2d(x, size, stride, pad), lambda x: windows(x, -jnp.inf, lax.max), x)
     alike(
@@ -336,7 +338,7 @@ def test_matrices_on_a_mesh(ours: Any, theirs: Any, rows: list[tuple[Any, str]])
 
 
 def test_factors_are_those_of_the_oracle() -> None:
-    # Signs are free in theory: ours are chosen, so that no backend has its own.
+    # Signs are free in theory: we fix them, so that all backends agree.
     a = real(16, 4, 3)
     split = ts.tensor(a, mesh=MESH, layout="[16@dp, 4, 3]")
     q, r = (t.numpy() for t in ts.linalg.qr(split))
@@ -370,7 +372,7 @@ def example() -> Any:
     spec = importlib.util.spec_from_file_location("train_convnet", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["train_convnet"] = module  # its dataclass looks there for its annotations
+    sys.modules["train_convnet"] = module  # its dataclass looks up its annotations there
     spec.loader.exec_module(module)
     return module
 

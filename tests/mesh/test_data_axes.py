@@ -1,5 +1,4 @@
-"""The body of a data-parallel or ZeRO function means what it means without devices: values,
-gradients, state and draws are those of the whole batch."""
+"""Data-parallel and ZeRO bodies: values, gradients, state and random draws of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ RNG = np.random.default_rng(5)
 MESH = dist.Mesh(("dp",), devices=4)
 STRATEGIES = ("data_parallel", "zero_redundancy_optimizer")
 ROWS = 8
-SEEN = pytest.mark.filterwarnings("ignore::tessera.TraceWarning")  # a list from outside
+SEEN = pytest.mark.filterwarnings("ignore::tessera.TraceWarning")  # bodies write to an outside list
 BATCH = {
     "x": RNG.normal(size=(ROWS, 6)).astype(np.float32),
     "y": np.int32([2, -100, 0, 1, -100, -100, 3, 4]),
@@ -92,7 +91,7 @@ def test_rows_that_do_not_divide(rows: int) -> None:
 
 
 def layouts(*args: Any, **options: Any) -> list[str]:
-    """How the arguments lie in the body."""
+    """The layouts of the arguments in the body."""
     seen: list[str] = []
 
     def body(a: Any, b: Any, c: Any) -> Any:
@@ -105,7 +104,8 @@ def layouts(*args: Any, **options: Any) -> list[str]:
 
 @SEEN
 def test_which_rows_are_split() -> None:
-    """Those of what no one has placed, as many as the first has; or those that `batch=` names."""
+    """The rows of arguments without a placement that have as many rows as the first, or of those in
+    `batch=`."""
     x, y, w = np.ones((8, 2)), np.ones(8), np.ones((2, 8))
     assert layouts(x, y, w) == ["[8@dp, 2]", "[8@dp]", "[2, 8]"]
     assert layouts(x, nn.Parameter(8, 2), w) == ["[8@dp, 2]", "[8, 2]", "[2, 8]"]
@@ -165,7 +165,7 @@ def test_collectives_over_a_data_axis_change_layouts_only() -> None:
 
 
 def test_gradients_that_are_reduced_by_hand() -> None:
-    """Finished ones stay, pending ones are completed; the loss of a number is that number."""
+    """Reduced gradients stay, partial ones are completed; the loss of a number is that number."""
     reduce = {op: lambda g, op=op: dist.all_reduce(g, "dp", op=op) for op in (None, "sum", "mean")}
     for take in (ts.grad, op.autodiff):
         for after in (*reduce.values(), lambda g: g):
@@ -215,7 +215,7 @@ def test_statistics_and_state_are_those_of_the_whole_batch() -> None:
 
 
 def test_whole_runs_equal_those_of_one_device() -> None:
-    """Of AdamW with a clipped norm, on state that ZeRO lays out."""
+    """AdamW with gradient clipping, on state laid out by ZeRO."""
     plan = dist.strategy("zero_redundancy_optimizer")
     optimizer = optim.AdamW(0.05)
 
@@ -262,7 +262,8 @@ def test_tensor_parallelism_within_a_data_parallel_body() -> None:
 
 @SEEN
 def test_a_body_that_asks_for_its_rank_is_local_along_the_data_axes() -> None:
-    """All is whole on each device but what `batch=` names, and its results are the same."""
+    """Each device holds all arguments whole except those in `batch=`. With whole arguments the
+    results are those of one device."""
     seen: list[Any] = []
 
     def step(x: Any, w: Any) -> Any:
@@ -304,7 +305,7 @@ def test_owners_of_weights_on_one_device_and_on_two(devices: int) -> None:
 
 
 def test_a_body_sets_state_and_then_asks_for_its_rank() -> None:
-    """The whole recording begins again, so that state is set once, outside of its arguments too."""
+    """The recording starts again, but outside state is set once."""
     held = {"turns": ts.tensor(0.0)}
     norm = nn.BatchNorm(6)
 

@@ -1,4 +1,4 @@
-"""Does a token that comes alone, with a cache of those before it, get the logits of the whole?"""
+"""Decoding with a key-value cache: the logits of the whole sequence."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_token_alone_gets_the_logits_of_the_whole(name: str) -> None:
     "name", short([*CHOICES, "long rates", "sequence parallel"], "plain", "local", "alibi")
 )
 def test_text_is_the_same_with_a_cache_and_without_one(name: str) -> None:
-    """Also where it grows longer than the window, from which on both are one."""
+    """Also for a text longer than the window."""
     long = nn.Rope(scaling="dynamic", factor=4.0, original=8)
     more = {
         "long rates": {"positions": "rotary", "rope": long},
@@ -107,7 +107,7 @@ def test_texts_of_all_lengths_share_two_programs() -> None:
 
 
 def test_models_of_several_kinds_may_share_a_window() -> None:
-    """Warnings are errors here. A function that is made for each call is worth one."""
+    """Warnings are errors in this test. A function created for each call would give one."""
     model = made(positions="rotary")
     for kind in (ts.f32, ts.bf16, ts.f16):
         generate(made(positions="rotary").to(kind), [1, 2], 2, window=8)

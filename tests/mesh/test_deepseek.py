@@ -1,5 +1,5 @@
-"""Do experts route as DeepSeek-V3's, by groups, with a bias, a scale and a shared expert, and do
-networks of a user's own run as the built-in ones, on one device and split over a mesh?"""
+"""DeepSeek-V3's router (groups, bias, scale, shared expert), and user-defined expert networks, on
+one device and on a mesh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ D, E = 16, 8
 
 
 def peer(**how: Any) -> tuple[Any, dict[str, Any]]:
-    """transformers' layer with weights of its own, and those weights by our names."""
+    """Returns transformers' layer with random weights, and the weights by our names."""
     config = deepseek.DeepseekV3Config(
         hidden_size=D, moe_intermediate_size=12, n_routed_experts=E, num_hidden_layers=1, **how
     )
@@ -88,7 +88,7 @@ def test_the_router_of_deepseek(
 
 
 def gated(rows: ts.Tensor, w: dict[str, ts.Tensor]) -> ts.Tensor:
-    """What the built-in network computes, with names of its own."""
+    """The built-in network, with other names of weights."""
     return (nn.silu(rows @ w["w1"]) * (rows @ w["w3"])) @ w["w2"]
 
 
@@ -120,7 +120,7 @@ def test_a_network_of_ones_own(capacity: float | None, split: bool) -> None:
 
 
 def test_a_bias_for_each_expert() -> None:
-    """Weights of any rank go with their expert, with replicas too."""
+    """Weights of any rank follow their expert, with replicas too."""
     w = {"router": drawn()["router"], "w": np.zeros((E, D, D), np.float32),
          "b": np.arange(E, dtype=np.float32)[:, None] * np.ones(D, np.float32)}  # fmt: skip
 

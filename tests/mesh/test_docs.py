@@ -1,8 +1,8 @@
-"""Does the documentation tell the truth? Every Python block of README.md and docs/*.md is run.
+"""The Python blocks of README.md and docs/*.md, each run.
 
 The blocks of a page run in order, in one namespace. A block with `>>>` prompts is a doctest. Any
-other block is run as a file `example.py`; where a `text` block follows it, that is exactly what the
-block must print. "..." in an expected output stands for anything.
+other block is run as a file `example.py`; if a `text` block follows, the block must print exactly
+that. "..." in an expected output matches anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINK = re.compile(r"\]\((?!\w+:)([^)#]+)[^)]*\)")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Code that starts on `line` of its page, and what it must print (None: not said)."""
+    """Code that starts on `line` of its page, and its expected output (None: not stated)."""
 
     code: str
     line: int
@@ -52,7 +52,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def run_block(block: Block, space: dict[str, Any], page: str) -> str:
-    """Runs `block` in `space`; the report of what went wrong, or ""."""
+    """Runs `block` in `space`. Returns a report of the failure, or ""."""
     out = io.StringIO()
     if ">>>" in block.code:
         test = doctest.DocTestParser().get_doctest(block.code, {}, page, page, block.line - 1)
@@ -69,7 +69,7 @@ def run_block(block: Block, space: dict[str, Any], page: str) -> str:
     return f"{page}:{block.line}: the block printed\n{got}\nand the page says\n{want}"
 
 
-# Their blocks compile most: what they show is tested elsewhere, in smaller sizes.
+# Their blocks compile the most; smaller tests cover the same features.
 LONG_PAGES = (
     "debugging.md", "experts.md", "functions.md", "graph-functions.md", "local-view.md",
     "long-sequences.md", "memory.md", "models.md", "monitoring.md", "precision.md", "recipes.md",

@@ -1,4 +1,4 @@
-"""Does a run that moves to other devices go on with the same bits?"""
+"""Elastic runs: the same bits after a move to other devices."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bits(model: Any, state: Any) -> list[bytes]:
 
 
 def trained(case: Case, sizes: Iterable[Any]) -> list[bytes]:
-    """Weights and state after as many steps as there are `sizes`, each on so many devices."""
+    """Weights and state after one step for each of `sizes`, the number of its devices."""
     ts.seed(5)
     whole, plan = dist.Mesh.parse(case.mesh), case.plan
     features: Any = pipeline.run(("pp",), "1F1B", 4)(staged) if case.stages else case.model.__call__
@@ -110,7 +110,7 @@ def test_what_moves_keeps_its_layout_and_its_values() -> None:
     assert moved["a"].layout == "[10@dp, 6]" and moved["a"].type.local_shape == (4, 6)
     assert moved["b"] is tree["b"] and moved["n"] == 3 and again[0].layout == "[10@dp, 6]"
     np.testing.assert_array_equal(moved["a"].numpy(), x)
-    layer = dist.place(nn.Linear(4, 6), mesh=mesh)  # without values, which come on the new mesh
+    layer = dist.place(nn.Linear(4, 6), mesh=mesh)  # its values are first computed on the new mesh
     assert dist.resize(mesh.fold(onto=1), layer) is layer
     assert layer.weight.mesh.physical.size == 1
 
@@ -135,7 +135,7 @@ def all_devices() -> Iterator[None]:
 
 
 class Rows:
-    """A loader that counts the batches that it gave out."""
+    """A loader that counts its batches."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -152,8 +152,8 @@ class Rows:
 
 
 def loop(text: str, count: int, events: dict[int, Any], safe_point: Any = 1) -> tuple[Any, Any]:
-    """The bits after `count` steps, and the (step, devices) that were made. `events` drop devices
-    (-1 - device) or restore them (device), before a step or in its midst."""
+    """Returns the bits after `count` steps, and the (step, devices) that ran. `events` drop devices
+    (-1 - device) or restore them (device), before or during a step."""
     ts.seed(5)
     plan = dist.strategy("zero_redundancy_optimizer", stage=2)
     optimizer = optim.Adam(1e-2)
@@ -214,7 +214,7 @@ def test_a_safe_point_every_third_step_repeats_those_after_it() -> None:
 def test_what_needs_a_lost_device_says_so_and_outside_of_the_context_it_is_raised() -> None:
     mesh = dist.Mesh.parse("dp=8")
     x = ts.tensor(X[0], mesh=mesh, layout="[24@dp, 6]")
-    x.numpy()  # it lies there; what still waits on the host does not need the device
+    x.numpy()  # places the value on its device; a value on the host would not need it
     elastic.drop(2)
     for use in (lambda: x.numpy(), lambda: x + 1, lambda: ts.tensor(X[0], mesh=mesh) + 1):
         with pytest.raises(ts.DeviceLostError, match="device 2 is lost"):
@@ -240,7 +240,7 @@ def test_other_errors_are_raised_and_a_device_that_does_not_answer_is_lost(
     with pytest.raises(ts.BackendError, match="engine"), dist.elastic():
         for step in elastic.steps(state, 2):
             with step:
-                raise ts.BackendError("the engine failed")  # and all devices answer
+                raise ts.BackendError("the engine failed")  # an engine error while all devices work
     monkeypatch.setattr(devices, "answers", lambda i: i != 6)
     with dist.elastic():
         for step in elastic.steps(state, 1):
@@ -260,7 +260,7 @@ def test_a_safe_point_that_lost_a_part_is_not_used(
 
     def begins(stop: int) -> list[int]:
         state, made = {"x": ts.tensor(X[0], mesh=mesh, layout="[24@dp, 6]")}, list[int]()
-        monkeypatch.setattr(rollback, "_loops", 0)  # as the same loop of a new program
+        monkeypatch.setattr(rollback, "_loops", 0)  # as in a new program with the same loop
         with dist.elastic():
             for step in elastic.steps(state, stop):
                 with step as i:
@@ -339,7 +339,7 @@ def test_the_stages_of_a_pipeline_go_back_to_their_slices() -> None:
 
 @pytest.mark.parametrize("devices", [4, 8])
 def test_a_loader_on_the_mesh_goes_along(devices: int) -> None:
-    """Its batches lie on what is left, also those of its validation."""
+    """Its training and validation batches lie on the remaining devices."""
     mesh = elastic.fit(dist.Mesh.parse(f"dp={devices}"))
     config = {"data": np.arange(2000), "global_batch_size": 8, "sequence_length": 4}
     loader = create_distributed_dataloader({**config, "validation_fraction": 0.2}, mesh)

@@ -1,4 +1,4 @@
-"""Do programs on many devices take tensors without elements, and give them?"""
+"""Tensors without elements in programs on many devices: arguments and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def placed(mesh: dist.Mesh | None, layout: str, *shape: int) -> ts.Tensor:
 
 
 def program(x: ts.Tensor, w: ts.Tensor, y: ts.Tensor) -> list[ts.Tensor]:
-    """x is [0, 8], w [8, 4], y [6, 8]: all of a batch, of which no row or every row is empty."""
+    """A program on x [0, 8], w [8, 4], y [6, 8]: parts of a batch with no row or all rows empty."""
     rows = ts.concat([x, y])[:0]
     h = nn.softmax(ts.concat([rows, y[2:2]]) @ w).reshape(0, 2, 2)
     loss = ts.sum(h) + ts.sum(nn.relu(x @ w)) + ts.sum(w) + ts.sum(y.reshape(6, 8)[:, 8:])
@@ -53,7 +53,7 @@ def test_a_program_takes_and_gives_them(how: str, mesh: dist.Mesh) -> None:
 
 
 def test_a_result_of_elements_that_none_went_into(mesh: dist.Mesh) -> None:
-    """The engine's partitioner fails over a program all of whose arguments are empty."""
+    """The engine's partitioner fails on a program whose arguments are all empty."""
     a, b = placed(mesh, "[5@dp, 5, 0]", 5, 5, 0), placed(mesh, "[0, 5@tp]", 0, 5)
     y = ts.jit(lambda a, b: a @ b)(a, b)
     assert str(y.type) == "f32[5@dp, 5, 5@tp]"

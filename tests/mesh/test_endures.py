@@ -1,4 +1,4 @@
-"""Does a program endure what goes on for hours? Short forms of what `make soak` runs for long."""
+"""Long runs: short forms of `make soak`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOAK = Path(__file__).parents[2] / "bench" / "soak"
 
 
 def test_steps_that_nobody_reads_end() -> None:
-    """On all devices of a machine: they stopped after some hundred of them, and never went on."""
+    """On all devices of a machine. Such steps used to stop after some hundreds, without end."""
     here = {**os.environ, "TESSERA_DEVICES": "2", "PYTHONPATH": str(SOAK.parents[1] / "src")}
     done = subprocess.run(
         [sys.executable, SOAK / "queued.py", "2", "400"],
@@ -69,7 +69,8 @@ def maps() -> int:
 
 
 def test_programs_of_many_shapes_come_and_go(few_maps: int) -> None:
-    """The maps of a process are limited; those of programs that were used long ago come back."""
+    """A process has a limit of memory maps; programs released for it are compiled again when
+    used."""
 
     @ts.jit
     def step(w: ts.Tensor, x: ts.Tensor) -> ts.Tensor:
@@ -82,7 +83,7 @@ def test_programs_of_many_shapes_come_and_go(few_maps: int) -> None:
             warnings.simplefilter("ignore", ts.TraceWarning)
             new = step(w, ts.tensor(np.ones((n, 4), np.float32))).numpy()
         found.append(maps())
-        # What was let go of is compiled again, and what was used last is still there.
+        # A released program is compiled again, and the last used one is still cached.
         assert (step(w, ts.tensor(np.ones((n, 4), np.float32))).numpy() == new).all()
     assert (step(w, ts.tensor(np.ones((1, 4), np.float32))).numpy() == new).all()
     assert max(found[4:]) <= max(found[:4]) + 16, found
@@ -90,7 +91,7 @@ def test_programs_of_many_shapes_come_and_go(few_maps: int) -> None:
 
 @pytest.fixture
 def few_maps() -> Iterator[int]:
-    """A budget of some bytes, in which no two programs have room."""
+    """Sets a cache budget of one byte, in which no two programs fit."""
     book = program_cache.BOOK
     before = book.most_maps, book.most_bytes
     ts.set_program_cache(bytes=1)
@@ -123,7 +124,7 @@ def test_what_keeps_changing_is_named_once() -> None:
 
 @pytest.mark.parametrize("layout", ["[8, 4]", "[8@dp, 4]"])
 def test_a_first_call_compiles_once(layout: str) -> None:
-    """Though it is compiled before it runs, so that the heap is in order when it does."""
+    """It is compiled before it runs, so that the heap is in order at the run, but only once."""
     mesh = ts.dist.Mesh(("dp",), shape={"dp": 8}) if "@" in layout else None
     x = ts.tensor(np.ones((8, 4), np.float32), mesh=mesh, layout=layout)
 
@@ -134,7 +135,7 @@ def test_a_first_call_compiles_once(layout: str) -> None:
 
         return step(x + by, x)
 
-    step(0.25)[0].numpy()  # what every program needs once
+    step(0.25)[0].numpy()  # compiles what every program needs
     with compilations() as compiled:
         new = step(0.5)
     assert len(compiled) == 1
@@ -165,7 +166,7 @@ assert os.sched_getscheduler(0) == before
     "first", ["", "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))"]
 )
 def test_threads_of_the_engine_do_not_interrupt_each_other(first: str) -> None:
-    """The user's own keep their order."""
+    """The user's own threads keep their order."""
     code = THREADS.replace("before =", f"{first}\nbefore =")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
-"""Does the engine compute what the oracle and NumPy do, on one device and on a mesh?
+"""The engine against the oracle and NumPy, on one device and on a mesh.
 
-Compiling costs more than running, so many cases share one program.
+Compilation costs more than the run, so many cases share one program.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.core.table import ROWS, Row
 from tests.core.test_ops import cases, close, expected, outputs, types_of
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
-LAYOUTS = 5  # for each row, of the many that tests/core tries with NumPy
+LAYOUTS = 5  # per row; tests/core tests many more with NumPy
 
 
 def run(graph: Graph, data: Sequence[Any]) -> list[Any]:
-    """The results of `graph`, compiled as it is for users, as whole NumPy arrays."""
+    """Compiles `graph` as for users, and returns its results as whole NumPy arrays."""
     program = Engine().compile(graph)
     outs = program(data, None)
     return [arrays.fetch(x, t) for x, t in zip(outs, program.types, strict=True)]
@@ -44,7 +44,7 @@ def run(graph: Graph, data: Sequence[Any]) -> list[Any]:
 
 # -- the table of ops -----------------------------------------------------------------------------
 def check_rows(picks: Sequence[tuple[Row, list[TensorType]]]) -> None:
-    """All rows, each with arguments of the given types, in one program."""
+    """Checks all rows in one program, each with arguments of the given types."""
     b = Builder("rows")
     data, nodes, wants = [], [], []
     for row, types in picks:
@@ -79,8 +79,8 @@ def test_rows_on_a_mesh(part: int) -> None:
 
 # -- collectives ----------------------------------------------------------------------------------
 def held(t: TensorType, rng: np.random.Generator) -> tuple[Any, Any]:
-    """An array of type `t` with every device's part of an open sum different and rubbish in the
-    padding, and the global value that it stands for."""
+    """Returns an array of type `t` with different partial values on every device and garbage in the
+    padding, and its global value."""
     x = rng.integers(-9, 9, arrays.array_shape(t)).astype(np.float32)
     value = x
     for _, kind in t.partial:
@@ -90,7 +90,7 @@ def held(t: TensorType, rng: np.random.Generator) -> tuple[Any, Any]:
 
 
 def check_changes(pairs: Sequence[tuple[TensorType, TensorType]]) -> None:
-    """Every change of layout, all in one program."""
+    """Checks every change of layout in one program."""
     rng = np.random.default_rng(0)
     b = Builder("changes")
     data, wants, nodes = [], [], []
@@ -104,7 +104,7 @@ def check_changes(pairs: Sequence[tuple[TensorType, TensorType]]) -> None:
         np.testing.assert_array_equal(got, want, err_msg=f"{src} -> {dst}")
 
 
-# From, to, and the steps between.
+# The types before and after, and the steps between.
 CHANGES = [
     ("[8@tp, 4]", "[8, 4]", "all_gather"),
     ("[8@tp, 4@dp]", "[8, 4@dp]", "all_gather"),
@@ -143,7 +143,7 @@ def test_every_kind_of_collective() -> None:
 
 
 def random_layout(draw: random.Random, shape: Sequence[int], partial: bool) -> TensorType:
-    """Any layout of `shape`: ordered axes, digits below digits, uneven blocks, open sums."""
+    """Draws a layout of `shape`: ordered axes, several factors, uneven blocks, partial sums."""
     free = draw.sample(MESH.axes, len(MESH.axes))
     dims: list[Dim] = []
     for n in shape:
@@ -204,8 +204,8 @@ SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 
 def collectives(graph: Graph) -> Counter[tuple[str, int]]:
-    """How often each kind and size (elements on a device, afterwards) stands in a graph and in the
-    bodies of its loops."""
+    """Counts the collectives of a graph and of its loop bodies by (kind, result elements on a
+    device)."""
     found = Counter((n.op, math.prod(n.type.local_shape)) for n in graph.nodes if n.op in HLO)
     for n in graph.nodes:
         if isinstance(body := n.attrs.get("body"), Graph):
@@ -214,7 +214,7 @@ def collectives(graph: Graph) -> Counter[tuple[str, int]]:
 
 
 def compiled_collectives(text: str) -> Counter[tuple[str, int]]:
-    """The same, of a compiled program. XLA may send several tensors in one call."""
+    """The same count of a compiled program. XLA may send several tensors in one call."""
     found: Counter[tuple[str, int]] = Counter()
     for op, name in HLO.items():
         for result in re.findall(rf"= (\(.*?\)|\S+) {name}(?:-start)?\(", text):
@@ -267,7 +267,7 @@ def test_values_are_placed_without_a_question_to_the_file_system(
 def test_gradients_of_wide_weights_have_the_inner_dims_last_on_cpus(
     index: str, sizes: tuple[int, ...], dtype: DType
 ) -> None:
-    """On other devices both factors stay as they lie."""
+    """On other devices both factors keep their order of dims."""
     given, _, out = index.partition("->")
     args = given.split(",")
     size = dict(zip(dict.fromkeys(given.replace(",", "")), sizes, strict=True))
@@ -291,10 +291,10 @@ def test_gradients_of_wide_weights_have_the_inner_dims_last_on_cpus(
         ((8, 16, 1, 32, 3), (0, 1, 3), "4096,3"),
         ((5, 8, 256, 7), (1, 2), "5,2048,7"),
         ((8, 3, 16, 16, 5), (0, 2, 3), "8,3,256,5"),
-        ((1, 2048, 3), (0, 1), ""),  # neighbours of one element are none
+        ((1, 2048, 3), (0, 1), ""),  # a single element has no neighbours
         ((4, 3, 256, 8), (0, 2), ""),
-        ((4, 3, 64, 64), (0, 2, 3), ""),  # nothing stays behind them
-        ((4, 4, 8), (0, 1), ""),  # too few
+        ((4, 3, 64, 64), (0, 2, 3), ""),  # no dim remains after the reduced ones
+        ((4, 4, 8), (0, 1), ""),  # too small
     ],
 )
 def test_a_cpu_adds_up_over_neighbours_as_over_one_dim(
@@ -313,7 +313,7 @@ def test_a_cpu_adds_up_over_neighbours_as_over_one_dim(
 
 
 def test_a_tensor_of_one_mesh_is_made_a_tensor_of_another() -> None:
-    """`ts.tensor(t, mesh=...)` moves it, and does not leave it where it is."""
+    """`ts.tensor(t, mesh=...)` moves it to the given mesh."""
     here = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
     there = dist.Mesh(("tp",), devices=[4, 5, 6, 7])
     value = np.arange(96, dtype=np.float32).reshape(8, 12)

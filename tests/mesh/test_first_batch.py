@@ -1,5 +1,5 @@
-"""Is a batch that is on no mesh laid out by the strategy from the first call on, whatever holds it,
-and wherever the step has its mesh from?"""
+"""Batches without a mesh: laid out by the strategy from the first call on, in any container and
+with any origin of the step's mesh."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Net(nn.Module):
 def model_of(kind: str, strategy: Any) -> Callable[[Any], Any]:
     ts.seed(1)
     net = Net()
-    net.parameters()  # names each by its place in the net, whose parts are called by themselves
+    net.parameters()  # names each by its place in the net, since its parts are called on their own
     if kind != "unplaced":
         dist.place(net, strategy, MESH if kind == "a pipeline" else ROWS)
 
@@ -67,7 +67,7 @@ def model_of(kind: str, strategy: Any) -> Callable[[Any], Any]:
 
 
 def step_of(kind: str, strategy: Any, names: Callable[..., Any]) -> Any:
-    held = {"model": model_of(kind, strategy)}  # where no name in the step leads to the mesh
+    held = {"model": model_of(kind, strategy)}  # no global name of the step leads to the mesh
 
     @graph.training_step(module="Net", strategy=strategy)
     def step(*batch: Any) -> Any:
@@ -79,7 +79,7 @@ def step_of(kind: str, strategy: Any, names: Callable[..., Any]) -> Any:
 
 
 def laid(step: Any) -> list[str]:
-    """The layouts of what came in as the batch."""
+    """The layouts of the batch's arrays."""
     s = step._jit.schedule
     types = [s.buffers[b] for b in s.inputs]
     return [t.text for t in types if t.shape in (X.shape, Y.shape) and t.shape[0] == len(X)]
@@ -138,7 +138,7 @@ def test_weights_that_nobody_laid_out_are_told_of() -> None:
 
 
 def test_the_schedule_of_a_trace_has_the_stages_and_sends_that_a_call_runs() -> None:
-    """Also of types in place of arrays; and without the devices that the mesh names."""
+    """Also for types in place of arrays, and without the devices of the mesh."""
     given, names = BATCHES["a dict"]
     traced = graph.trace(step := step_of("a pipeline", "data_parallel", names), *given)
     before = traced.schedule

@@ -1,5 +1,5 @@
-"""Do small weights of many shapes share a program, with the values that a program for one shape
-alone would give, in any layout?"""
+"""Initial values of small weights: one program for many shapes, with the values of separate
+programs, in any layout."""
 
 from __future__ import annotations
 

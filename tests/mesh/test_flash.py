@@ -1,4 +1,4 @@
-"""Does attention in tiles compute on the engine what PyTorch does, and in less memory?"""
+"""Flash attention on the engine: PyTorch's results, and less memory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_model_learns_the_same_in_tiles(axes: dict[str, int]) -> None:
 
 
 def test_its_bits_are_those_of_every_fold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash, "TILE", 1 << 10)  # so that there are several
+    monkeypatch.setattr(flash, "TILE", 1 << 10)  # small, for several tiles
     flash._tiles.cache_clear()
     logical = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
     x = [real(4, 4, 150, 8) for _ in range(4)]

@@ -1,5 +1,4 @@
-"""Does a program for a logical mesh give the same on fewer devices, each taking several places, and
-is it the program that its schedule says?"""
+"""Folded meshes: the same results on fewer devices, and the program of the schedule."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ def test_inspect_says_what_a_device_holds(layout: str, onto: str) -> None:
 
 # -- the program is what the schedule says --------------------------------------------------------
 WIDE = dist.Mesh.parse("dp=4 tp=2")
-PARTLY = ["dp=2", "dp=2,tp=1"]  # a device takes some of the places along an axis
+PARTLY = ["dp=2", "dp=2,tp=1"]  # a device holds some of the coordinates along an axis
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 
 
@@ -189,7 +188,7 @@ def of_moved(
     )
     s = algorithms(scheduled(simplify(graph.trace(moved, t)), chosen))
     program, x = lower(s, under=under(order)), place(X, t)
-    # Newer versions of the engine take no other order of axes.
+    # Newer engines support no other order of axes.
     permutes = [
         e.params["axis_name"]
         for e, _ in equations(program.trace(x).jaxpr.jaxpr)
@@ -301,7 +300,7 @@ print("one hash")
 
 
 def test_one_hash_on_every_fold() -> None:
-    """In a process of its own, where it is compiled as users' programs are."""
+    """In its own process, with the compilation of users' programs."""
     env = {**os.environ, "TESSERA_DETERMINISTIC": "1"}
     script = SCRIPT.replace("ts.gelu", "ts.nn.gelu")
     done = subprocess.run(

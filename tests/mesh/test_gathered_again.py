@@ -1,4 +1,4 @@
-"""ZeRO-3 with weights that are gathered again for the gradient, as the engine runs it."""
+"""ZeRO-3 on the engine with weights gathered again for the gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ZERO = dist.strategy("zero_redundancy_optimizer", stage=3)
 D, LAYERS = 128, 8
 RNG = np.random.default_rng(3)
 W = RNG.normal(size=(LAYERS, D, D)).astype(np.float32) / np.sqrt(D).astype(np.float32)
-ROWS = 2048  # the engine gathers all weights at once where memory has room below its peak
+ROWS = 2048  # with spare memory below the peak the engine gathers all weights at once
 X = RNG.normal(size=(ROWS, D)).astype(np.float32)
 
 

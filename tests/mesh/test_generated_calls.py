@@ -1,5 +1,5 @@
-"""Does each public function answer a call that means nothing with an error of ours? Each gets no
-arguments, one of a wrong kind, and too many."""
+"""Meaningless calls of each public function: an error of ours for no arguments, a wrong kind, and
+too many."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "nine": (X,) * 9, "a number": (3,), "a tensor and a text": (X, "a"),
     "a tensor and None": (X, None), "a tensor and an object": (X, object()), "a dict": ({"a": 1},),
 }  # fmt: skip
-# What acts on the whole process, waits, or writes.
+# Functions that affect the whole process, block, or write files.
 APART = {
     "set_collective_timeout", "breakpoint", "clear_caches", "set_program_cache", "initialize",
     "shutdown", "recv_from", "send_to", "wait", "prune", "save", "save_hf", "export",
 }  # fmt: skip
 KNOWN = {
-    "Optimizer",  # abstract: Python's own error names what is missing
-    "Strategy", "algorithm", "restore", "pipeline_text",  # their second arguments
+    "Optimizer",  # abstract: Python's own error names the missing methods
+    "Strategy", "algorithm", "restore", "pipeline_text",  # tested by their second arguments
 }  # fmt: skip
 SPACES = (
     ts, ts.nn, ts.optim, ts.dist, ts.data, ts.checkpoint, ts.linalg, ts.random, ts.graph,
@@ -50,7 +50,7 @@ def test_what_has_no_meaning_is_an_error_of_ours(
     monkeypatch.chdir(tmp_path)
     for what, given in ARGUMENTS.items():
         try:
-            copy_context().run(f, *given)  # what it sets is set there alone
+            copy_context().run(f, *given)  # its settings are confined to this context
         except ts.TesseraError:
             pass
         except Exception as error:

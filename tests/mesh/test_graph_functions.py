@@ -1,4 +1,4 @@
-"""Training steps, stages and custom gradients on a mesh: the same numbers, laid out as asked."""
+"""Training steps, stages and custom gradients on a mesh: equal numbers in the requested layouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ZERO_3 = dist.strategy("zero_redundancy_optimizer", stage=3)
 
 
 def made(plan: Any = None, recorded: list[int] | None = None) -> Any:
-    """The step of guide 3, 4.5, with stages and weights of its own."""
+    """The training step of guide 3, section 4.5, with stages and weights of its own."""
     ts.seed(0)
     note = ([] if recorded is None else recorded).append
 
@@ -105,7 +105,7 @@ def test_the_ambient_mesh_is_where_weights_are_replicated(mesh: dist.Mesh) -> No
         batch = {"input": ts.tensor(X), "labels": ts.tensor(LABELS)}
         with pytest.warns(ts.StrategyWarning, match="along 'dp', 'tp' compute the same"):
             grads, _ = step(batch)
-        step(batch)  # which is said once
+        step(batch)  # this gives one warning
     for k, w in step.parameters.items():
         assert w.mesh == mesh and not w.type.split_axes
         assert grads[k].type == w.type
@@ -132,7 +132,7 @@ def test_a_training_loop_with_an_optimizer_records_once(mesh: dist.Mesh) -> None
 
 
 def test_hybrid_training_of_guide_1(mesh: dist.Mesh) -> None:
-    """Section 7.6: a weight of the user's own, split over two axes, beside the step's."""
+    """Section 7.6: a user-created weight, split over two axes, beside those of the step."""
     w = dist.tensor((16, 16), dist.ShardSpec(("row", "col"), ("tp", "dp")), mesh, name="W")
 
     @graph.training_step(module="Transformer")

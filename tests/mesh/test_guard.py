@@ -1,4 +1,4 @@
-"""Does a guarded run lose nothing: neither steps nor samples nor bits, whatever ends it?"""
+"""Guarded runs: no steps, samples or bits are lost, however the run ends."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ STEPS = 6
 
 
 def written(slow: bool = False) -> None:
-    """Returns when what was saved is through: these steps are faster than a disk."""
+    """Waits until the save is written: these steps are faster than a disk."""
     while checkpoint.saving.pending() and not slow:
         time.sleep(0.01)
 
 
 class Trained:
-    """A run of the recipe in `folder`, as a script would write it: its state, rows and lines."""
+    """A recipe's run in `folder`, as in a user's script: its state, rows and output."""
 
     def __init__(self, folder: Path, steps: int = STEPS, **config: Any) -> None:
         self.c = {**SMALL, **config}
@@ -98,7 +98,7 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A run that nothing disturbs."""
+    """A run without faults."""
     return Trained(tmp_path_factory.mktemp("whole"))()
 
 
@@ -115,7 +115,8 @@ def crash_at(step: int) -> Any:
 
 
 def test_a_run_that_crashes_goes_on_with_the_same_bits(whole: Trained, tmp_path: Path) -> None:
-    """Weights, moments, rows, dropout and the order of the data; and it says from where."""
+    """Weights, moments, rows, dropout and the order of the data; it reports the step of the
+    checkpoint."""
     first = Trained(tmp_path)
     with pytest.raises(Crash):
         first(crash_at(4))
@@ -137,7 +138,7 @@ def test_a_run_that_crashes_goes_on_with_the_same_bits(whole: Trained, tmp_path:
     assert done.bits == whole.bits
     more = Trained(tmp_path / "other", STEPS + 1)(resume=tmp_path / "checkpoints")
     assert len(more.seen) == 1
-    found = load_checkpoint(tmp_path / "checkpoints")  # one format
+    found = load_checkpoint(tmp_path / "checkpoints")  # guard and recipe share one format
     assert found.step == STEPS and found.loader["sample"] == 2 * STEPS
 
 
@@ -148,7 +149,7 @@ def test_a_signal_saves_after_the_step(signum: int, whole: Trained, tmp_path: Pa
     def after(done: int) -> None:
         if done in (2, 4):
             os.kill(os.getpid(), signum)
-            os.kill(os.getpid(), signum)  # a launcher passes on what its ranks have heard, too
+            os.kill(os.getpid(), signum)  # a launcher forwards a signal that ranks got already
 
     first = Trained(tmp_path)
     with pytest.raises(Preempted) as caught:
@@ -212,25 +213,26 @@ def test_a_damaged_checkpoint_is_passed_over(whole: Trained, tmp_path: Path) -> 
 
 
 def bad_where(data: set[int], value: float = float("nan")) -> Any:
-    """Losses of the batches `data` are `value`."""
+    """Returns a loss function that gives `value` for the batches `data`."""
     return lambda step, guard, loss: value if step + guard.skipped in data else loss
 
 
 def test_a_bad_loss_goes_back_and_leaves_the_batches_out(whole: Trained, tmp_path: Path) -> None:
     run = Trained(tmp_path)(loss_of=bad_where({3}), on_bad_loss="rollback")
     assert run.guard.skipped == 2 and len(run.losses) == STEPS
-    # Steps 0 to 3, then from step 2 on with what comes after batch 3.
+    # Steps 0 to 3, then again from step 2 on, with the batches after 3.
     long = Trained(tmp_path / "long", 8)(every=None)
     assert run.seen == long.seen[:4] + long.seen[4:]
     assert "step 3 is bad: its loss is nan; it goes back to step-00000002" in run.said.getvalue()
     assert "leaves out batches 2 to 3" in run.said.getvalue()
-    # What was left out stays so after a crash.
+    # Skipped batches stay skipped after a crash.
     more = Trained(tmp_path, 7)(on_bad_loss="rollback")
     assert more.guard.skipped == 2 and more.live.loader.state_dict()["sample"] == 2 * 9
 
 
 def test_weights_that_were_saved_bad_are_not_used_again(tmp_path: Path) -> None:
-    """All batches from 4 on fail with what step 3 left: the checkpoint of step 2 is the way."""
+    """All batches from 4 on fail with the weights of step 3, so the run goes back to the checkpoint
+    of step 2."""
     state = {"bad": True}
 
     def loss_of(step: int, guard: Guard, loss: Any) -> Any:
@@ -363,7 +365,7 @@ def test_a_spike_is_a_bad_loss(tmp_path: Path) -> None:
 
 @contextmanager
 def files_of_at_most(nbytes: int) -> Iterator[None]:
-    """As on a disk that is full."""
+    """Limits the size of files, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
@@ -448,7 +450,7 @@ MESHES: dict[str, tuple[Any, Any]] = {
 
 
 def modular(folder: Path, place: str, after: Any = None) -> tuple[dict[str, bytes], Any]:
-    """A module that is changed in place, under `mesh_invariant`; the bits of its weights."""
+    """Trains a module updated in place under `mesh_invariant`; returns the bits of its weights."""
     make, plan = MESHES[place]
     mesh, optimizer, said = make(), optim.AdamW(1e-2), io.StringIO()
     ts.seed(0)
@@ -559,7 +561,7 @@ def test_a_guard_that_is_called_otherwise_says_how(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("epochs", [None, 1])
 def test_a_loader_that_ends_before_the_run_says_so(epochs: int | None, tmp_path: Path) -> None:
-    """The loop asks for each batch by `next`, which ends with a StopIteration."""
+    """The loop calls `next` for each batch, which raises StopIteration."""
     ends = Trained(tmp_path, 9, data=np.arange(41) % 16, epochs=epochs)
     with pytest.raises(ts.UsageError, match="it has no batch for step 5 of 9") as caught:
         ends()

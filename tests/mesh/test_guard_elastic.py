@@ -1,4 +1,4 @@
-"""Does a guarded run go back and on as a loop of `elastic.steps` does?"""
+"""Guarded runs with elastic devices: rollback and continuation as in `elastic.steps`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class Crash(Exception):
 
 
 def guarded(folder: Path, events: dict[float, Any], safe_point: Any = 1, **how: Any) -> Any:
-    """The bits at the end, and the (step, devices) that were made. `events` drop devices (-1 -
-    device) or restore them, raise, tell it to end, or make a loss bad, before a step or in its
-    midst."""
+    """Returns the final bits, and the (step, devices) that ran. `events` drop devices (-1 - device)
+    or restore them, raise, end the run, or spoil a loss, before or during a step."""
     plan, optimizer = dist.strategy("zero_redundancy_optimizer", stage=2), optim.Adam(1e-2)
     train_step = step_of(plan, optimizer)
     ts.seed(5)
@@ -81,7 +80,7 @@ def guarded(folder: Path, events: dict[float, Any], safe_point: Any = 1, **how: 
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a run gives that nothing disturbs."""
+    """The result of a run without faults."""
     return guarded(tmp_path_factory.mktemp("quiet"), {})
 
 
@@ -106,8 +105,8 @@ def test_it_goes_on_from_the_younger_of_safe_point_and_checkpoint(
         guarded(tmp_path, {2.75: [Crash]})
     checkpoint.wait()
     assert checkpoint.latest(tmp_path / "checkpoints") == "step-00000002"
-    monkeypatch.setattr("tessera.elastic.rollback._loops", 0)  # as in a program that begins again
-    with pytest.raises(Crash):  # step 3 is made, and after it there is a checkpoint
+    monkeypatch.setattr("tessera.elastic.rollback._loops", 0)  # as in a restarted program
+    with pytest.raises(Crash):  # step 3 has run, and its checkpoint is saved
         guarded(tmp_path, {4: [Crash]}, safe_point=5)
     monkeypatch.setattr("tessera.elastic.rollback._loops", 0)
     bits, made = guarded(tmp_path, {})
@@ -117,7 +116,7 @@ def test_it_goes_on_from_the_younger_of_safe_point_and_checkpoint(
 def test_a_signal_leaves_a_safe_point_of_the_last_step(
     quiet: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Where no checkpoint is read, as in the demo without --save-every, no step is made again."""
+    """No step is repeated if no checkpoint is read, as in the demo without --save-every."""
     monkeypatch.setattr("tessera.elastic.rollback._loops", 0)
     monkeypatch.setenv("TESSERA_ELASTIC", str(tmp_path / "memory"))
     with pytest.raises(Preempted) as caught:

@@ -1,4 +1,4 @@
-"""Does a HuggingFace folder give the same logits here, on every mesh, and come back unchanged?"""
+"""Hugging Face folders: the same logits on every mesh, and an unchanged copy when saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ZERO = dist.strategy("zero_redundancy_optimizer", stage=3)
 TP4 = dist.Mesh(("tp",), shape={"tp": 4})
 BOTH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
 MESHES = {"one": (None, None), "tp4": (TP4, TP), "dp2tp2": (BOTH, DP + TP)}
-# On four devices besides: heads, groups and biases in each way that they can be split.
+# Also on four devices: heads, groups and biases in every possible split.
 FEW = ("gpt2-untied", "llama-biased", "qwen2", "falcon-one-norm", "gemma2", "phi")
 
 ENDS = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0}
@@ -95,7 +95,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox-sequential": ("gpt_neox", {**LLAMA, "use_parallel_residual": False,
                                          "attention_bias": False, "rotary_pct": 0.5}),
 }  # fmt: skip
-# One of each architecture, where two do not differ in the names of weights alone.
+# One of each architecture, unless two differ in the names of weights alone.
 DEFAULT = (
     "gpt2", "llama3", "mistral", "gemma3", "qwen3-window", "qwen3-experts", "phi", "phi3", "falcon",
     "gpt-neox-sequential",
@@ -112,7 +112,7 @@ def theirs(model: Any) -> np.ndarray[Any, Any]:
 
 
 def made(kind: str, options: dict[str, Any]) -> Any:
-    """A random model. Every weight is drawn, or norms of one and biases of zero would hide much."""
+    """A random model. Norms and biases are drawn too, since ones and zeros would hide errors."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **options)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -126,7 +126,7 @@ def made(kind: str, options: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """The folder of one of MODELS, and its logits by transformers."""
+    """Returns a function that gives the folder of one of MODELS, and its logits by transformers."""
     root = tmp_path_factory.mktemp("hf")
     done: dict[str, tuple[Path, Any]] = {}
 
@@ -154,7 +154,7 @@ def test_logits_are_those_of_transformers_on_every_mesh_and_it_goes_back(
     name: str, folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
     path, want = folder(name)
-    assert want.std() > 0.5  # not so small that anything would be near
+    assert want.std() > 0.5  # large enough that wrong logits would not be close
     for mesh, plan in (MESHES[m] for m in MESHES if m != "tp4" or name in FEW):
         model = load_hf(path, mesh, plan)
         np.testing.assert_allclose(logits(model, on(mesh, plan)).numpy(), want, rtol=0, atol=1e-4)
@@ -191,7 +191,7 @@ def test_heads_are_split_whole_and_few_of_them_are_on_every_device(
 def test_few_heads_of_keys_cost_no_more_messages(
     name: str, folder: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    """Megatron's count: an all_reduce a sublayer, one for both where they are side by side."""
+    """Megatron's count: one all_reduce per sublayer, or one for both parallel sublayers."""
     model = load_hf(folder(name)[0], TP4, TP)
     graph = ts.graph.simplify(ts.graph.trace(lambda m, i: m.features(i), model, on(TP4, TP)))
     kinds = [n.op for n, _ in graph.collectives()]
@@ -251,14 +251,14 @@ def test_shards_and_bf16(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing runs after it."""
+    """A stand-in for SIGKILL: nothing runs after it."""
 
 
 def test_a_save_that_is_killed_leaves_no_model_and_stands_in_no_ones_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each call that changes the disk; the model appears with one rename, and by then all else
-    is on the disk."""
+    """Killed at each call that changes the disk. One rename publishes the model, after all else is
+    on the disk."""
     model = nn.GPT(nn.GPTConfig(16, 8, 8, 1, 2))
     want = {k: v.numpy().tobytes() for k, v in model.parameters().items()}
     calls, limit, alive = list[str](), 10_000, True
@@ -306,7 +306,7 @@ def test_a_save_that_is_killed_leaves_no_model_and_stands_in_no_ones_way(
                     save_hf(model, folder)
                 file.unlink()
             save_hf(model, folder)
-            assert {*want} < {*load_hf(folder).parameters()}  # and biases, which are zeros
+            assert {*want} < {*load_hf(folder).parameters()}  # and biases of zero
             assert not [*folder.glob(".part-*")]
 
 
@@ -387,7 +387,7 @@ EACH = {f"blocks.layers.{i}." for i in range(2)}
 def test_options_say_how_a_folder_is_run(
     name: str, folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
-    """Its logits stay those of transformers, and it is saved as it was."""
+    """Its logits stay those of transformers, and it is saved unchanged."""
     path, want = folder(name)
     for i, (mesh, plan, config) in enumerate((
         (None, None, {"stacked": False}),
@@ -453,7 +453,7 @@ def test_a_folder_is_loaded_for_a_pipeline(folder: Callable[[str], tuple[Path, A
 def test_what_an_option_computes_is_saved_or_refused(
     folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
-    """Not the config.json that the folder had, which would say something else."""
+    """The saved config.json has the option, not the folder's former value."""
     path, _ = folder("mistral")
     wide = load_hf(path, windows=(), seq=64)
     ids = np.random.default_rng(1).integers(0, 128, (1, 48)).astype(np.int32)
@@ -493,8 +493,7 @@ def test_options_that_a_folder_cannot_have_are_errors(
 # -- a config without weights ---------------------------------------------------------------------
 @pytest.mark.parametrize("name", short(MODELS, "gpt2", "llama3", "gemma3", "qwen3-experts", "phi3"))
 def test_a_config_alone_gives_a_model_of_random_weights(name: str, tmp_path: Path) -> None:
-    """As a file, as an object of transformers or as a dict: the same model, which transformers
-    computes alike."""
+    """As a file, a transformers object or a dict: the same model, with transformers' logits."""
     kind, options = MODELS[name]
     theirs_too = transformers.AutoConfig.for_model(kind, **options)
     theirs_too.save_pretrained(tmp_path)
@@ -528,7 +527,7 @@ def test_a_config_alone_takes_sizes_a_dtype_and_a_strategy() -> None:
     for name, t in whole.parameters().items():
         want = t.to(ts.bf16).to(ts.f32).numpy()
         np.testing.assert_array_equal(split.parameters()[name].to(ts.f32).numpy(), want)
-    config.dtype = torch.bfloat16  # what from_config of transformers takes, too
+    config.dtype = torch.bfloat16  # transformers' from_config accepts it too
     assert nn.load_hf(config).embed.weight.dtype is ts.bf16
     with TP4:
         assert nn.load_hf(config, strategy=TP).embed.weight.layout == "[128@tp, 64]"
@@ -573,7 +572,7 @@ PARTS = {"phi", "phi3", "gpt_neox"}
 
 @pytest.mark.parametrize("kind", [k for k in KNOWN if k != "gpt2"])
 def test_parts_of_heads_are_turned_where_transformers_turns_them(kind: str) -> None:
-    """The others turn whole heads whatever their config.json says, so a part is refused."""
+    """The others rotate whole heads whatever their config.json says, so a part is refused."""
     said = {**LLAMA, "partial_rotary_factor": 0.5}
     if kind in PARTS:
         assert KNOWN[kind].read(said).rope.partial == 0.5
@@ -707,7 +706,7 @@ def test_the_current_mesh_is_used(folder: Callable[[str], tuple[Path, Any]]) -> 
         assert load_hf(folder("gpt2")[0], strategy=TP).embed.weight.layout == "[128@tp, 64]"
 
 
-# The keys that say nothing of what is computed, and those that a folder must not lack here.
+# Keys without effect on results, and keys that a folder here must have.
 WIDE = {
     **LLAMA, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 2,
     "sliding_window": 16, "max_position_embeddings": 8192,

@@ -1,8 +1,8 @@
-"""Does a program compute the same wherever its parts lie, and in whatever order they run?
+"""Hybrid parallelism: the same numbers for every placement and order.
 
-A sample of all combinations, each compared with one device over two steps; what is not supported
-says so before anything runs. By default those few run that have every kind of choice, pipelines
-over one step; `test_pipeline.py` trains by each schedule.
+A sample of all combinations, each compared with one device over two steps; unsupported ones are an
+error before the run. By default a few run that cover every kind of choice, pipelines for one step;
+`test_pipeline.py` trains with each schedule.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tests.mesh.hybrids import (
 )  # fmt: skip
 
 SAMPLE = sample(40)
-# Two parts of a tied weight's gradient come from two stages, each in a layout of its own.
+# Two parts of a tied weight's gradient come from two stages, each with a different layout.
 TIED = Hybrid("experts6", pp=2, ep=3, zero=3, zero_axis="ep", schedule="ZBV", microbatches=2)
 FEW = {TIED} | few(SAMPLE, TIED)
 HYBRIDS = [*SAMPLE, TIED]
 
 
 def quietly(h: Hybrid, steps: int = 1) -> Any:
-    with warnings.catch_warnings():  # few microbatches idle, and that is no matter here
+    with warnings.catch_warnings():  # few microbatches leave stages idle, without effect here
         warnings.simplefilter("ignore", pipeline.PipelineWarning)
         return trained(h, steps)
 
@@ -48,18 +48,18 @@ def quietly(h: Hybrid, steps: int = 1) -> Any:
     [pytest.param(h, id=h.id, marks=[LONG] * (h not in FEW)) for h in HYBRIDS],
 )
 def test_as_on_one_device(h: Hybrid, request: pytest.FixtureRequest) -> None:
-    # A pipeline is recorded anew for its second step, as its weights lie with their stages then.
+    # A pipeline is recorded again for its second step, since its weights then lie on their stages.
     steps, run = quietly(h, STEPS if h.pp == 1 or request.config.getoption("--long") else 1)
     for (loss, *found), (whole_loss, *whole) in zip(steps, alone(h.program), strict=False):
         assert abs(loss - whole_loss) < 1e-4
-        # The gradients, then what follows from them: the moments are squares of them.
+        # First the gradients, then the values computed from them: moments are their squares.
         for parts, wholes, least, part in zip(found, whole, (1e-4, 0), (1e-4, 3e-4), strict=True):
             assert parts.keys() == wholes.keys()
             for name, w in wholes.items():
                 largest = np.abs(w).max()
                 assert largest > least, f"{name}: nothing is compared"
                 np.testing.assert_allclose(parts[name], w, 0, part * largest, err_msg=name)
-    if h.pp > 1:  # and each stage does its part
+    if h.pp > 1:  # and each stage computes something
         stages = set(range(run.table.stages))
         for kind in "FB":
             assert {s for s, k in run.program.pipelined.regions if k == kind} == stages
@@ -82,7 +82,7 @@ def test_the_sample_has_everything() -> None:
         "shards": [h for h, p in programs if h.zero and p.d % getattr(h, h.zero_axis)],
     }
     assert all(uneven.values()), [k for k, found in uneven.items() if not found]
-    # Split on one axis, replicated on another that has the batch too.
+    # Split over one axis, replicated over another one that splits the batch too.
     both = [h for h in SAMPLE if h.zero and h.dp > 1 and h.zero_axis != "dp"]
     assert {h.zero for h in both} and any(h.pp > 1 for h in both)
     assert max(sum(getattr(h, a) > 1 for a in ("dp", "pp", "ep", "cp", "tp")) for h in SAMPLE) == 3

@@ -1,4 +1,4 @@
-"""Do values go both ways between Tessera, JAX, NumPy and DLPack, and do the devices start alone?"""
+"""Conversion between Tessera, JAX, NumPy and DLPack, and the start of devices."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_array_behind_a_layout_has_a_dim_for_each_factor() -> None:
     assert fused.shape == (2, 4, 4)
     assert fused.sharding.spec == PartitionSpec(None, "tp", None)
     open_ = ts.sum(ts.tensor(VALUE, mesh=MESH, layout="[8@dp, 4]"), 0).jax()
-    assert open_.shape == (2, 4)  # a part from each device along dp
+    assert open_.shape == (2, 4)  # a partial value from each device along dp
     np.testing.assert_array_equal(np.asarray(open_).sum(0), VALUE.sum(0))
     padded = ts.tensor(VALUE[:5], mesh=MESH, layout="[5@tp, 4]").jax()
     assert padded.shape == (8, 4)
@@ -134,7 +134,7 @@ def test_numpy_operators_take_the_tensor() -> None:
 
 
 class Capsule:
-    """An array of some other library: it says no more than the protocol asks."""
+    """An array of another library, with no more than the DLPack protocol."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -181,7 +181,7 @@ def test_a_mesh_larger_than_the_machine_is_inspected_and_not_run() -> None:
 
 # -- how devices start ----------------------------------------------------------------------------
 def python(code: str, **environment: str) -> str:
-    """What a fresh process prints, its errors included."""
+    """The output of a new process, with its errors."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TESSERA_", "XLA_", "JAX_"))}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

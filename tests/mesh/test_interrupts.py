@@ -1,4 +1,4 @@
-"""Is a training state whole after an interrupt or an error, whenever it comes?"""
+"""Training state after an interrupt or an error at any time: complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOAK = Path(__file__).parents[2] / "bench" / "soak" / "interrupts.py"
 @LONG
 @pytest.mark.parametrize("signals", [(), ("--alarm",)])
 def test_signals_at_random_times_disturb_no_loss(signals: tuple[str, ...]) -> None:
-    """Unprotected, each of these kinds loses its weights, or mixes those of two steps."""
+    """Without protection each of these kinds loses its weights, or mixes those of two steps."""
     kinds = ("kept", "state apart", "zero", *(() if signals else ("recording",)))
     here = {**os.environ, "PYTHONPATH": str(SOAK.parents[2] / "src")}
     done = subprocess.run(
@@ -69,7 +69,7 @@ class Step:
 def test_what_is_raised_between_two_weights_leaves_all_of_one_step(
     monkeypatch: pytest.MonkeyPatch, donate: tuple[str, ...]
 ) -> None:
-    """An exception of another thread, or of a handler that is not ours, comes anywhere."""
+    """An exception of another thread, or of a user's signal handler, can come anywhere."""
     ts.seed(2)
     calm, hit = Step(donate), Step(donate)
     hit.model.load_state_dict({k: t.numpy() for k, t in calm.model.state_dict().items()})
@@ -342,7 +342,7 @@ def test_an_interrupted_run_saves_its_weights_and_says_where(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("trouble", short(["deleted", "a file", "full"], "deleted"))
 def test_a_run_goes_on_where_it_cannot_write(tmp_path: Path, trouble: str) -> None:
-    """All steps are run, and what was made is there: in the folder, or in the spare one."""
+    """All steps run, and the outputs are in the folder or in the spare one."""
     here = {
         "deleted": "shutil.rmtree(out / 'run')",
         "a file": "shutil.rmtree(out / 'run'); (out / 'run').write_text('')",
@@ -351,7 +351,7 @@ def test_a_run_goes_on_where_it_cannot_write(tmp_path: Path, trouble: str) -> No
     }[trouble]
     room = "(out / 'spare')"
     lines = RUN.replace("SPARE", room).replace("HERE", here)
-    if trouble == "full":  # room is made before the end
+    if trouble == "full":  # space is freed before the end
         lines = lines.replace("run.save_text", "print('more', flush=True)\nrun.save_text")
         lines = lines.replace("        if i == 1:", "        if i == 3: resource.setrlimit("
                               "resource.RLIMIT_FSIZE, (-1, -1))\n        if i == 1:")  # fmt: skip

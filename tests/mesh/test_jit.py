@@ -1,4 +1,5 @@
-"""Compiled functions: dispatch, cuts at value reads, writes into containers, donation, warnings."""
+"""Compiled functions: dispatch, graph breaks at value reads, writes into containers, donation,
+warnings."""
 
 from __future__ import annotations
 
@@ -165,11 +166,11 @@ def test_containers_are_changed_as_without_compilation(name: str) -> None:
     for _ in range(2):
         try:
             want = CHANGES[name](theirs)
-        except (LookupError, TypeError):  # nothing is left for a second call
+        except (LookupError, TypeError):  # the first call has emptied the container
             break
         assert text((compiled(ours), ours)) == text((want, theirs))
     if name == "a dict moves":
-        assert ours["q"][-1] is inner  # itself, as others may hold it
+        assert ours["q"][-1] is inner  # the same object, since others may hold it
 
 
 def test_nothing_is_donated_where_none_is_named() -> None:
@@ -193,7 +194,7 @@ def test_donated_buffers_are_gone_and_the_error_says_so() -> None:
 
 
 def test_a_donated_model_keeps_what_a_step_does_not_set() -> None:
-    """Frozen weights and buffers, beside results of their types that could take their memory."""
+    """Frozen weights and buffers keep their memory, beside results of the same types."""
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm(6).train(False), nn.Linear(6, 6))
     model.freeze("0.*")
     x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
@@ -380,7 +381,7 @@ def test_a_plan_is_recorded_once_and_runs_nothing() -> None:
 
     x = dist.tensor((8, 8), "[8, 8@tp]", MESH)
     schedule = f.plan(x)
-    assert x._data is None  # not even what it would read has been made
+    assert x._data is None  # plan() has not even created its argument
     assert [n.op for n, _ in schedule.collectives()] == ["all_gather"]
     assert f(x).shape == (8, 8) and f.plan(x) is not schedule
     assert recorded == [(8, 8)]

@@ -1,5 +1,5 @@
-"""Does a second start compile again? And what may happen to the folder in between: torn and foreign
-files, a full one, other processes, a folder that others may write into."""
+"""The program cache on disk: no compilation at a second start, damaged and foreign files, a full
+folder, concurrent processes, folders with unsafe permissions."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ print(heard.count("/jax/compilation_cache/cache_hits"), hash(bits))
 
 @pytest.fixture(autouse=True)
 def as_users_if_long(everything: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that a test begins compile quickly; with --long as those of users."""
+    """Sets fast compilation in new processes, unless --long is given."""
     monkeypatch.setenv("XLA_FLAGS", "" if everything else FLAGS)
 
 
 def ran(folder: Path | None, **env: str) -> tuple[int, str, str]:
-    """How many programs a process found, what it computed, what it said besides."""
+    """Returns (programs found in the cache, the result, stderr) of a process."""
     here = {**os.environ, "PYTHONHASHSEED": "0", **env}
     if folder is not None:
         here["TESSERA_PROGRAM_CACHE"] = str(folder)
@@ -70,7 +70,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     found, again, said = ran(folder)
     assert found == len(kept) and again == first and not said
     assert set(folder.iterdir()) == kept
-    for path in kept:  # a byte that has changed
+    for path in kept:  # a changed byte
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -80,7 +80,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 
 
 def grid_of_places(tmp_path: Path, how: str) -> tuple[Path, Path | None, dict[str, str]]:
-    """The folder that stays empty, the one that is named, and what else the environment says."""
+    """Returns (the folder that stays empty, the configured folder, more environment variables)."""
     folder = tmp_path / "programs"
     folder.mkdir()
     if how == "off":
@@ -125,7 +125,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     for k in range(9):
         kept.put(str(k), bytes([k]) * 96)
         os.utime(kept._at(str(k)), (k, k))
-    assert kept.get("0") == bytes(96)  # now it is the youngest
+    assert kept.get("0") == bytes(96)  # it is the most recently used now
     (left := tmp_path / ".x.program.part-1").touch()
     os.utime(left, (1, 1))
     (begun := tmp_path / ".y.program.part-2").touch()

@@ -1,4 +1,4 @@
-"""Do batches arrive on the devices as the mesh says, and does a training run go on exactly?"""
+"""Data loaders on a mesh: the layout of batches, and exact resumption."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_run_that_is_taken_up_again_sees_the_same_losses(mesh: dist.Mesh) -> N
 
 
 def test_a_process_reads_the_rows_of_all_places_that_its_devices_take() -> None:
-    """One process reads those of all, on a folded mesh, too."""
+    """One process reads the rows of all its devices, on a folded mesh too."""
     for onto in ("dp=4", "dp=2", "dp=1"):
         mesh = dist.Mesh.parse("dp=4").fold(onto=onto)
         x = ts.tensor(np.ones((7, 3)), mesh=mesh, layout="[7@dp, 3]")
@@ -94,7 +94,7 @@ def test_a_process_reads_the_rows_of_all_places_that_its_devices_take() -> None:
 
 
 def test_attention_can_be_kept_within_documents() -> None:
-    """`segment_ids` make the mask with which a packed row is its documents, each alone."""
+    """A mask from `segment_ids` makes a packed row equal to its separate documents."""
     ends = np.array([3, 8])
     source = ts.data.TokenSource([np.arange(8)], ends)
     loader = create_dataloader(

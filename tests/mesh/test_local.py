@@ -1,4 +1,4 @@
-"""The local view on the engine: the same bodies as in tests/core, run on devices."""
+"""The local view on the engine: the bodies of tests/core, on devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_engine_gives_what_the_devices_would(case: Case) -> None:
 @pytest.mark.parametrize("onto", ["dp=2,tp=2", "dp=1,tp=2", "dp=2,tp=1", "dp=1,tp=1"])
 @pytest.mark.parametrize("root", range(4))
 def test_a_broadcast_changes_no_bit(root: int, onto: str) -> None:
-    """Of a negative zero or a NaN neither, wherever the places lie."""
+    """Neither of a negative zero nor of a NaN, on any fold."""
     mesh = MESH.fold(onto)
     odd = np.array([-0.0, np.nan, -np.inf, 1e-42], np.float32)
     x = np.concatenate([np.full((1, 4), i, np.float32) for i in range(4)])
@@ -72,7 +72,7 @@ TERMS: dict[str, Callable[[Any, Any, Any], Any]] = {
 def test_terms_that_are_alike_on_all_devices_have_their_whole_gradient(
     name: str, devices: int, strategy: str
 ) -> None:
-    """As on one device: what no device has for itself is no share of the mean."""
+    """As on one device: a term equal on all devices is not divided by their number."""
     x, w = (
         np.random.default_rng(4).normal(size=(8, 3)).astype(np.float32),
         np.float32([0.5, -1.5, 2.0]),
@@ -103,7 +103,7 @@ def test_without_a_mean_gradients_are_sums_of_all_devices_terms() -> None:
 
 
 def test_how_a_kernel_joins_blocks_of_columns() -> None:
-    """As docs/local-view.md says it: by rows, unless a name or a layout says otherwise."""
+    """As in docs/local-view.md: by rows, unless a name or a layout says otherwise."""
     x = np.arange(32, dtype=np.float32).reshape(4, 8)
     there = ts.tensor(x, mesh=MESH, layout="[4, 8@(dp,tp)]")
     alone = op.kernel(lambda x: 2 * x)(there)
@@ -117,7 +117,7 @@ def test_how_a_kernel_joins_blocks_of_columns() -> None:
 
 
 def test_only_the_owner_does_the_work() -> None:
-    """A branch holds what its rank does: the compiled program decides on each device."""
+    """A branch holds one rank's work: the compiled program selects it on each device."""
 
     @op.kernel
     def body(x: ts.Tensor) -> ts.Tensor:

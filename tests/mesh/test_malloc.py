@@ -1,4 +1,4 @@
-"""Does the process keep its pages while there is room, and give them back when there is none?"""
+"""The heap on CPUs: pages are kept while memory is free, and returned when it is short."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ malloc.give_unused(SIZE)
 assert malloc.resident_bytes() < before + SIZE // 2
 """
 
-# A thread that takes memory before the engine starts, and says how many heaps there are then.
+# A thread that allocates before the engine starts, and prints the number of heaps afterwards.
 THREADED = """
 import ctypes
 import threading
@@ -82,7 +82,7 @@ x = ts.tensor(np.ones((512, 512), np.float32))
 ctypes.CDLL(None).malloc_stats()
 """
 
-# Pieces of many sizes, every other one of which is free, as a compiler leaves them.
+# Blocks of many sizes, every other one freed, like the heap after a compilation.
 HOLES = """
 import ctypes
 import numpy as np
@@ -127,7 +127,7 @@ malloc.close_holes()  # there are too many
 assert lies_in_a_hole(50 << 10) and abs(malloc.used_bytes() - used) < 8 << 20
 """
 
-# Steps that nobody reads, with 128 MiB of temporaries each.
+# Queued steps without reads, with 128 MiB of temporaries each.
 STEPS = """
 import numpy as np
 import tessera as ts
@@ -151,7 +151,7 @@ assert len(used) == 8 and max(used) < throttle.LARGE // 2, used
 
 
 def ran(code: str, **env: str) -> str:
-    """What it says on stderr."""
+    """The stderr of a new process that runs `code`."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **env}, capture_output=True, text=True, timeout=90, check=False,
@@ -173,7 +173,8 @@ def test_steps_that_nobody_reads_have_their_temporaries_one_after_the_other() ->
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 def test_a_thread_that_begins_before_the_engine_has_no_heap_of_its_own() -> None:
-    """The engine's threads would share it, and map their temporaries anew at each step."""
+    """Otherwise the engine's threads would share its heap, and map their temporaries anew at each
+    step."""
     assert ran(THREADED, MALLOC_ARENA_MAX="8").count("Arena ") == 1
     assert ran(THREADED, MALLOC_ARENA_MAX="8", TESSERA_HEAP="0").count("Arena ") > 1
 

@@ -1,4 +1,4 @@
-"""Random numbers in `map_chunks`: those of the same function on all rows, for any blocks."""
+"""Random numbers in `map_chunks`: those of the function on all rows, for any block size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FEW = ("elements", "rows last", "weights of as many rows as a block", "a map in 
 def values(
     x: Any, rows: int | None, run: Callable[[Rows], Rows] = ts.jit, names: Any = FUNCTIONS
 ) -> dict[str, Any]:
-    """Results of functions on `x`, in blocks of `rows`, and what is drawn after them."""
+    """Results of functions on `x` in blocks of `rows`, and the next random draws."""
 
     def every(x: Any) -> dict[str, Any]:
         found = {}

@@ -1,5 +1,8 @@
-"""Do tokens of padding take no room of experts, no part of their statistics, and change nothing of
-the others? Against the tokens alone, and against transformers."""
+"""Masked padding in experts: it takes no capacity, counts in no statistics, and changes no other
+token.
+
+Compared with the tokens alone, and with transformers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ B, S, D, E = 8, 6, 16, 8
 X = RNG.normal(size=(B, S, D)).astype(np.float32)
 MASK = RNG.integers(0, 2, (B, S)).astype(np.int32)
 MASK[:, 0] = 1
-MASK[3] = 0  # a sequence that is padding alone
+MASK[3] = 0  # a sequence of padding alone
 W = {
     "router": RNG.normal(size=(D, E)).astype(np.float32),
     "up": RNG.normal(size=(E, D, 12)).astype(np.float32) / 4,
@@ -34,7 +37,7 @@ LAYOUTS: dict[str, tuple[Any, str]] = {
 
 
 def called(layout: str, weights: Any, mask: Any = MASK, **how: Any) -> Any:
-    """(the result, its numbers, the gradients by weights) of a call whose experts are split."""
+    """Returns (the result, the routing statistics, the gradients) of a call with split experts."""
     mesh, kind = LAYOUTS[layout]
     x = ts.tensor(X) if mesh is None else ts.tensor(X, mesh=mesh, layout=kind)
     split = {} if mesh is None else {"mesh": mesh}
@@ -50,7 +53,7 @@ def called(layout: str, weights: Any, mask: Any = MASK, **how: Any) -> Any:
 
 @pytest.mark.parametrize(("capacity", "layout"), grid([None, 1.0, 0.5], list(LAYOUTS)))
 def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None, layout: str) -> None:
-    """The expectation is a loop over tokens in NumPy."""
+    """The reference is a loop over tokens in NumPy."""
     how: dict[str, Any] = {"capacity": capacity, "k": 2, "activation": "relu"}
     y, routing, grads = called(layout, W, **how)
     there = MASK.astype(bool)
@@ -103,7 +106,7 @@ def test_a_model_is_balanced_in_training_and_nowhere_else() -> None:
     first, grads = step(model, ids)
     assert not any("moe.bias" in name for name in grads)
     assert set(np.unique(moe.bias.numpy())) <= {-0.5, 0.0, 0.5} and moe.bias.numpy().any(1).all()
-    assert step(model, ids)[0].item() != first.item()  # others are chosen
+    assert step(model, ids)[0].item() != first.item()  # the balancing changes the choices
     twice = moe.bias.numpy()
     model.prefill(ids, np.full(4, 5, np.int32), 6)
     np.testing.assert_array_equal(moe.bias.numpy(), twice)
@@ -116,7 +119,7 @@ def test_a_model_is_balanced_in_training_and_nowhere_else() -> None:
             lambda model, ids: model.features(ids)
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pipeline.PipelineWarning)  # of so few microbatches
+            warnings.simplefilter("ignore", pipeline.PipelineWarning)  # of few microbatches
             ts.jit(lambda m, ids: m.loss_of(pipe(m, ids), ids))(apart, ids)
     moved = [x.moe.bias.numpy() for x in apart.blocks.layers]
     assert all(x.any() for x in moved)  # by the load of the whole batch
@@ -137,13 +140,13 @@ def test_the_balance_of_a_padded_batch_is_that_of_transformers() -> None:
     _, routing, _ = called("one", W, k=2)
     logits = torch.tensor((X @ W["router"]).reshape(-1, E))
     theirs = peer.load_balancing_loss_func((logits,), E, 2, torch.tensor(MASK))
-    assert abs(theirs.item() - 2 * routing.aux_loss.item()) < 1e-5  # it adds up the two choices
+    assert abs(theirs.item() - 2 * routing.aux_loss.item()) < 1e-5  # a sum over both choices
 
 
 @pytest.mark.parametrize("context", [None, pytest.param("ring", marks=LONG)])
 def test_a_model_serves_the_tokens_that_are_there(context: str | None) -> None:
-    """What padding holds changes no logit and no loss, with little room for each expert; a prompt
-    that is filled up neither."""
+    """The contents of padding change no logit and no loss under a small capacity; nor does padding
+    change a prompt's."""
     c = nn.GPTConfig(
         vocab=16, seq=8, d=16, layers=2, heads=2, experts=4, capacity=0.5, context=context
     )

@@ -1,5 +1,5 @@
-"""Is what waits in host memory off the devices, is it the same when it comes back, and does what is
-computed again save what it promises?"""
+"""Host offloading: memory freed on devices, values unchanged; and activation recomputation with its
+savings."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_a_module_goes_to_the_host_with_all_that_it_knows(mesh: dist.Mesh) -> No
     want, size = (
         model(x).numpy(),
         4 * (32 + 8 + 32 + 4 + 8),
-    )  # the last layer has the first one's weight
+    )  # the last layer shares the first one's weight
     assert held(model) == Held(size, 0)
     there = offload(model)
     assert held(there) == Held(0, size) and held(model).host == 0
     assert there[2].weight is there[0].weight and not there[1].weight.requires_grad
     np.testing.assert_array_equal(there(x).numpy(), want)
-    assert held(there) == Held(size, 0)  # each came back when it was used
+    assert held(there) == Held(size, 0)  # each was fetched at its use
     assert held(memory.fetched(offload(model))) == Held(size, 0)
     with ts.no_grad():
         there[0].weight.put(model[0].weight * 2.0)
@@ -213,7 +213,7 @@ def test_an_offloaded_state_is_not_updated_inside_one_program() -> None:
 def test_the_bytes_of_a_program(mesh: dist.Mesh) -> None:
     double = ts.jit(lambda x: x * 2.0)
     double(tree(mesh)["a"])
-    assert program_bytes(double).arguments == 4 * 4 * 3  # a device's block
+    assert program_bytes(double).arguments == 4 * 4 * 3  # the block of one device
     assert program_bytes(ts.graph.capture(double, tree(mesh)["a"])) == program_bytes(double)
     give = ts.jit(donate="x")(lambda x: x + 1.0)
     give(ts.zeros((256, 4)))
@@ -281,10 +281,10 @@ def test_a_policy_changes_what_is_kept_and_nothing_else() -> None:
     for policy in ("save", "products", "recompute"):
         graph = trace(layers(policy), x, w)
         forward = next(n for n in graph.nodes if n.op == "scan")
-        kept[policy] = len(forward.types) - 1  # what the loop stacks besides its carry
+        kept[policy] = len(forward.types) - 1  # the loop's stacked results, without its carry
         for got, g in zip(ts.jit(layers(policy))(x, w), want, strict=True):
             np.testing.assert_allclose(got.numpy(), g, atol=1e-6)
-    # Only the carry; and the product; and the sum: what follows element by element is not kept.
+    # Only the carry; also the product; also the sum: elementwise results are not saved.
     assert kept == {"recompute": 1, "products": 2, "save": 3}
 
 

@@ -1,4 +1,4 @@
-"""Is a planned peak near what XLA says of the compiled program, and is the exact part exact?"""
+"""Planned peak memory against XLA's figures, and the exact part of the plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.cases import LONG, short
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BOUND = 0.2
-# The cases of the table that the rules miss; the page says so.
+# The cases of the table outside of the rules' bounds, as the page states.
 MISSED = {"GPT, ring attention", "MLP, ZeRO-3", "ConvNet", "ConvNet, wide, dp"}
 ROW = re.compile(
     r"^\| (.+?)(†?) \| `(.+?)` \| ([\d.]+) \| ([\d.]+) \| ([+-]?\d+)% \|", re.MULTILINE
@@ -41,7 +41,7 @@ def grid() -> Any:
     module = importlib.util.module_from_spec(spec)
     import sys
 
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -60,7 +60,7 @@ DEFAULT = ("GPT", "GPT, recompute", "GPT, ZeRO-3 in, dp out", "MLP, dp", "MLP, d
 def test_a_plan_is_what_xla_says_of_the_program(name: str) -> None:
     plan, xla = CASES[name].measure()
     assert plan.persistent + plan.batch == xla.arguments
-    # XLA counts a pointer for each result, on top of the results.
+    # XLA counts a pointer for each result, in addition to the results.
     assert 0 <= xla.results - xla.reused - plan.results <= 8 * 100
     assert abs(plan.temporary / xla.temporary - 1) <= BOUND
     assert abs(plan.peak / xla.peak - 1) <= BOUND
@@ -72,7 +72,7 @@ def test_the_table_of_the_page_has_every_case_within_its_bound() -> None:
     for name, row in rows.items():
         case, planned, xla, error = CASES[name], float(row[4]), float(row[5]), int(row[6])
         assert (row[3], row[2] == "†") == (case.mesh, not case.fitted)
-        assert abs(100 * (planned / xla - 1) - error) < 6  # of the rounded numbers
+        assert abs(100 * (planned / xla - 1) - error) < 6  # computed from rounded numbers
         assert (abs(error) <= 100 * BOUND) != (name in MISSED)
 
 
@@ -91,7 +91,7 @@ def redistributed(to: str) -> Any:
     return lambda x, w: dist.redistribute(x, to) @ w
 
 
-# Programs whose peak is in one op, with the types of their arguments.
+# Programs with the peak inside one op, and the types of their arguments.
 OPS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "argsort": (lambda x, w: ts.argsort(x).to(ts.f32) @ w, ("f32[512, 512]", "f32[512, 4]")),
     "sort": (lambda x, w: ts.sort(x)[0] @ w, ("f32[512, 512]", "f32[512, 4]")),
@@ -141,15 +141,15 @@ def test_what_an_op_needs_inside_is_in_the_plan(name: str) -> None:
 
 # -- pipelines ------------------------------------------------------------------------------------
 class Caught(Exception):
-    """Carries a pipeline's program out of the call that would run it."""
+    """Raised to get a pipeline's program from the call that would run it."""
 
 
 def pipelined(
     pp: int, dp: int, kind: str, count: int, cuts: list[int], donate: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Schedule, Stepped]:  # fmt: skip
-    """A step of six residual blocks of an MLP, cut into stages of uneven depth at `cuts`. It gives
-    gradients of a large batch, or takes weights and state for good and gives new ones."""
+    """A step of six residual MLP blocks, cut into uneven stages at `cuts`. It returns gradients of
+    a large batch, or donates weights and state and returns new ones."""
     d, layers, rows = 64, 6, 64 if donate else 512
     mesh = dist.Mesh(("pp", "dp"), shape={"pp": pp, "dp": dp})
     shapes = {"up": (d, 4 * d), "down": (4 * d, d)}
@@ -200,19 +200,19 @@ def pipelined(
 
 
 def live(env: dict[int, Any]) -> dict[int, int]:
-    """Bytes of all buffers, by device; what two arrays share counts once."""
+    """The bytes of all buffers by device; memory shared by two arrays counts once."""
     seen: dict[int, dict[int, int]] = {}
     for array in env.values():
         for shard in () if array.is_deleted() else array.addressable_shards:
             here = seen.setdefault(shard.device.id, {})
-            if not shard.data.is_deleted():  # or its memory was taken over
+            if not shard.data.is_deleted():  # a donated buffer has lost its memory
                 here[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
     return {device: sum(sizes.values()) for device, sizes in seen.items()}
 
 
 def measured(s: Schedule, run: Stepped) -> Iterator[dict[int, int]]:
-    """The schedule run step by step: after each, the bytes of a device, with what XLA says the
-    step's program needs besides."""
+    """Runs the schedule step by step. Yields the bytes of each device after each step, plus the
+    temporaries that XLA reports."""
     env = {
         b: arrays.place(np.zeros(s.buffers[b].shape, np.float32), s.buffers[b]) for b in s.inputs
     }
@@ -258,8 +258,8 @@ def test_each_stages_peak_is_that_of_the_arrays_that_live(
     for now in measured(schedule, run):
         peaks.update({d: max(size, peaks.get(d, 0)) for d, size in now.items()})
     for mesh, plan in plans.items():
-        given = plan.batch  # weights too: all that is given lies on every device
+        given = plan.batch  # weights too: all arguments lie on every device
         for device in np.ravel(mesh.array()).tolist():
             inside = peaks[device] - given
-            # The engine orders the products of a backward pass by itself.
+            # The engine chooses its own order for the products of a backward pass.
             assert -0.12 <= (plan.peak - given) / inside - 1 <= 0.2

@@ -1,4 +1,4 @@
-"""Is one parameter under two names one: in norms, state and bytes, after steps and saved?"""
+"""Tied parameters: one in norms, state and bytes, after steps and in files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_load_keeps_the_dtype_of_the_model(load: str) -> None:
         assert model.weight.dtype is ours
         want = peer.weight.detach().float().numpy()
         np.testing.assert_array_equal(model.weight.to(ts.f32).numpy(), want)
-    getattr(model, load)({"weight": W.astype(np.float16)})  # of the host
+    getattr(model, load)({"weight": W.astype(np.float16)})  # a host array
     assert model.weight.dtype is ts.f32
     norm = nn.BatchNorm(2).to(ts.bf16)
     norm.load_state_dict({n: t.to(ts.f32) for n, t in norm.state_dict().items()})
@@ -143,7 +143,7 @@ def test_tied_weights_train_as_the_peers_do(axes: dict[str, int], plan: Any) -> 
     kept = {name: t.numpy() for name, t in model.state_dict().items()}
     np.testing.assert_allclose(kept["embed.weight"], peer.embed.weight.detach(), atol=1e-4)
     np.testing.assert_allclose(kept["mid.weight"], peer.mid.weight.detach().T, atol=1e-4)
-    # A file of the peer has both names.
+    # PyTorch's file has both names.
     both = {**kept, "head.weight": kept["embed.weight"]}
     again = Tied()
     again.load_state_dict(both)
@@ -162,7 +162,7 @@ def test_weights_of_one_kind_are_drawn_by_one_program(monkeypatch: pytest.Monkey
     layers = [nn.Linear(5, 7) for _ in range(6)]
     drawn = [x.weight.numpy() for x in layers]
     assert [x.bias.numpy().any() for x in layers] == [False] * 6
-    assert len(compiled) <= 1  # an earlier test may have drawn
+    assert len(compiled) <= 1  # none, if an earlier test has compiled the program
     compiled.clear()
     assert len({x.tobytes() for x in drawn}) == 6
     ts.seed(0)
@@ -173,7 +173,7 @@ def test_weights_of_one_kind_are_drawn_by_one_program(monkeypatch: pytest.Monkey
 
 
 def test_tied_weights_through_safetensors(tmp_path: Path) -> None:
-    """Saved once, loaded under either name, tied ever after; and as PyTorch saves them: twice."""
+    """Saved once, loaded under either name, tied afterwards; and as PyTorch saves them: twice."""
     files, step = pytest.importorskip("safetensors.numpy"), optim.SGD(0.1)
     model = Tied()
     model.load_parameters({"head.weight": E, "mid.weight": W})
@@ -213,7 +213,7 @@ def test_a_gpt_for_inference_draws_no_dropout(stacked: bool) -> None:
 
 @pytest.mark.parametrize("layout", [None, "[6@dp, 4@tp, 5]", "[6, 4@(dp,tp), 5]"])
 def test_norms_of_several_dims_are_those_of_pytorch(layout: str | None) -> None:
-    """`nn.LayerNorm((4, 5))`: value and gradients, also where devices share the dims."""
+    """`nn.LayerNorm((4, 5))`: value and gradients, also with the dims split over devices."""
     x, g, w, b = (
         RNG.normal(size=s).astype(np.float32) for s in ((6, 4, 5), (6, 4, 5), (4, 5), (4, 5))
     )
@@ -253,7 +253,8 @@ def test_a_norm_of_no_dim_or_of_other_sizes_is_refused() -> None:
 
 
 def test_a_module_is_stored_in_another_dtype_and_trained_by_masters() -> None:
-    """`model.to(ts.bf16)`: PyTorch's rounding; ties and frozen weights stay, buffers follow."""
+    """`model.to(ts.bf16)`: PyTorch's rounding; tied and frozen weights stay so, buffers are cast
+    too."""
     model = Tied()
     model.load_parameters({"embed.weight": E, "mid.weight": W})
     model.mean, model.count = ts.ones((2,)), ts.tensor([3])
@@ -266,7 +267,7 @@ def test_a_module_is_stored_in_another_dtype_and_trained_by_masters() -> None:
     kept = {name: t.dtype for name, t in model.state_dict().items()}
     assert kept["mid.weight"] is kept["mean"] is ts.bf16 and kept["count"] is ts.int32
     assert not model.mid.weight.requires_grad
-    step = optim.SGD(1e-3)  # so small a step that bf16 alone would not take it
+    step = optim.SGD(1e-3)  # a step too small for bf16 alone
     state = step.init(model)
     for _ in range(2):
         loss = nn.cross_entropy(model(IDS).reshape(-1, V), LABELS)

@@ -1,5 +1,7 @@
-"""Do experts on a mesh give what they give on one device? Values and gradients by the engine, in
-every combination with data, tensor and sequence parallelism, packed and in buckets."""
+"""Mixtures of experts on a mesh against one device: values and gradients on the engine.
+
+In every combination with data, tensor and sequence parallelism, packed and in buckets.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ W = drawn()
 
 
 def laid(axes: str, tp: str = "") -> dict[str, Any]:
-    """Layouts of the weights: experts over `axes`, their insides over `tp`."""
+    """Layouts of the weights: experts over `axes`, their hidden dims over `tp`."""
     h = f"{HIDDEN}@{tp}" if tp else str(HIDDEN)
     up, down = f"[{EXPERTS}@{axes}, {D}, {h}]", f"[{EXPERTS}@{axes}, {h}, {D}]"
     shared = {"up": f"[{D}, {h}]", "down": f"[{h}, {D}]"}
@@ -55,7 +57,7 @@ def arrays(tree: Any) -> Any:
 
 @functools.cache
 def alone(capacity: float | None, groups: int | None = None) -> Any:
-    """What one device gives."""
+    """The results of one device."""
     empty = laid("ep")
     bare = {n: dict.fromkeys(v) if isinstance(v, dict) else None for n, v in empty.items()}
     step = program(capacity=capacity, groups=groups)
@@ -63,7 +65,7 @@ def alone(capacity: float | None, groups: int | None = None) -> Any:
 
 
 def compare(found: Any, expected: Any, rtol: float = 1e-4) -> None:
-    """Each array within `rtol` of the largest of its values."""
+    """Asserts that each array is within `rtol` of its largest value."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         found, expected = list(found.values()), list(expected.values())
@@ -85,11 +87,11 @@ CASES: list[Any] = [
     ("dp=2 node=2 gpu=2", "[8@(dp,node,gpu), 12, 16]", laid("(node,gpu)"), None),
     ("dp=2 ep=4", "[8@dp, 12@ep, 16]", laid("ep"), None),
     ("dp=2 ep=4", "[8@dp, 12@ep, 16]", laid("ep"), 1),
-    ("dp=2 ep=4", "[8@dp, 12, 16]", laid("ep"), None),  # the tokens are alike along ep
+    ("dp=2 ep=4", "[8@dp, 12, 16]", laid("ep"), None),  # the tokens are replicated over ep
     ("dp=2 ep=4", "[8@dp, 12, 16@ep]", laid("ep"), None),
     ("dp=8", "[8@dp, 12, 16]", laid("dp"), None),
     ("cp=5 ep=1", "[8@cp, 12, 16]", laid("ep"), None),  # uneven
-    # Weights kept split over dp too, as ZeRO-3 does.
+    # Weights stored split over dp too, as by ZeRO-3.
     ("dp=4 ep=2", "[8@(dp,ep), 12, 16]",
      {**laid("ep"), "up": f"[8@ep, {D}@dp, {HIDDEN}]", "down": f"[8@ep, {HIDDEN}@dp, {D}]"}, None),
 ]  # fmt: skip
@@ -123,7 +125,7 @@ def test_forward_and_backward_are_two_exchanges_each() -> None:
     found = [(n.op, n.type) for n, _ in step.graph.collectives()]
     counts = Counter(name for name, _ in found)
     assert set(counts) == {"all_to_all", "all_reduce"} and counts["all_to_all"] == 4
-    # What is reduced are gradients of weights and numbers of the router, never tokens.
+    # Only gradients of weights and statistics of the router are reduced, never tokens.
     weights = {W[n].shape for n in ("router", "up", "down")} | {(D, HIDDEN), (HIDDEN, D)}
     assert {t.shape for name, t in found if name == "all_reduce"} <= weights | {(EXPERTS,), ()}
     loose = {t.shape for name, t in found if name == "all_reduce" and t.split_axes}
@@ -151,7 +153,7 @@ def test_packed_payloads_are_as_near_as_stated(packing: str, capacity: float | N
     x = ts.tensor(X, mesh=mesh, layout="[8@(dp,ep), 12, 16]")
     found = arrays(step(x, tensors(W, laid("ep"), mesh)))
     compare(found, alone(capacity), rtol)
-    assert np.abs(found[0] - alone(capacity)[0]).max() > 1e-4  # it was packed
+    assert np.abs(found[0] - alone(capacity)[0]).max() > 1e-4  # shows that the payload was packed
     wire = [n.type.dtype.name for n, _ in step.graph.collectives() if n.op == "all_to_all"]
     assert ("f8e4m3" if packing == "fp8_e4m3" else "bf16") in wire
 
@@ -206,7 +208,7 @@ def test_a_layer_learns_on_a_mesh_with_replicas() -> None:
     up, rows = layer.up.numpy(), np.array(placement.rows)
     for e in range(EXPERTS):
         copies = up[rows == e]
-        assert (copies == copies[0]).all()  # to the bit
+        assert (copies == copies[0]).all()  # bit for bit
     assert np.abs(layer.bias.numpy()).max() > 0
     before = layer.train(False)(x).numpy()
     layer.rehash(nn.rehash_experts(placement, 2))
@@ -260,7 +262,7 @@ class Block(nn.Module):
     ],
 )
 def test_layers_of_experts_repeat(capacity: float | None, loop: bool, remat: bool) -> None:
-    """Looped, written out, computed again: with the experts' axis given by a strategy."""
+    """Looped, unrolled or recomputed: with the experts' axis given by a strategy."""
     experts = dist.strategy("expert_parallel")
     found = []
     for mesh in (None, dist.Mesh.parse("dp=2 ep=4")):

@@ -1,4 +1,4 @@
-"""Narrow floats that are only moved: a CPU's compiler would move them as f32."""
+"""Narrow floats that are only moved, which XLA on CPUs would convert to f32."""
 
 import re
 
@@ -36,7 +36,8 @@ def test_each_bit_stays(move, dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
 def test_a_block_is_written_into_a_narrow_buffer_and_no_more(dtype):
-    """Of the rows that a loop stacks, each iteration writes one; as f32 it would write them all."""
+    """Each iteration of a loop writes one row of the stacked result; with f32 it would write all
+    rows."""
 
     def rows(x):
         return xp_jax.scan(lambda c, now: (c, (now[0] * 2,)), (), (x,), len(X), False)
@@ -57,7 +58,7 @@ COLLECTIVES = {
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_collective_sends_what_a_value_has(name, dtype):
-    """As many bits as an element has go over the wire, and they come as they were."""
+    """Each element is sent in its own width, and arrives unchanged."""
     move, sent = COLLECTIVES[name]
     start(4)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), AXES)
@@ -73,8 +74,7 @@ def test_a_collective_sends_what_a_value_has(name, dtype):
 
 
 def test_fp8_is_rounded_as_everywhere_else():
-    """To 256 values from all kinds of floats, and from these values to wider ones: each bit is what
-    ml_dtypes gives."""
+    """Casts from all kinds of floats to fp8, and from fp8 to wider ones: the bits of ml_dtypes."""
     e4m3 = ml_dtypes.float8_e4m3fn
     every = np.random.default_rng(1).integers(0, 2**32, 1 << 16, dtype=np.uint32).view(np.float32)
     steps = np.linspace(-500, 500, 1 << 16, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Products of bf16 whose left factor does not lie with its inner dims last."""
+"""Products of bf16 whose left factor does not have its contracted dims last."""
 
 import re
 
@@ -69,12 +69,13 @@ def test_factors_are_widened_where_the_cpu_multiplies_no_bf16(case, monkeypatch)
         found = re.findall(r"dot_general.* : \(tensor<\S+x(\w+)>, tensor<\S+x(\w+)>\)",
                            run.lower(x, y).as_text())  # fmt: skip
         assert found == [(takes, takes)]
-        # They are rounded to bf16 all the same, also where the compiler sees both casts.
+        # They are rounded to bf16 even if the compiler sees both casts.
         np.testing.assert_allclose(run(x, y), want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_product_whose_factor_is_moved_runs_under_every_promise():
-    """Such programs lack the simplifier, which the engine's constraints of layouts need."""
+    """Such programs are compiled without the simplifier, which the engine's layout constraints
+    need."""
     x, y = operands("ki,kj->ij")
     want = np.einsum("ki,kj->ij", x.astype(np.float64), y.astype(np.float64))
     for level in ("run_to_run", "mesh_invariant"):

@@ -1,5 +1,5 @@
-"""Does looking inside find what is there on a mesh? A GPT step with a bad weight, its statistics,
-the same step on one device and on eight."""
+"""Inspection on a mesh: a GPT step with a bad weight, its statistics, and the same step on one
+device and on eight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = nn.GPTConfig(vocab=32, seq=8, d=16, layers=2, heads=2, norm="rms", acti
 
 
 def made(mesh: dist.Mesh, plan: Any, **changed: Any) -> tuple[nn.GPT, ts.Tensor]:
-    """A small GPT and a batch on `mesh`: the same numbers on every mesh."""
+    """A small GPT and a batch on `mesh`, with the same numbers on every mesh."""
     ts.seed(0)
     config = nn.GPTConfig(**{**vars(CONFIG), **changed})
     model = dist.place(nn.GPT(config), plan, mesh)
@@ -40,7 +40,7 @@ def test_a_bad_weight_is_found_in_its_layer(mesh: dist.Mesh, loop: bool) -> None
     model, ids = made(mesh, PLAN, loop=loop)
     old = model.blocks.block.mlp.up
     bad = old.numpy().copy()
-    bad[1] = 1e38  # the second layer's
+    bad[1] = 1e38  # the weight of the second layer
     model.blocks.block.mlp.up = ts.tensor(bad, mesh=mesh, layout=old.layout)
     found = debug.nan_origin(model.loss, ids, ids)
     assert found is not None and found.loc.startswith("test_observe.py:")
@@ -149,7 +149,7 @@ def test_one_step_on_one_device_and_on_eight() -> None:
     assert other.first.a.op == "input"
     assert other.first.a.attrs["name"].endswith("attention.out")
     scopes = other.scopes()
-    assert scopes["embedding"][1] < scopes["embedding"][0]  # its lookup comes before
+    assert scopes["embedding"][1] < scopes["embedding"][0]  # the lookup comes first
     assert scopes["layers/block/mlp"][1] > scopes["layers/block/mlp"][0] / 2
 
 
@@ -175,7 +175,7 @@ def test_results_of_other_names_or_of_other_constants_are_not_the_same(
     a: Any, b: Any, unlike: list[str]
 ) -> None:
     def of(what: Any) -> Any:
-        def run(x: Any) -> Any:  # in order of names, whatever the order in which it gives them
+        def run(x: Any) -> Any:  # in the order of names, not of the results
             names = sorted(what) if isinstance(what, dict) else range(len(what))
             made = {n: x * v if isinstance(v := what[n], int) else v for n in names}
             return {n: made[n] for n in what} if isinstance(what, dict) else list(made.values())
@@ -203,7 +203,7 @@ def test_a_while_loop_is_looked_into_turn_by_turn(mesh: dist.Mesh) -> None:
     assert found is not None and found.node.op == "sqrt"
     (loop, turn), *others = found.first.iterations
     assert (loop.attrs["length"], turn, others) == (2, 1, [])
-    # Where it never turns it is not the origin.
+    # If the loop does not run, it is not the origin.
     found = debug.nan_origin(lambda x: falls(ts.log(-x)), x)
     assert found is not None and found.node.op == "log"
 

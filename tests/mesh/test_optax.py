@@ -1,5 +1,4 @@
-"""Do optimizers of optax give the same weights here as in JAX, on one device and where their state
-is split over a mesh, and does what cannot be had say so?"""
+"""optax optimizers: JAX's weights, on one device and with state split over a mesh, or an error."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ VALUES = {
 }
 X = RNG.normal(size=(8, 4)).astype(np.float32)
 STEPS = 4
-# Of each step, what 8 examples add to the gradient of each weight.
+# For each step, the terms of 8 examples in the gradient of each weight.
 PARTS = [
     jax.tree.map(lambda v: RNG.normal(size=(8, *v.shape)).astype(np.float32), VALUES)
     for _ in range(STEPS)
@@ -182,7 +181,7 @@ def test_a_schedule_of_optax_is_one(name: str) -> None:
 
 @pytest.mark.parametrize("turn", ["forward", "reverse", "none"])
 def test_a_short_loop_of_jax_is_written_out(turn: str) -> None:
-    """As in Muon: the body's equations, once for each turn."""
+    """As in Muon: the equations of the loop body, once per iteration."""
 
     def fn(x: Any) -> list[Any]:
         start, rows = jax.numpy.ones(4), None if turn == "none" else x
@@ -197,7 +196,7 @@ def test_a_short_loop_of_jax_is_written_out(turn: str) -> None:
 
 
 def test_at_once_it_works_or_says_what_does() -> None:
-    """What optax writes with operators alone works on tensors, with a state of JAX's arrays."""
+    """optax code that only uses operators works on tensors, with JAX arrays as state."""
     w, g = ts.tensor(VALUES["down"]), ts.tensor(X[:4].repeat(4, 0))
     for tx in (optax.sgd(0.1), optax.sgd(0.1, momentum=0.9)):
         state, want = tx.init({"w": w}), tx.init({"w": w.jax()})
@@ -218,7 +217,8 @@ def test_at_once_it_works_or_says_what_does() -> None:
 
 
 def test_apply_updates_keeps_layouts_or_says_what_does() -> None:
-    """Arrays of JAX are split as weights are; of layouts that they cannot have, a warning says."""
+    """JAX arrays are split like the weights; a warning names the layouts that JAX cannot
+    represent."""
 
     def plus(p: Any, u: Any) -> Any:
         return jax.tree.map(lambda p, u: p + u, p, u)

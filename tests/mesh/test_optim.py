@@ -1,6 +1,6 @@
-"""Do the optimizers compute what optax computes, on one device and on a mesh? One table of rows.
+"""Optimizers against optax, on one device and on a mesh. One table of rows.
 
-optax runs in 64 bits, so that what differs is our own rounding.
+optax runs in 64 bits, so that the differences are Tessera's rounding alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHAPES = {
     "head.bias": (10,),
     "gain": (),
 }
-DECAYED = ("embed", "blocks.up", "head")  # what the default mask chooses of them
+DECAYED = ("embed", "blocks.up", "head")  # the weights chosen by the default mask
 # dp=2 tp=4: even splits, splits of two axes, an uneven one (10 over 4), replicated ones.
 LAYOUTS = {
     "embed": "[12@(dp,tp), 8]",
@@ -43,7 +43,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Row:
-    """An optimizer, the optax program that it must agree with, and a clip of the gradients."""
+    """An optimizer, the optax program that it must equal, and a gradient clip."""
 
     name: str
     ours: optim.Optimizer
@@ -146,7 +146,7 @@ def step_of(opt: optim.Optimizer, clip: float | None = None) -> Any:
 
 @functools.cache
 def step_of_row(row: Row) -> Any:
-    """One function for all tests of a row, so that each kind of layout is compiled once."""
+    """Returns one function for all tests of a row, so that each kind of layout is compiled once."""
     return step_of(row.ours, row.clip)
 
 
@@ -216,7 +216,7 @@ def test_on_a_mesh_equals_no_mesh(row: Row, mesh: dist.Mesh) -> None:
 
 @BY_NAME
 def test_state_survives_numpy(row: Row, mesh: dist.Mesh) -> None:
-    """Three steps, to NumPy and back on another mesh, three more: as six in a row."""
+    """Three steps, state to NumPy and onto another mesh, three more: equal to six in a row."""
     step = step_of_row(row)
     params = tensors(random_tree(0))
     state = row.ours.init(params)
@@ -234,7 +234,7 @@ def test_state_survives_numpy(row: Row, mesh: dist.Mesh) -> None:
 
 
 def test_state_of_one_layout_loads_into_another(mesh: dist.Mesh) -> None:
-    """Tensors load too: from another layout of the mesh, and from no mesh."""
+    """State loads from tensors too: from another layout of the mesh, and from no mesh."""
     opt = optim.Momentum(0.1)
     split, whole, alone = (
         opt.init(tensors({"w": np.ones((8, 4), np.float32)}, m, {"w": layout}))
@@ -280,7 +280,7 @@ def test_donated_state_is_made_of_buffers_of_its_own() -> None:
 
 
 def test_names_match_trees_not_order() -> None:
-    """Gradients, weights and state in different orders: each weight gets its own."""
+    """Gradients, weights and state in different orders are matched by name."""
     opt = optim.Momentum(1.0)
     params = {"a": ts.tensor([1.0]), "b": ts.tensor([2.0])}
     state = opt.init({"b": params["b"], "a": params["a"]})
@@ -305,7 +305,8 @@ def test_nested_trees_and_state_made_inside_a_function() -> None:
 
 # -- narrow weights -------------------------------------------------------------------------------
 def test_narrow_weights_have_wide_masters(mesh: dist.Mesh) -> None:
-    """A step too small for bf16 is not lost: the master moves, and the weight is its rounding."""
+    """A step too small for bf16 is not lost: the master weight moves, and the weight is its
+    rounding."""
     opt = optim.SGD(1e-4)
     params = {"w": ts.tensor(np.ones((8, 8)), mesh=mesh, layout="[8@dp, 8]", dtype=ts.bf16)}
     grads = {"w": ts.tensor(np.ones((8, 8)), mesh=mesh, layout="[8@dp, 8]", dtype=ts.bf16)}
@@ -329,7 +330,7 @@ def test_without_master_the_narrow_weight_is_all_there_is() -> None:
 
 
 def test_state_and_masters_wait_until_used() -> None:
-    """State for a mesh that this machine does not have costs nothing."""
+    """State for a mesh larger than this machine uses no memory before its use."""
     big = dist.Mesh(("dp",), devices=4096)
     w = dist.tensor((8192, 65536), layout="[8192@dp, 65536]", mesh=big, dtype=ts.bf16, name="w")
     state = optim.AdamW().init({"w": w})
@@ -375,7 +376,7 @@ def test_global_norm_reduces_once_over_each_axis(mesh: dist.Mesh) -> None:
     norm = ts.jit(optim.global_norm)
     norm(tensors(random_tree(0), mesh, LAYOUTS))
     kinds = [(n.op, n.attrs["axes"]) for n, _ in norm.graph.collectives()]
-    # Sums over (dp, tp), over tp alone and over nothing: the first is completed over dp, joins the
+    # Sums over (dp, tp), over tp alone and over no axis: the first is completed over dp, joins the
     # second, and both are completed over tp together.
     assert kinds == [("all_reduce", ("dp",)), ("all_reduce", ("tp",))]
     assert norm.graph.wire_bytes == 4 + 6
@@ -412,7 +413,7 @@ def test_loss_scale_halves_on_overflow_and_doubles_after_an_interval(mesh: dist.
         seen.append((scale["scale"].item(), scale["good"].item(), state["step"].item()))
     assert seen == [
         (1024.0, 1, 1), (2048.0, 0, 2), (2048.0, 1, 3), (2048.0, 0, 4),  # grows up to `most`
-        (1024.0, 0, 4), (512.0, 0, 4), (512.0, 0, 4),  # falls to `least`; the steps are dropped
+        (1024.0, 0, 4), (512.0, 0, 4), (512.0, 0, 4),  # falls to `least`; these steps are skipped
         (512.0, 1, 5),
     ]  # fmt: skip
     assert grads["w"].dtype is ts.f32

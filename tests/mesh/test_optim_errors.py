@@ -1,4 +1,4 @@
-"""What do optimizers, schedules and masks say of input that they cannot use?"""
+"""Errors of optimizers, schedules and masks for invalid input."""
 
 from __future__ import annotations
 

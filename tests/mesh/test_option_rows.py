@@ -1,4 +1,4 @@
-"""Rows of the table of options that need devices or files: what does each of them change?
+"""Rows of the option table that need devices or files.
 
 `tests/core/options_with_devices.txt` lists them; `tests/core/test_option_table.py` has the others.
 """
@@ -32,7 +32,7 @@ def row(name: str, run: Callable[..., Any], given: Any = None, /, **changes: Any
 
 
 def in_folder(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` with a new folder as its first argument; or what it raises."""
+    """Calls `run` with a new folder as its first argument; returns its result or its error."""
 
     def call(**k: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ row("tessera.checkpoint.save", in_folder(after), atomic=False, keep=1, mesh=TP,
 
 
 def kept(**k: Any) -> Any:
-    """Which of six checkpoints stay."""
+    """The names of the checkpoints, of six, that `Keep` retains."""
 
     def run(folder: Path) -> Any:
         for i, loss in enumerate((3.0, 1.0, 9.0, 4.0, 5.0, 6.0)):
@@ -110,7 +110,7 @@ row("tessera.checkpoint.Keep", kept, {"best": 1}, last=2, every=2, best=2, metri
 
 
 def two(folder: Path) -> None:
-    """Two checkpoints: the last in `a`, one more in `b`."""
+    """Saves three checkpoints: two in `a`, one in `b`."""
     for root, tag, scale in (("a", "s0", 1.0), ("a", "s1", 2.0), ("b", "s2", 3.0)):
         random.seed(int(scale))
         tensors = {n: t * scale for n, t in W.items()}
@@ -120,7 +120,8 @@ def two(folder: Path) -> None:
 
 
 def of_two(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call on the checkpoints of `root`, what comes back, and where the generator stands."""
+    """Returns a function that calls `call` on the checkpoints of `root`, and gives the result and
+    the state of the random generator."""
 
     def run(folder: Path, **k: Any) -> Any:
         two(folder)
@@ -161,7 +162,7 @@ row("tessera.op.from_jax", own_gradient, grad=lambda g, x: g[:, None] * x * 5.0)
 
 
 def limited(**k: Any) -> Any:
-    """The limits after a call; tests/mesh/test_endures.py holds that they are kept."""
+    """The cache limits after a call; tests/mesh/test_endures.py tests that they are kept."""
     book = program_cache.BOOK
     before = book.most_maps, book.most_bytes
     ts.set_program_cache(**k)
@@ -171,7 +172,8 @@ def limited(**k: Any) -> Any:
 
 
 def timed(**k: Any) -> int:
-    """How many ways a call has timed; tests/mesh/test_ways.py holds which one is taken."""
+    """The number of compile variants that a call has timed; tests/mesh/test_ways.py tests the
+    choice."""
     run = schedule(**k)(lambda x: x @ x)
     run(np.ones((2, 2), np.float32))
     return len(run.ways)
@@ -184,7 +186,7 @@ row("tessera.set_program_cache", limited, maps=20000, bytes=1 << 34)
 
 
 def profiled(**k: Any) -> Any:
-    """How often a function ran under a profile, that was given it or not."""
+    """The number of runs of a function under a profile, or the type of a profile as a context."""
     count: list[int] = []
     add = ts.jit(lambda x: x + 1.0)
 
@@ -213,7 +215,7 @@ row("tessera.dist.validate_determinism", validated, onto=2)
 
 
 def on_devices(**k: Any) -> list[tuple[int, int]]:
-    """On how many devices each step ran, when one is lost in the second, and then comes back."""
+    """The number of devices of each step if one is lost in the second and then restored."""
     x, made, lose = ts.tensor(np.ones(4, np.float32), mesh=TP), [], True
     state = {"x": x}
     of_loop = {"mesh": k.pop("mesh")} if "mesh" in k else {}

@@ -1,4 +1,4 @@
-"""Is a sum over devices, in a fixed order, that of the same tree on one device, bit by bit?"""
+"""Sums over devices in a fixed order: bit for bit the sum of the same tree on one device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_blocks_of_any_size_give_the_tree(order: str, folds: int, dtype: str, de
     terms = []
     for size in (5, SMALL * devices + 3, LARGE + 3):
         made = rng.normal(size=(devices * folds, size)) * 10.0 ** rng.integers(-6, 6, (1, size))
-        made[:, :2] = -0.0  # some sums begin with +0: the total is that in all
+        made[:, :2] = -0.0  # some sums start at +0, so the total is +0 in all
         terms.append(jnp.asarray(made, dtype))
 
     def body(xs: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Do padded and packed batches give each sequence what it gives alone, and what transformers gives,
-on every mesh?"""
+"""Padded and packed batches on every mesh: each sequence as if alone, and as in transformers."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def mine(path: Path, mesh_name: str, **given: Any) -> np.ndarray[Any, Any]:
 
 
 def counted(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Positions as transformers' `generate` has them."""
+    """Positions as in transformers' `generate`."""
     return ((mask.cumsum(1) - 1) * mask).astype(np.int32)
 
 
@@ -89,7 +88,7 @@ def test_padding_is_that_of_transformers(
         got = mine(path, mesh, attention_mask=mask)
         np.testing.assert_allclose(got[mask > 0], want[mask > 0], rtol=0, atol=1e-4)
         assert np.isfinite(got).all()
-        if side in ("left", "right"):  # a sequence without its padding
+        if side in ("left", "right"):  # the sequence alone, without padding
             alone = theirs_alone(peer, IDS[1][mask[1] > 0])
             np.testing.assert_allclose(got[1][mask[1] > 0], alone, rtol=0, atol=1e-4)
 
@@ -111,7 +110,7 @@ def test_documents_of_a_row_do_not_see_each_other(
                 part = documents == n
                 want = theirs_alone(peer, IDS[row][part])
                 np.testing.assert_allclose(got[row][part], want, rtol=0, atol=1e-4)
-        if kind != "falcon-alibi":  # whose bias in transformers counts over documents
+        if kind != "falcon-alibi":  # its bias in transformers counts positions across documents
             want = theirs(peer, position_ids=PACKED)
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
 
@@ -146,8 +145,8 @@ def padded(model: nn.GPT, batch: dict[str, Any], pipe: Callable[..., Any]) -> An
     ],
 )  # fmt: skip
 def test_a_pipeline_cuts_masks_with_their_rows(kind: str, experts: int) -> None:
-    """Loss and gradients of four microbatches are those of the model without a pipeline; what is
-    the same for all rows is whole for each microbatch."""
+    """Compares the loss and gradients of four microbatches with the model without a pipeline.
+    Arguments that are the same for all rows are whole in each microbatch."""
     rng, (rows, size) = np.random.default_rng(5), (8, 6)
     ids = rng.integers(0, 16, (rows, size)).astype(np.int32)
     mask = (np.arange(size) >= rng.integers(0, size, (rows, 1))).astype(np.int32)
@@ -177,8 +176,8 @@ def test_a_pipeline_cuts_masks_with_their_rows(kind: str, experts: int) -> None:
 def test_a_pipeline_of_padded_batches_is_that_of_transformers(
     kind: str, side: str, model_of: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    """The loss and its gradient by the embedding, of four microbatches of a row, each of which
-    weighs as many tokens as it has."""
+    """The loss and its gradient with respect to the embedding, for four microbatches of one row,
+    each weighted by its tokens."""
     path, peer = model_of(kind)
     mask = PADDED[side]
     labels = np.where(mask, IDS, -100).astype(np.int32)

@@ -1,5 +1,4 @@
-"""Does a pipelined program give what the same program gives on one device, whatever its schedule,
-mesh, stages and state?"""
+"""Pipelines against one device, with every schedule, mesh, kind of stages and state."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ for i in range(LAYERS):
     WEIGHTS |= {f"up{i}": made(D, H + 8 * i), f"down{i}": made(H + 8 * i, D)}
 TOKENS = RNG.integers(0, V, (B, S)).astype(np.int32)
 LABELS = RNG.integers(0, V, (B, S)).astype(np.int32)
-LABELS[:5] = -100  # microbatches without a single label that counts
+LABELS[:5] = -100  # microbatches in which all labels are ignored
 LABELS[9, 1:] = -100
 
 
@@ -67,7 +66,7 @@ def plain(w: Weights, t: Any) -> Any:
 
 
 def training(model: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of Adam, with the norm of all gradients."""
+    """Returns an Adam step that also gives the norm of all gradients."""
 
     def step(weights: Weights, state: Weights, batch: Weights) -> Any:
         logits = model(weights, batch["x"])
@@ -131,7 +130,7 @@ def data(mesh: Any, how: str = "") -> Weights:
 
 
 def reverse_rows(rank: int, ranks: int, microbatches: int) -> list[str]:
-    """GPipe whose backward goes through the microbatches in reverse."""
+    """GPipe with a backward through the microbatches in reverse order."""
     many = range(microbatches)
     return [f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in reversed(many)]
 
@@ -155,7 +154,7 @@ def test_training_as_on_one_device(
     w = {k: on(v, mesh, of(k)) for k, v in WEIGHTS.items()}
     state = {n: {k: on(v, mesh, of(k)) for k, v in s.items()} for n, s in zeros().items()}
     out: Any = (None, None, w, state)
-    for want in steps:  # the second call has its weights on slices, the first on the whole mesh
+    for want in steps:  # weights lie on the whole mesh in the first call, on slices in the second
         out = f(out[2], out[3], data(mesh, batch))
         close(out, want)
     assert f._recordings == 2
@@ -176,7 +175,7 @@ def test_weights_and_state_given_up_are_built_anew_in_their_place(
         loss, _, weights, state, _ = f(weights, state, data(mesh, "[{0}@dp, {1}]"))
         close([loss, weights, state], [want[0], want[2], want[3]])
         if n and onto == "dp=2,pp=2" and jax.__version_info__ >= (0, 11):
-            close(old, steps[n - 1][2]["up1"])  # its engine keeps what was read of several devices
+            close(old, steps[n - 1][2]["up1"])  # the engine caches reads of several devices
             continue
         with pytest.raises(ts.DonatedError, match="was donated to a function"):
             old.numpy()
@@ -201,7 +200,8 @@ def test_gradients_come_back_where_the_weights_were() -> None:
     "onto", ["", *(pytest.param(m, marks=LONG) for m in ("pp=1", "dp=1,pp=2,tp=1"))]
 )
 def test_weights_may_rest_split_over_the_stages_axis(steps: list[Any], onto: str) -> None:
-    """As guide 1, 7.6 splits them, unevenly too: a step puts together what a stage uses."""
+    """Split as in section 7.6 of guide 1, unevenly too: a step gathers the weights that a stage
+    uses."""
     mesh = dist.Mesh.parse("dp=2 pp=2 tp=2")
     mesh = mesh.fold(onto) if onto else mesh
     how = {"embed": "[{0}@(tp,pp), {1}]", "up": "[{0}@pp, {1}@tp]", "down": "[{0}@tp, {1}@pp]"}
@@ -217,7 +217,7 @@ def test_weights_may_rest_split_over_the_stages_axis(steps: list[Any], onto: str
         before = out[2]
         out = f(out[2], out[3], data(mesh, "[{0}@dp, {1}]"))
         close(out, want)
-        if i == 0:  # gradients come back as the weights lay; new weights stay with their stages
+        if i == 0:  # gradients keep the weights' layout; new weights stay on their stages
             assert {k: g.type for k, g in out[1].items()} == {k: w.type for k, w in before.items()}
             assert all("pp" not in w.mesh for w in out[2].values())
     placed = model.place(laid(WEIGHTS))
@@ -244,7 +244,7 @@ def test_placed_weights_are_not_sent(steps: list[Any]) -> None:
     assert f._recordings == 2
     s = model.schedule
     sent = [step.reads[0] for step in s.steps if step.kind == "send"]
-    # The batch, each half to the one stage that reads it, and of the weights the tied one alone.
+    # Each half of the batch to the one stage that reads it, and the tied weight alone.
     assert [s.buffers[b].shape for b in sent if b in s.inputs] == [(B, S), (B, S), (V, D)]
 
 
@@ -263,7 +263,7 @@ def test_one_function_is_cut_by_cost(schedule: str, steps: list[Any]) -> None:
 
 
 def test_stages_by_name_and_the_training_step() -> None:
-    """Guide 3, 4.4 and 4.5: modules in named stages, their weights found by the step."""
+    """Guide 3, 4.4 and 4.5: modules in named stages; the step finds their weights."""
     mesh = dist.Mesh.parse("dp=2 pp=2")
 
     def build() -> tuple[Any, Any]:
@@ -337,7 +337,7 @@ def test_forward_only_and_rows() -> None:
     mesh = dist.Mesh.parse("dp=2 pp=2")
     model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=4)
     want = ts.jit(plain)(WEIGHTS, TOKENS)
-    close(model(WEIGHTS, on(TOKENS, mesh, "[{0}@dp, {1}]")), want)  # called as it is
+    close(model(WEIGHTS, on(TOKENS, mesh, "[{0}@dp, {1}]")), want)  # called directly
 
     @ts.jit
     def scored(weights: Weights, x: Any) -> Any:
@@ -352,7 +352,7 @@ def test_forward_only_and_rows() -> None:
 
 
 def test_what_does_not_depend_on_the_batch() -> None:
-    """A penalty on the weights, a weight that is not used, a table made in the first stage."""
+    """A penalty on the weights, an unused weight, and a table created in the first stage."""
     mesh = dist.Mesh.parse("dp=2 pp=2")
     w = {"a": made(D, D), "b": made(D, D), "unused": made(3)}
     x = made(B, D)
@@ -400,13 +400,13 @@ def test_buffers_live_as_the_formulas_say(name: str) -> None:
     model = pipeline.compose(stages=2, assign=PARTS, mesh=mesh, microbatches=count, schedule=name)
     ts.jit(training(model))(WEIGHTS, zeros(), {"x": TOKENS, "y": LABELS})
     s, table = model.schedule, model.table
-    kept: dict[tuple[int, int], int] = {}  # (stage, microbatch) to the last step that needs it
+    kept: dict[tuple[int, int], int] = {}  # the last step that needs each (stage, microbatch)
     began: dict[tuple[int, int], int] = {}
     for i, step in enumerate(s.steps):
         own, _, more = step.note.partition(" ")
         at, kind, m = own[:1], own[1:2], own[2:]
         if at.isdigit() and kind == "F":
-            # In one step with its backward, what it leaves is alive there; a gradient is not its.
+            # With its backward in one step, its result is live there. A gradient is not counted.
             began[int(at), int(m)] = i - 1 if more else i
             ends = [s.lifetimes[b][1] for b in step.writes if b not in totals(s)]
             ends = [k for k in ends if not (more and s.steps[k].kind == "send")]
@@ -419,7 +419,7 @@ def test_buffers_live_as_the_formulas_say(name: str) -> None:
 
 
 def totals(s: Any) -> set[int]:
-    """Buffers that are added up over the microbatches, and results."""
+    """The buffers summed over the microbatches, and the results."""
     read = {b for step in s.steps if step.note[:4] in ("mean", "rows") for b in step.reads}
     read |= set(s.outputs)
     for step in reversed(s.steps):
@@ -445,7 +445,7 @@ def test_inspect_says_what_is_sent() -> None:
     with pytest.raises(ts.UsageError, match="the pipeline has not been called yet"):
         dist.inspect(pipe)
     pipe(made(8, 4))
-    # 4 microbatches of 2 x 4 to the second stage; the first has the batch, as the whole mesh does
+    # 4 microbatches of 2 x 4 to the second stage; the first holds the batch, as the whole mesh does
     assert dist.inspect(pipe).sent == (4, 8 * 4 * 4)
     assert "4 values go from mesh to mesh, 128 B to a device" in str(dist.inspect(pipe))
 
@@ -465,8 +465,8 @@ def test_a_gradient_goes_to_those_who_do_not_have_it() -> None:
 
     weights = [ts.tensor(np.eye(8, dtype=np.float32), mesh=mesh) for _ in range(2)]
     step(weights, ts.tensor(np.ones((16, 8), np.float32), mesh=mesh, layout="[16@dp, 8]"))
-    # Of 2 rows of 8 a microbatch one device in two gets the values or their gradients; the gradient
-    # of each weight goes from the two devices of a stage to the two of the other.
+    # Of 2 rows of 8 per microbatch, every second device gets the values or their gradients. The
+    # gradient of each weight is sent from the two devices of one stage to those of the other.
     sends = [row for row in traffic(step.schedule) if row.kind == "send"]
     assert sorted((row.times, row.wire_bytes) for row in sends) == [
         (2, 2 * 8 * 8 * 4 // 2),
@@ -490,7 +490,7 @@ def test_values_reach_another_slice_as_by_device_put(shape: str, text: str) -> N
         assert (z.aval, z.sharding, z.committed) == (y.aval, y.sharding, y.committed)
         x.delete()
         np.testing.assert_array_equal(fetch(z, there), fetch(y, there))
-    # From the mesh to a slice of it some blocks are there already.
+    # Some blocks of the mesh already lie on its slice.
     both = parse_type("f32[8, 6]", mesh)
     whole = sender([both], [parse_type("f32[8, 6]", slices[1])])
     assert whole.__closure__[0].cell_contents is jax.device_put  # type: ignore[index]
@@ -503,7 +503,7 @@ def test_a_profile_says_when_a_pipeline_waits_for_its_launches(
     model = pipeline.compose(2, [lambda x: ts.tanh(x)] * 2, mesh=mesh, microbatches=4)
     found = dist.profile(model, made(8, 4), runs=2)
     steps = len(model.schedule.steps)
-    monkeypatch.setattr(profiles, "LAUNCH_S", 100.0)  # whatever a stage computes takes less
+    monkeypatch.setattr(profiles, "LAUNCH_S", 100.0)  # longer than the work of any stage
     (line,) = [x for x in str(found).splitlines() if "to launch" in x]
     assert f"its {steps} steps take about {steps * 1e5:.2f} ms to launch" in line
     monkeypatch.setattr(profiles, "LAUNCH_S", 0.0)
@@ -513,8 +513,8 @@ def test_a_profile_says_when_a_pipeline_waits_for_its_launches(
 
 @pytest.mark.filterwarnings("ignore::tessera.pipeline.PipelineWarning")
 def test_weights_that_were_not_placed_cost_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights and state lie on their stages from the second step on: it is recorded again, and what
-    the stages run was compiled in the first, the bodies of loops included."""
+    """From the second step on, weights and state lie on their stages: the step is recorded again,
+    but the stages' programs were compiled in the first, loop bodies included."""
     ts.seed(0)
     compiled: list[int] = []
     inner = Book.compile
@@ -542,7 +542,7 @@ def test_weights_that_were_not_placed_cost_one_compilation(monkeypatch: pytest.M
         loss, weights, state = step(weights, state, x)
         losses.append(loss.item())
         counts.append(len(compiled))
-    # The update of a stage and its last sum may be one step once nothing is sent between.
+    # A stage's last sum and its update may be one step if there is no send between.
     assert counts[0] > 0 and counts[1] - counts[0] <= 1 and counts[2] == counts[1]
     assert losses[0] > losses[1] > losses[2]
     assert [w.mesh for w in weights.values()] == [mesh.slice(pp=0), mesh.slice(pp=1)]
@@ -560,7 +560,7 @@ def test_few_microbatches_warn() -> None:
 
 
 def test_few_microbatches_warn_once_for_all_recordings() -> None:
-    """New weights lie on their stages, so the second step is recorded anew."""
+    """The new weights lie on their stages, so the second step is recorded again."""
     mesh, recorded = dist.Mesh.parse("pp=2"), list[int]()
     note = recorded.append
 

@@ -1,4 +1,4 @@
-"""What a pipelined function computes beside its loss, and what it cannot."""
+"""Pipelined functions with results beside the loss, and their errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_gradient_of_a_gradient_is_right_without_stages() -> None:
         first = ts.grad((model(x, w) ** 2).mean(), w)
         return ts.grad((first**2).sum(), w)
 
-    def decayed(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:  # which reaches the weight besides
+    def decayed(x: ts.Tensor, w: ts.Tensor) -> ts.Tensor:  # also reads the weight outside of it
         first = ts.grad((model(x, w) ** 2).mean(), w)
         return ts.grad((first**2).sum() + 0.1 * (w**2).sum(), w)
 

@@ -1,4 +1,4 @@
-"""What a pipeline shows on the host: the values of the whole batch, once."""
+"""Host outputs of pipelines: values of the whole batch, shown once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = np.float32([[1, 0], [2, 0], [3, 0], [10, 0]])
 
 
 def stepped(dp: int, inside: Callable[..., Any], outside: Callable[..., Any] = lambda *_: 0) -> Any:
-    """A step, in two microbatches, of a model that calls `inside` and a loss with `outside`."""
+    """A step in two microbatches: a model that calls `inside`, and a loss that calls `outside`."""
     mesh = dist.Mesh(("dp", "pp"), shape={"dp": dp, "pp": 2})
 
     @pipeline.run(("pp",), "GPipe", 2, mesh=mesh)
@@ -41,7 +41,7 @@ def stepped(dp: int, inside: Callable[..., Any], outside: Callable[..., Any] = l
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines printed, without the file and line in front."""
+    """The printed lines without the file and line in front."""
     return [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
 
 

@@ -1,6 +1,6 @@
-"""Does `ts.autocast` do to each op what docs/precision.md says, and does fp16 survive overflow?
+"""`ts.autocast` for each op by the rules of docs/precision.md, and fp16 with overflow.
 
-The rules are checked where they hold: in the dtypes of the recorded graph.
+The rules are checked in the dtypes of the recorded graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMAGE = np.ones((3, 3, 8, 8), np.float32)
 
 @dataclass(frozen=True)
 class Row:
-    """An op, the rule it is under, and what it is made of that the rule is about."""
+    """An op with its autocast rule, and the op of its graph to check."""
 
     name: str
     rule: str
@@ -93,7 +93,7 @@ ROWS = [
     Row("reshape", "operands", lambda x: x.reshape(-1), "reshape"),
     Row("concat", "operands", lambda x: ts.concat([x, x]), "concat"),
 ]  # fmt: skip
-# What a rule makes of (f32 operands, narrow operands): the dtype inside, the dtype of the result.
+# For (f32 operands, narrow operands), a rule's dtype of the computation and dtype of the result.
 N, F, SAME = "narrow", "f32", "operands'"
 RULES = {
     "product": (N, N, N, N),
@@ -105,7 +105,7 @@ RULES = {
 
 
 def every(graph: Graph) -> list[Any]:
-    """All nodes that the results need, those of loop bodies too."""
+    """All nodes that the results need, with those of loop bodies."""
     found = []
     for n in reachable(graph.outputs):
         found.append(n)
@@ -230,7 +230,7 @@ def test_a_run_that_overflows_halves_the_scale_skips_the_update_and_recovers() -
     skips = [r for r in rows if r[0]]
     assert skips and rows[0][0] and len(skips) < 12
     assert all(after == scale / 2 for _, scale, after, _ in skips)
-    assert any(after == 2 * scale for _, scale, after, _ in rows)  # three good steps: doubled
+    assert any(after == 2 * scale for _, scale, after, _ in rows)  # doubled after 3 good steps
     losses = [loss for skipped, _, _, loss in rows if not skipped]
     assert all(np.isfinite(losses)) and losses[-1] < 0.9 * losses[0]
 
@@ -288,7 +288,7 @@ def test_in_bf16_half_of_the_bytes_cross_wires_also_where_layers_run_in_chunks(s
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_a_narrow_weight_that_is_set_is_what_is_updated(dtype: DType, devices: int) -> None:
-    """In PyTorch the weight is all that there is; here its f32 copy follows what it is set to."""
+    """In PyTorch the weight has no copy; here its f32 master is set with it."""
     mesh = dist.Mesh("dp", devices=devices)
     plan = dist.strategy("zero_redundancy_optimizer", stage=1)
     opt = ts.optim.SGD(1e-4)
@@ -301,7 +301,7 @@ def test_a_narrow_weight_that_is_set_is_what_is_updated(dtype: DType, devices: i
     def step(weights: Any, state: Any) -> Any:
         return opt.update(weights, grads, state)
 
-    for _ in range(100):  # each far below what the narrow weight can show
+    for _ in range(100):  # each too small to change the narrow weight
         weights, state = step(weights, state)
     np.testing.assert_allclose(state["master"]["w"].numpy(), start - 0.01, rtol=1e-5, atol=1e-5)
     first = np.array([True, True, True, False])

@@ -1,5 +1,4 @@
-"""Are products of rows in runs those of each run: by tiles and in blocks, however rows are
-divided?"""
+"""Ragged matrix products: those of each run of rows, by tiles and in blocks, for any sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ PROGRAMS = {how: programs(how) for how in WAYS}
 
 @st.composite
 def divided(draw: Any) -> tuple[int, list[int]]:
-    """(rows, how many of them each run has): tiles of all sizes, whole and partial ones."""
+    """Returns (rows, the number of rows in each run), for tiles of all sizes, whole and partial."""
     rows = draw(st.sampled_from([1, 63, 600, 2200]))
     cuts = sorted(draw(st.lists(st.integers(0, rows), min_size=3, max_size=3)))
     return rows, np.diff([0, *cuts]).tolist()
@@ -67,17 +66,17 @@ def test_each_run_meets_its_own_matrix(how: str, division: tuple[int, list[int]]
 @pytest.mark.parametrize("how", WAYS)
 def test_a_row_that_is_no_number_stays_in_its_run(how: str) -> None:
     x, g, w = np.ones((9, 2), np.float32), np.ones((9, 3), np.float32), np.ones((3, 2, 3))
-    x[4] = g[4] = np.nan  # of the second run; the last rows are of none
+    x[4] = g[4] = np.nan  # a row of the second run; the last rows belong to no run
     x[8] = g[8] = np.inf
     n = np.array([4, 2, 1], np.int32)
     dot, _, by_run = PROGRAMS[how]
     assert np.isnan(dot(x, w.astype(np.float32), n)).all(1).tolist() == [r == 4 for r in range(9)]
-    if how == "tiles":  # of blocks each gradient is a sum of all of them, times one or zero
+    if how == "tiles":  # in blocks each gradient is a sum of all blocks, times one or zero
         assert np.isnan(by_run(x, g, n)).any((1, 2)).tolist() == [False, True, False]
 
 
 def test_dropless_experts_compute_what_they_did_in_blocks() -> None:
-    """Values and gradients, with more rows than a tile has and an expert that nobody chooses."""
+    """Values and gradients, with more rows than a tile and an unused expert."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(4, 300, 16)).astype(np.float32)
     w = {
@@ -99,7 +98,7 @@ def test_dropless_experts_compute_what_they_did_in_blocks() -> None:
 
 
 def test_no_rows_are_computed_for_experts_that_have_none() -> None:
-    """The products of a program are those of its rows, not of padded blocks."""
+    """A program multiplies its rows alone, without padded blocks."""
     x, w = ts.ones((64, 8)), {"router": ts.ones((8, 4)), "up": ts.ones((4, 8, 16)),
                               "down": ts.ones((4, 16, 8))}  # fmt: skip
     nodes = graph.trace(lambda x, w: nn.moe(x, w, k=2), x, w).nodes
@@ -108,7 +107,7 @@ def test_no_rows_are_computed_for_experts_that_have_none() -> None:
 
 
 def test_results_are_held_from_where_they_are_computed() -> None:
-    """Not from the beginning of the program on, all at once."""
+    """The results are not all held from the beginning of the program."""
     x, w, n = jnp.ones((4096, 64)), jnp.ones((8, 2, 64, 64)), jnp.array([4000, 96])
 
     def chain(x: Any, w: Any, n: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Do schedules of learning rates give what optax gives?"""
+"""Learning rate schedules against optax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does every key of a training configuration change what it says, and nothing unknown pass?"""
+"""Training configurations: the effect of every key, and errors for unknown keys."""
 
 from __future__ import annotations
 

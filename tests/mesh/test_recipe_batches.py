@@ -1,4 +1,4 @@
-"""Does a recipe's step follow all that a batch says, and name what it does not follow?"""
+"""A recipe's step and its batch: every key is used, or named as unused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKED: Tree = {
 
 
 def packed() -> tuple[Tree, Tree, Tree]:
-    """(config, weights that matter, a batch of packed documents)."""
+    """Returns (config, weights with a visible effect, a batch of packed documents)."""
     draw = np.random.default_rng(0)
     texts = [np.append(draw.integers(1, 50, n), 0) for n in draw.integers(2, 9, 200)]
     config = {**PACKED, "data": np.concatenate(texts)}
@@ -34,7 +34,7 @@ def packed() -> tuple[Tree, Tree, Tree]:
 
 
 def alone(config: Tree, weights: Tree, batch: Tree) -> float:
-    """The mean loss of a batch's documents, each computed by itself."""
+    """The mean loss of a batch's documents, each computed separately."""
     model, total, count = recipe.make_model(config), 0.0, 0
     for ids, labels, segments in zip(*(batch[k] for k in KEYS), strict=True):
         for k in range(1, segments.max() + 1):

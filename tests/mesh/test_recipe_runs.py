@@ -1,4 +1,4 @@
-"""Do runs of a recipe go on: microbatches, devices that add them up, and checkpoints?"""
+"""Recipe runs: microbatches, gradient sums over devices, and checkpoints."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ def test_dropout_falls_alike_where_layers_are_computed_again(steps: int) -> None
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_gradients_are_summed_over_devices_after_the_last_microbatch(stage: int) -> None:
-    """Of what lies whole; what lies split is divided in each, or would be whole in the sum."""
+    """Whole gradients are summed once. Split gradients are reduced in each microbatch, since their
+    sum would be held whole otherwise."""
     step, *args = stepped(stage, dist.Mesh(("dp",), devices=2))
     found = sums(step.programs[0], args[1], *args)
     assert found and set(found.values()) == ({4} if stage == 3 else {1}), found
 
 
 def test_stages_that_split_weights_add_up_microbatches_as_those_that_do_not() -> None:
-    """Where bits are promised: the loss and the weights after two steps, also on a folded mesh."""
+    """Under `mesh_invariant`: the loss and the weights after two steps, also on a folded mesh."""
     seen = set()
     with dist.deterministic(level="mesh_invariant"):
         for stage, mesh in (
@@ -144,7 +145,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
         loss, weights, state = step(next(batches), weights, state)
     again = load_checkpoint(tmp_path)
     assert again.step == 2 and again.optimizer_state["config"] == checked(c)
-    if keys.get("offload_optimizer_state"):  # saving brings nothing back to the devices
+    if keys.get("offload_optimizer_state"):  # saving moves no state back to the devices
         assert held({"m": state["m"], "m again": again.optimizer_state["m"]}).device == 0
     other = create_dataloader({**c, "data": np.arange(2000) % 32, "epochs": 10})
     other.load_state_dict(again.loader)
@@ -171,8 +172,8 @@ def test_a_checkpoint_is_loaded_onto_a_mesh(mesh: dist.Mesh, tmp_path: Path) -> 
 def test_what_the_configuration_says_now_holds_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not what it said when the checkpoint was saved: neither the rate, nor where and what to
-    keep."""
+    """The saved configuration does not override the learning rate, the folder or
+    `keep_checkpoints`."""
     monkeypatch.chdir(tmp_path)
     c, weights, state = begun(checkpoint_folder="old", keep_checkpoints=1)
     save_checkpoint(weights, state, 1)
@@ -215,7 +216,7 @@ def test_only_a_scale_that_follows_overflow_goes_on(
 def test_a_crash_while_saving_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a save by a thread is there once it is waited for."""
+    """And a save by a thread is complete after its wait."""
     _, weights, state = begun()
     save_checkpoint(weights, state, 1, tmp_path)
 

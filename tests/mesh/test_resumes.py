@@ -1,8 +1,8 @@
-"""Does a run go on anywhere: under another strategy, ZeRO stage, mesh or number of devices?
+"""Resumed runs under another strategy, ZeRO stage, mesh or number of devices.
 
-Each place trains two steps, saves, and makes one more step. Each other place loads what was saved
+Each place trains two steps, saves, and makes one more step. Each other place loads the checkpoint
 and makes that step. Places of one group have one logical mesh, so `mesh_invariant` promises the
-bits of the step; between groups sums have another order.
+bits of the step; sums of different groups differ in their order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLAIN, TP = dist.strategy("data_parallel"), dist.strategy("tensor_parallel")
 
 @dataclass(frozen=True)
 class Place:
-    """A logical mesh, onto what it is folded, and the layouts on it."""
+    """A logical mesh, its fold, and the strategy on it."""
 
     mesh: str
     onto: str
@@ -72,7 +72,7 @@ def features(model: Any, ids: Any) -> Any:
 
 
 class Runner:
-    """What trains at a place: compiled once, for any weights."""
+    """The training step of a place, compiled once for all weights."""
 
     def __init__(self, place: Place) -> None:
         self.place, plan = place, place.plan
@@ -95,7 +95,7 @@ class Runner:
         return dist.place(pair, self.place.plan, self.place.here, kind="batch")
 
     def fresh(self, seed: int) -> tuple[Any, Any]:
-        """A model and its state, drawn from `seed`."""
+        """A model and its state with random weights from `seed`."""
         ts.seed(seed)
         plan = self.place.plan
         with self.place.here as mesh:
@@ -126,7 +126,7 @@ def runner(name: str) -> Runner:
 
 @dataclass(frozen=True)
 class Went:
-    """What a run saved, and its next step: the loss, and the bits before and after."""
+    """A run's checkpoint, and its next step: the loss, and the bits before and after."""
 
     root: Path
     saved: dict[str, bytes]
@@ -180,7 +180,7 @@ def test_a_run_goes_on_at_any_place(saver: str, loader: str, went: Callable[[str
 
 
 def test_a_part_goes_on_elsewhere_in_another_dtype(tmp_path: Path) -> None:
-    """Saved by ZeRO-3 in f32, taken over by other layouts in bf16, and back: no other value
+    """Saved by ZeRO-3 in f32, loaded in bf16 with other layouts, and back: no other value
     changes."""
     model, state = runner("dp8 on 2, ZeRO-3").fresh(0)
     checkpoint.save("t", model, state, root=tmp_path, async_io=False, quiet=True)
@@ -197,7 +197,7 @@ def test_a_part_goes_on_elsewhere_in_another_dtype(tmp_path: Path) -> None:
     checkpoint.load("t", None, moments, root=tmp_path, only="m/*norm*")
     for name, m in moments["m"].items():
         same = np.array_equal(m.numpy(), state["m"][name].numpy())
-        assert same and m.dtype is ts.f32, name  # none was made yet: all are 0
+        assert same and m.dtype is ts.f32, name  # none has values yet: all are zeros
     checkpoint.save("narrow", other, root=tmp_path, async_io=False, quiet=True)
     wide, _ = runner("dp4 tp2 on 1").fresh(3)
     checkpoint.load("narrow", wide, root=tmp_path)

@@ -1,5 +1,5 @@
-"""Do both executors give what the graph says, and is every promise of the text a path in the
-program?"""
+"""The fused and the stepped executor against the graph, and the order promised by the schedule's
+text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RNG = np.random.default_rng(4)
 
 
 def abstract(s: Schedule) -> list[jax.ShapeDtypeStruct]:
-    """Arguments of `s` that have a type and no values."""
+    """Arguments of `s` as types without values."""
     types = [s.buffers[b] for b in s.inputs]
     return [
         jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in types
@@ -114,7 +114,7 @@ def test_the_stepped_executor_reads_random_numbers_and_values_alike() -> None:
 
 # -- promises -------------------------------------------------------------------------------------
 def paths(text: str) -> dict[str, set[str]]:
-    """Of StableHLO: per value of the body, all values it depends on."""
+    """For each value of a StableHLO body, all values on which it depends."""
     depends: dict[str, set[str]] = {}
     for line in text.splitlines():
         m = re.match(r"\s*(%\w+)(?::(\d+))? = (.*)", line)
@@ -144,7 +144,7 @@ def test_what_the_text_promises_is_a_path_in_the_program(o: Any) -> None:
     s = scheduled(GRAPHS["step"], o)
     text = lower(s).lower(*abstract(s)).as_text()
     depends = paths(text)
-    # The collectives, in the program's order, which is that of the steps.
+    # The collectives in program order, which is the order of the steps.
     order = [
         m[1]
         for line in text.splitlines()
@@ -202,7 +202,7 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     compute = [r for r in p.rows if r.what == "compute"]
     assert {r.where.split(" ")[0] for r in compute} >= {"layer0", "layer1", "layer2"}
     assert all(r.compute_s > 0 and r.transfer_s == 0 for r in compute)
-    # Per run: as many collectives and bytes as the graph has.
+    # Per run: the same number of collectives and bytes as in the graph.
     comm = [r for r in p.rows if r.transfer_s]
     assert sum(r.count for r in comm) == sum(k for _, k in fn.graph.collectives())
     assert sum(r.received_bytes for r in comm) == fn.graph.wire_bytes
@@ -221,7 +221,7 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
     steps = [e for e in trace if e["ph"] != "M"]
     assert all(e["dur"] >= 0 and e["ph"] == "X" for e in steps)
-    assert all(names[e["pid"], e["tid"]] == e["cat"] for e in steps)  # each row has its name
+    assert all(names[e["pid"], e["tid"]] == e["cat"] for e in steps)  # each row is named
     assert {e["args"]["name"] for e in trace if e["name"] == "process_name"} == {
         f"device {d}" for d in MESH.device_ids
     }

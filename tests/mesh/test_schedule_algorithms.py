@@ -1,4 +1,4 @@
-"""Do programs give the same values by every algorithm, fused and step by step?"""
+"""Collective algorithms in programs: equal values, fused and step by step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ROWS = [
 
 
 def step(x: ts.Tensor, w: ts.Tensor) -> Any:
-    """Every collective: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, two axes, a
-    loop."""
+    """A step with every collective: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast,
+    over two axes, in a loop."""
     h = x @ w
     moved = dist.redistribute(x, "[12, 24@dp]")
     rows = ts.scan(lambda c, r: (c + r @ w, ()), ts.zeros((24,), dtype=x.dtype), x)[0]

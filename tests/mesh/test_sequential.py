@@ -1,5 +1,5 @@
-"""Does a Sequential name and compute what PyTorch's does, and is a module called with given weights
-a function of those, also in a compiled function, on a mesh and with tied weights?"""
+"""`Sequential` against PyTorch's, and module calls with explicit weights: compiled, on a mesh and
+with tied weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X, LABELS = real(8, 3, 6, 6), RNG.integers(0, 4, 8).astype(np.int32)
 
 
 def both() -> tuple[nn.Sequential, Any]:
-    """A model, and PyTorch's of the same names and values."""
+    """A model, and PyTorch's with the same names and values."""
     ours = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.relu,
@@ -125,8 +125,7 @@ def test_a_tied_weight_is_given_once() -> None:
 
 
 def test_buffers_of_a_called_module() -> None:
-    """A buffer that the module sets is set where it is the module's; one that was given would be
-    lost."""
+    """A module may set its own buffer; a write to a buffer passed to the call would be lost."""
     model = nn.Sequential(nn.BatchNorm(4))
     x, params = real(6, 4), {"0.weight": np.full(4, 2.0, np.float32)}
     for run in (nn.functional_call, ts.jit(lambda *a: nn.functional_call(*a))):
@@ -157,7 +156,7 @@ def test_weights_that_do_not_fit_are_errors() -> None:
 
 
 def test_an_attribute_that_is_no_layer_is_none() -> None:
-    """As in PyTorch, where what is a module is a layer, and nothing else."""
+    """As in PyTorch: a module attribute is a layer, any other is not."""
 
     class Block(nn.Sequential):
         def __init__(self, channels: int):

@@ -1,4 +1,4 @@
-"""Does each habit of the table get the right result, an error or one warning, and never silence?"""
+"""The table of silent failures: a right result, an error or one warning for each habit."""
 
 from __future__ import annotations
 

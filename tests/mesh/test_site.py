@@ -1,4 +1,4 @@
-"""The site of a copy of the repository, built as `make docs` builds it."""
+"""The documentation site, built by `make docs` in a copy of the repository."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(folder: Path, *command: str) -> None:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy with the pages of its site."""
+    """A copy of the repository with the pages of its site."""
     folder = tmp_path_factory.mktemp("copy")
     (folder / "src").symlink_to(ROOT / "src")
     (folder / "bench").mkdir()
@@ -66,13 +66,13 @@ def test_code_of_the_first_page_has_whole_lines(copy: Path) -> None:
 def test_search_needs_no_file_from_elsewhere(copy: Path) -> None:
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert "offline" in config["plugins"]
-    (worker,) = config["extra"]["polyfills"]  # without it the plugin names one of a CDN
+    (worker,) = config["extra"]["polyfills"]  # the plugin's default is a CDN
     assert "iframe-worker" in worker and (copy / "build" / "pages" / worker).is_file()
 
 
 @LONG
 def test_the_site_opens_from_disk(copy: Path) -> None:
-    """All links hold, no page asks for a file from elsewhere, and each shows the version."""
+    """All links hold, no page loads a file from elsewhere, and each shows the version."""
     run(copy, "-m", "mkdocs", "build", "--strict", "--quiet")
     site = copy / "site"
     assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")

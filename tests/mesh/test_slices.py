@@ -1,5 +1,4 @@
-"""Do functions that know nothing of a pipeline take weights which its stages hold, as on one
-device?"""
+"""Weights on a pipeline's stages in functions without a pipeline: as on one device."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def loss_of(model: Callable[..., Any], weights: Any, x: Any = X, labels: Any = L
 
 
 def stages(name: str) -> tuple[Any, dict[str, ts.Tensor], dict[str, ts.Tensor]]:
-    """(a pipelined model, its weights on its stages, their gradients there)"""
+    """Returns (a pipelined model, its weights on their stages, their gradients there)."""
     sizes = MESHES[name]
     mesh = dist.Mesh(tuple(sizes), shape=sizes)
     model = pipeline.run(mesh_axes=("pp",), microbatches=2 * sizes["pp"], mesh=mesh)(layers)
@@ -98,7 +97,7 @@ def test_what_comes_after_a_pipeline_is_as_on_one_device(name: str) -> None:
         if what in FUNCTIONS:
             compare(fn(weights, gradients), want)
         found = found[0] if what == "clip" else found
-        if isinstance(found, dict):  # each stays where its weight is
+        if isinstance(found, dict):  # each on the stage of its weight
             assert all(t.mesh == weights[k].mesh for k, t in found.items()), what
             assert all(t.layout == weights[k].layout for k, t in found.items()), what
 
@@ -122,9 +121,9 @@ def test_a_step_and_its_optimizer_in_two_functions_train_as_one() -> None:
         np.testing.assert_allclose(norm.item(), expected.item(), rtol=1e-5)
         compare(weights, want)
         seen.append(run.schedule)
-    assert seen[1] is seen[3]  # what it gives is what it takes
+    assert seen[1] is seen[3]  # the step's results have its arguments' types
     sends = [s for s in seen[3].steps if isinstance(s, Send)]
-    assert sends and all(t.size == 1 for s in sends for t in s.types)  # only the norm's terms
+    assert sends and all(t.size == 1 for s in sends for t in s.types)  # only the terms of the norm
 
 
 def test_a_penalty_may_come_before_the_pipeline() -> None:

@@ -1,4 +1,4 @@
-"""Generated programs whose modules lie anywhere, against the same with weights as arguments."""
+"""Generated programs with modules anywhere, against the same with weights as arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pair:
 
 
 def apply(node: Any, x: ts.Tensor) -> ts.Tensor:
-    """`node` on x: a layer, a function, or the parts of a container in turn."""
+    """Applies `node` to x: a layer, a function, or the members of a container in sequence."""
     if isinstance(node, nn.Module) or callable(node):
         return node(x)  # type: ignore[no-any-return]
     parts = node.values() if isinstance(node, dict) else node
@@ -88,13 +88,13 @@ RUNS = (
 
 
 class Program:
-    """Layers in containers, in an order with repetitions, and what a step does with them."""
+    """Layers in containers, in an order with repetitions, and the kind of step on them."""
 
     def __init__(self, seed: int) -> None:
         self.draw = np.random.default_rng(seed)
         self.run = RUNS[seed % len(RUNS)]
         self.layers = [Layer(self.weight()) for _ in range(4)]
-        self.order = [0, 1, 2, 3, *self.draw.integers(0, 4, 2)]  # some are shared
+        self.order = [0, 1, 2, 3, *self.draw.integers(0, 4, 2)]  # some are used several times
         self.draw.shuffle(self.order)
         names = list(ARGUMENTS if self.run in ("argument", "donated", "zero") else KINDS)
         self.kinds = [names[i] for i in self.draw.integers(0, len(names), 2)]
@@ -110,7 +110,7 @@ class Program:
         return self.draw.normal(size=(D, D)).astype(np.float32)
 
     def tree(self) -> Any:
-        """The layers in their containers, made anew."""
+        """Returns the layers in new containers."""
         a, b, c, d, e, f = (self.layers[i] for i in self.order)
         inner, outer = (KINDS[k] for k in self.kinds)
         return outer(inner(a, b, c), d, [e, f])
@@ -125,13 +125,13 @@ class Program:
         return (apply(tree, x) ** 2).mean()
 
     def pure(self, x: ts.Tensor, part: slice = slice(None)) -> ts.Tensor:
-        """The layers without their counts, which the body of a loop and a stage may not set."""
+        """The layers without their call counts, which loop bodies and stages may not set."""
         for i in self.order[part]:
             x = ts.tanh(x @ self.layers[i].w)
         return x**2 if part.stop is None else x
 
     def step(self, tree: Any, x: ts.Tensor) -> ts.Tensor:
-        """Trains the layers that `tree` holds, which may be those of an argument."""
+        """Trains the layers in `tree`, which may be those of an argument."""
         loss = self.loss(tree, x)
         found = {id(m): m for m in layers_in(tree)} if self.run in ("argument", "donated") else {}
         mine = list(found.values()) or self.layers
@@ -152,7 +152,7 @@ def layers_in(node: Any) -> list[Layer]:
 
 
 def compiled(p: Program) -> Callable[[Any, ts.Tensor], ts.Tensor]:
-    """The step, compiled in the way that the program is run."""
+    """Returns the step, compiled for the program's kind of run."""
     if p.run in ("argument", "donated"):
         return ts.jit(p.step, donate="tree" if p.run == "donated" else None)  # type: ignore[call-overload,no-any-return]
     held = SimpleNamespace(tree=None)
@@ -188,7 +188,7 @@ def compiled(p: Program) -> Callable[[Any, ts.Tensor], ts.Tensor]:
 
 
 def explicit(order: list[int], live: list[int]) -> Any:
-    """The same step of weights and counts that are arguments."""
+    """Returns the same step with weights and counts as arguments."""
 
     @ts.jit
     def step(ws: list[ts.Tensor], counts: list[ts.Tensor], x: ts.Tensor) -> Any:
@@ -208,7 +208,7 @@ def explicit(order: list[int], live: list[int]) -> Any:
     return step
 
 
-@pytest.mark.filterwarnings("ignore::tessera.TraceWarning")  # three variants are asked for
+@pytest.mark.filterwarnings("ignore::tessera.TraceWarning")  # the test needs three recordings
 @pytest.mark.parametrize("seed", short(range(120), *range(30)))
 def test_a_program_is_that_with_explicit_weights(seed: int) -> None:
     p = Program(seed)
@@ -231,7 +231,7 @@ def test_a_program_is_that_with_explicit_weights(seed: int) -> None:
             w = draw.normal(size=(D, D)).astype(np.float32)
             p.layers[i] = Layer(w)
             ws[i], counts[i], tree = ts.tensor(w), ts.tensor(0.0), p.tree()
-        elif change == 2:  # frozen ones are trained, others frozen
+        elif change == 2:  # frozen weights become trainable, others frozen
             p.layers[i].requires_grad_(not p.layers[i].w.requires_grad)
             if not any(m.w.requires_grad for m in p.layers):
                 p.layers[0].unfreeze()

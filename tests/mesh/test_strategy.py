@@ -1,6 +1,6 @@
-"""Do strategies give the layouts that they promise, and does training under them stay the same?
+"""Strategies: their layouts, and training under them.
 
-ZeRO is layouts: what its stages cost and move is read off the program that runs.
+The cost and traffic of ZeRO's stages are read off the compiled program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TP = dist.strategy("tensor_parallel")
 
 
 def zero(stage: int) -> Any:
-    """Data parallelism with the state split too; stage 0 splits none."""
+    """Data parallelism with ZeRO `stage`; stage 0 is data parallelism alone."""
     return DP + dist.strategy("zero_redundancy_optimizer", stage=stage) if stage else DP
 
 
@@ -70,7 +70,7 @@ class Training:
         return out
 
     def collectives(self) -> Counter[tuple[str, str]]:
-        """How often each collective, with the type that it gives, runs in a step."""
+        """Counts each collective of a step by (op, result type)."""
         graph = simplify(self.step.graph)
         return Counter((n.op, str(n.type)) for n, _ in graph.collectives())
 
@@ -83,14 +83,14 @@ SCATTERS = [("reduce_scatter", t) for t in PARTS]
 GATHERS = [("all_gather", t) for t in WHOLE]
 STAGES = [
     (0, None, [*SUMS, LOSS]),
-    # An all_reduce of which a device keeps its block is a reduce_scatter ...
+    # An all_reduce of which a device keeps only its block is a reduce_scatter ...
     (1, None, [*SCATTERS, *GATHERS, LOSS]),
-    # ... unless the whole gradient is needed, as for its norm.
+    # ... unless the whole gradient is needed, for example for its norm.
     (1, 0.5, [*SUMS, *GATHERS, LOSS]),
     (2, None, [*SCATTERS, *GATHERS, LOSS]),
-    # The norm of split gradients is one more sum of one number.
+    # The norm of split gradients needs one more sum of one number.
     (2, 0.5, [*SCATTERS, *GATHERS, LOSS, LOSS]),
-    # The gradient gathers the second matrix again, and does not read the first.
+    # The gradient gathers the second matrix again, and does not need the first.
     (3, None, [*GATHERS, GATHERS[1], *SCATTERS, LOSS]),
     (3, 0.5, [*GATHERS, GATHERS[1], *SCATTERS, LOSS, LOSS]),
 ]
@@ -100,7 +100,8 @@ STAGES = [
 def test_a_step_under_zero(
     stage: int, clip: float | None, want: list[tuple[str, str]], line: dist.Mesh
 ) -> None:
-    """Exactly the expected collectives, and the losses of the replicated run."""
+    """Compares the collectives with the expected ones, and the losses with those of the replicated
+    run."""
     run = Training(line, stage, clip)
     np.testing.assert_allclose(run.losses(), replicated_losses(line, clip), rtol=0, atol=1e-5)
     assert run.collectives() == Counter(want)
@@ -117,7 +118,7 @@ def replicated_losses(line: dist.Mesh, clip: float | None) -> list[float]:
 
 
 def test_where_the_collectives_stand(line: dist.Mesh) -> None:
-    """Stage 3 gathers weights for what reads them; stages 1 and 2 gather what was updated."""
+    """Stage 3 gathers weights before their use; stages 1 and 2 gather the updated weights."""
     for stage in (1, 2, 3):
         run = Training(line, stage)
         run.losses(1)
@@ -134,7 +135,7 @@ def test_where_the_collectives_stand(line: dist.Mesh) -> None:
     ids=lambda v: str(v),
 )
 def test_bytes_that_stay_on_a_device(stage: int, weights: int, state: int, line: dist.Mesh) -> None:
-    """Weights over `weights` devices, two moments over `state`, and the step."""
+    """Weights split over `weights` devices, two moments over `state`, and the step count."""
     run = Training(line, stage)
     for steps in (0, 1):
         run.losses(steps)
@@ -146,7 +147,8 @@ def test_bytes_that_stay_on_a_device(stage: int, weights: int, state: int, line:
 
 
 def test_masters_of_narrow_weights_are_split_too(line: dist.Mesh) -> None:
-    """Stage 1 with bf16 weights: f32 masters are split, and finished bf16 weights travel."""
+    """Stage 1 with bf16 weights: f32 masters are split, and the updated bf16 weights are
+    gathered."""
     plan = zero(1)
     w = dist.tensor((64, 16), mesh=line, dtype=ts.bf16, name="w")
     opt = optim.AdamW(0.01)
@@ -169,7 +171,7 @@ def test_masters_of_narrow_weights_are_split_too(line: dist.Mesh) -> None:
 
 @pytest.mark.parametrize("make", [optim.SGD, optim.Lion, optim.Adafactor], ids=lambda m: m.__name__)
 def test_other_optimizers_under_zero(make: Callable[..., Any], line: dist.Mesh) -> None:
-    """One device's state differs in size, not in value: as without any plan."""
+    """One device's state is smaller, but its values are those without a strategy."""
     rng = np.random.default_rng(1)
     host = {"w": rng.normal(size=(16, 8)), "b": rng.normal(size=(6,))}  # 6 over 4 is uneven
     opt = make(0.1, factor_from=8) if make is optim.Adafactor else make(0.1)
@@ -194,7 +196,7 @@ CONFIG = nn.GPTConfig(vocab=64, seq=16, d=32, layers=2, heads=4)
 
 
 def gpt_losses(mesh: dist.Mesh | None, plan: Any) -> Iterator[Any]:
-    """Losses of 5 steps, then (weights, state) after them."""
+    """Yields the losses of 5 steps, then (weights, state) after them."""
     ts.seed(0)
     model = nn.GPT(CONFIG)
     if mesh is not None:
@@ -271,7 +273,7 @@ def test_what_a_hybrid_plan_splits(name: str, whole: str, weight: str, state: st
     t = parse_type(whole, GRID)
     assert str(plan.weight(name, t)) == weight
     assert str(plan.gradient(name, t)) == str(plan.optimizer(name, t)) == state
-    # Of what is split already, a plan leaves the splits.
+    # A strategy keeps the splits of tensors that are already split.
     for get in (plan.weight, plan.gradient, plan.optimizer):
         assert get(name, get(name, t)) is get(name, t)
     assert plan.optimizer(name, plan.weight(name, t)) is plan.optimizer(name, t)
@@ -319,7 +321,7 @@ def test_place_lays_out_weights_that_were_looked_at_before(line: dist.Mesh) -> N
 
     @ts.jit
     def read(layer: nn.Linear, x: ts.Tensor) -> float:
-        return float(layer(x).mean().item())  # a read: the rest is a program of its own
+        return float(layer(x).mean().item())  # a value read, after which another program begins
 
     want = (x @ before["weight"].numpy() + before["bias"].numpy()).mean()
     assert read(layer, ts.tensor(x)) == pytest.approx(want, abs=1e-6)
@@ -327,11 +329,11 @@ def test_place_lays_out_weights_that_were_looked_at_before(line: dist.Mesh) -> N
 
 
 def test_place_moves_state_that_waits(line: dist.Mesh) -> None:
-    """State made without a plan, laid out by one later, before and after its first use."""
+    """State created without a strategy and placed by one later, before and after its first use."""
     opt = optim.Adam()
     state = opt.init({"w": dist.tensor((8, 4), mesh=line, dtype=ts.bf16, name="w")})
     before = dist.place(state["v"], zero(1), line, "optimizer")["w"]
-    assert state["step"].item() == 0  # made, and all other zeros with it
+    assert state["step"].item() == 0  # computed, and all other zeros with it
     after = dist.place(state["m"], zero(1), line, "optimizer")["w"]
     master = dist.place(state["master"], zero(1), line, "optimizer")["w"]
     for part in (before, after, master):
@@ -380,7 +382,7 @@ def test_bad_input(call: Callable[[], Any], text: str) -> None:
 
 # -- strategies that a user writes ----------------------------------------------------------------
 class Columns(dist.AxisStrategy):
-    """Devices along the axis share the columns of each matrix."""
+    """A strategy that splits the columns of each matrix over the axis."""
 
     splits_batch = False
 
@@ -389,7 +391,7 @@ class Columns(dist.AxisStrategy):
 
 
 class Sharded(dist.AxisStrategy):
-    """Rows over the axis; of what is kept, the first dim of whatever is kept as `kinds` say."""
+    """A strategy that splits rows over the axis, and dim 0 of the persistent values in `kinds`."""
 
     def __init__(self, axis: str, *kinds: str) -> None:
         super().__init__(axis)
@@ -400,7 +402,7 @@ class Sharded(dist.AxisStrategy):
 
 
 class Sequences(dist.AxisStrategy):
-    """Devices along the axis share dim 1 of each batch."""
+    """A strategy that splits dim 1 of each batch over the axis."""
 
     splits_batch = False
 
@@ -409,7 +411,7 @@ class Sequences(dist.AxisStrategy):
 
 
 def trained(strategy: dist.Strategy | None, mesh: dist.Mesh | None) -> tuple[Any, Any, Any]:
-    """(weights, state, the step's collectives) after three steps of AdamW."""
+    """Returns (weights, state, the step's collectives) after three steps of AdamW."""
     rng = np.random.default_rng(5)
     w: Any = {k: ts.tensor(rng.normal(size=s).astype(np.float32) / 4) for k, s in SHAPES.items()}
     batch: Any = ts.tensor(rng.normal(size=(8, 4, 16)).astype(np.float32))
@@ -453,7 +455,7 @@ def test_a_strategy_of_a_users_own_trains_the_same(
 
 
 def plain_layout(strategy: dist.Strategy, name: str, kind: str) -> str:
-    """What the strategies above say, written by hand."""
+    """The layout by the strategies above, written by hand."""
     dims = [str(n) for n in SHAPES[name]]
     for p in strategy.parts:
         if isinstance(p, Columns) and len(dims) == 2:
@@ -490,7 +492,7 @@ def test_a_dim_that_is_not_there_is_not_split(line: dist.Mesh) -> None:
 
 
 def test_momentum_of_ones_own_rests_as_its_weight_does() -> None:
-    """Weights of ZeRO-3 stay at rest, so that one recording serves all steps."""
+    """ZeRO-3 weights stay split, so that one recording serves all steps."""
     mesh = dist.Mesh(("dp",), devices=4)
     plan = dist.strategy("zero_redundancy_optimizer", stage=3)
     model = dist.place(nn.Linear(8, 8), plan, mesh)

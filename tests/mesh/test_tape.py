@@ -1,4 +1,5 @@
-"""Does a tensor forget how it was made once no gradient can be asked for, and never before?"""
+"""The gradient tape outside of compiled functions: released when no gradient can need it, and not
+before."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_a_plain_loop_of_updates_holds_one_step() -> None:
         olds += [ref(w), ref(m), ref(g)]
         m = 0.9 * m + g
         w = w - 0.1 * m
-    assert sum(r() is not None for r in olds) <= 6  # those of the last two steps
+    assert sum(r() is not None for r in olds) <= 6  # only weights of the last two steps are alive
     assert w._made is not None
 
 
@@ -105,7 +106,7 @@ def test_gradients_of_gradients_and_through_one_update_stay() -> None:
     new = w - 0.1 * ts.grad((w**3).sum(), w)
     want = 2 * new.numpy() * (1 - 0.6 * w.numpy())
     np.testing.assert_allclose(ts.grad((new**2).sum(), w).numpy(), want, rtol=1e-5)
-    h = w * 2  # an activation, first by itself and then by what it was made of
+    h = w * 2  # the gradient by an activation, then by the weight behind it
     loss = (h**2).sum()
     np.testing.assert_allclose(ts.grad(loss, h).numpy(), 2 * h.numpy(), rtol=1e-5)
     np.testing.assert_allclose(ts.grad(loss, w).numpy(), 4 * h.numpy(), rtol=1e-5)
@@ -132,7 +133,7 @@ def test_a_gradient_through_a_cut_is_an_error_and_never_a_part_of_it() -> None:
     for loss in (loss_of(second), loss_of(second) + loss_of(first)):
         with pytest.raises(ts.GraphError, match="was let go of, by an earlier gradient"):
             ts.grad(loss, first)
-    ts.grad(loss_of(second) + loss_of(first), [first, second])  # each by itself: no way between
+    ts.grad(loss_of(second) + loss_of(first), [first, second])  # two separate losses in one call
 
     def both(w: ts.Tensor) -> ts.Tensor:
         new = w - 0.1 * ts.grad(loss_of(w), w)

@@ -1,4 +1,4 @@
-"""Several threads of one process: each gets what it would get alone."""
+"""Several threads of one process, each with the results that it has alone."""
 
 import copy
 import sys
@@ -21,7 +21,7 @@ X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def often() -> Iterator[None]:
-    """Threads take turns all the time."""
+    """Sets a very short switch interval between threads."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -29,7 +29,7 @@ def often() -> Iterator[None]:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call gives, of a thread of its own; all begin at once."""
+    """Runs each call in its own thread, all started at once; returns their results or errors."""
     results: list[Any] = [None] * len(calls)
     begin = threading.Barrier(len(calls))
 
@@ -76,7 +76,7 @@ def test_weights_are_there_while_another_thread_records() -> None:
     def slow(model: Any, x: ts.Tensor) -> ts.Tensor:
         y = model(x)
         recorded.set()
-        read.wait(0.2)  # others would have read by now, if they did not wait
+        read.wait(0.2)  # without the lock others would have read by now
         return y
 
     def reads(what: Callable[[], Any]) -> Callable[[], Any]:
@@ -141,12 +141,12 @@ def test_one_thread_trains_what_another_evaluates(devices: int) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert want[-1] < want[0] / 2
     all_steps = np.array([*want, evaluate(model, x).item()])
-    for value in seen[0] + seen[1]:  # no weights of two steps at once
+    for value in seen[0] + seen[1]:  # weights of one step, never of two
         assert np.isclose(all_steps, value, rtol=1e-4).any()
 
 
 def test_what_a_step_gives_up_while_another_thread_reads_it_is_an_error_at_most() -> None:
-    """Of an optimizer's state, too: the engine would end the process, or wait for ever."""
+    """Also for an optimizer's state: the engine would end the process, or wait for ever."""
     mesh = dist.Mesh(("dp",), devices=2)
     model, state, ended = deep(), {}, threading.Event()
     dist.place(model, dist.strategy("data_parallel"), mesh=mesh)

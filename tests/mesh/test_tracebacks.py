@@ -1,4 +1,4 @@
-"""Tracebacks of errors have the user's frames alone."""
+"""Tracebacks of errors, which show the user's frames alone."""
 
 from __future__ import annotations
 

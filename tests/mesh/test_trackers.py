@@ -1,4 +1,4 @@
-"""Do the numbers of a run arrive where its trackers send them? Read back from the files."""
+"""Metric trackers, read back from their files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tessera.train.trackers import Several, TensorBoard, WandB, tracker
 
 
 class Kept:
-    """A tracker that keeps what it is told."""
+    """A tracker that records its calls."""
 
     def __init__(self, fails: bool = False) -> None:
         self.told: list[Any] = []
@@ -45,7 +45,7 @@ class Kept:
 
 
 def events(folder: Path) -> Iterator[Any]:
-    """The events of the one event file in `folder`: records of length, crc, data, crc."""
+    """Yields the events of the one event file in `folder`: records of length, crc, data, crc."""
     from tensorboardX.proto.event_pb2 import Event
 
     (path,) = folder.glob("events.out.tfevents.*")
@@ -75,21 +75,22 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def log_records(held: bytes) -> Iterator[bytes]:
-    """The records of a log in LevelDB's form: blocks of 32 KiB of (crc, length, kind, data)."""
-    at, parts = 7, b""  # after the file's own header
+    """Yields the records of a LevelDB log: blocks of 32 KiB of (crc, length, kind, data)."""
+    at, parts = 7, b""  # after the file header
     while at + 7 <= len(held):
         if 2**15 - at % 2**15 < 7:
-            at += 2**15 - at % 2**15  # what is left of a block holds no record
+            at += 2**15 - at % 2**15  # the rest of a block is too small for a record
         _, length, kind = struct.unpack("<IHB", held[at : at + 7])
         parts += held[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             yield parts
             parts = b""
 
 
 def wandb_rows(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(rows, settings) in the one transaction log below `folder`, without what W&B adds itself."""
+    """Returns (rows, settings) of the one transaction log below `folder`, without W&B's own
+    fields."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("**/run-*.wandb")
@@ -138,7 +139,7 @@ def test_wandb_writes_its_files_without_a_network(
     board.log(0, {"loss": 2.5})
     board.log(3, {"loss": 1.25, "phase": "warm up"})
     board.close()
-    # Its service, a process of its own, may still be writing when the run has ended.
+    # Its service, a separate process, may still write after the end of the run.
     until = time.monotonic() + 20
     history, config = wandb_rows(tmp_path / "wb")
     while len(history) < 2 and time.monotonic() < until:
@@ -180,7 +181,7 @@ def test_a_tracker_by_name(tmp_path: Path) -> None:
 def test_a_run_that_goes_back_has_no_step_twice_in_its_trackers(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     own = Kept()
-    for begin, end, back in ((0, 5, 3), (2, 4, 4)):  # in the process, and in one that resumes
+    for begin, end, back in ((0, 5, 3), (2, 4, 4)):  # in the same process, and in a resumed one
         lines = tracker("jsonl", tmp_path, resume=begin > 0)
         board = TensorBoard(tmp_path / f"from {begin}")
         run = Run(tmp_path / "run", steps=6, tokens_per_step=1, console=Console(file=io.StringIO()),
@@ -207,10 +208,10 @@ def test_rows_that_stay_are_on_disk_while_others_are_taken_out(
     for i in range(5):
         metrics.log(i, {"loss": i / 2})
     with monkeypatch.context() as m:
-        m.setattr(MetricsWriter, "_write", lambda self: None)  # the process ends here
+        m.setattr(MetricsWriter, "_write", lambda self: None)  # as if the process ended here
         assert metrics.cut(3) == 2
         assert [r["step"] for r in read_metrics(metrics.path)] == [0, 1, 2]
-        metrics.log(3, {"loss": 9.0})  # it waits
+        metrics.log(3, {"loss": 9.0})  # the row is buffered
         metrics.log(4, {"loss": 9.0})
         assert metrics.cut(4) == 1
     metrics.close()
@@ -249,7 +250,7 @@ def test_a_run_tells_its_trackers_what_it_writes(tmp_path: Path, mesh: ts.dist.M
 
 
 def of_steps(folder: Path, *steps: int, fails: int | None = None, **how: Any) -> tuple[Run, str]:
-    """A loop of one's own over these steps, and what it said."""
+    """Runs a user's loop over these steps; returns the run and its output."""
     said = io.StringIO()
     console = Console(file=said, width=200)
     with Run(folder, steps=9, tokens_per_step=1, console=console, **how) as run:
@@ -261,7 +262,8 @@ def of_steps(folder: Path, *steps: int, fails: int | None = None, **how: Any) ->
 
 
 def test_a_loop_that_goes_back_without_a_guard_has_no_step_twice(tmp_path: Path) -> None:
-    """It is resumed, or a step of it fails. Two loops in a run keep the rows of both, aloud."""
+    """After a resume, or a failed step. Two loops in a run keep the rows of both, with a
+    warning."""
     own = Kept()
     of_steps(tmp_path, 0, 1, 2)
     run, said = of_steps(tmp_path, 2, 3, 4, resume=True, trackers=own)
@@ -277,7 +279,7 @@ def test_a_loop_that_goes_back_without_a_guard_has_no_step_twice(tmp_path: Path)
 
 
 class Other:
-    """A number of a library that is not known here."""
+    """A number of an unknown library."""
 
     shape = (1, 1)
 

@@ -1,4 +1,4 @@
-"""Does the demo train the same model on every mesh, and leave what it says it leaves?"""
+"""The demo's training: the same model on every mesh, and the files that it names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EITHER = ": name it, or leave it out"
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences of few words, some of which always come together."""
+    """Sentences of few words, some of which always occur together."""
     root = tmp_path_factory.mktemp("corpus")
     draw = random.Random(0)
     pairs = ["the cat", "the dog", "a bird", "some fish", "one horse"]
@@ -57,7 +57,8 @@ def example() -> Any:
 def run(
     example: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Path, list[Row]]]:
-    """Runs the demo as a user does; the same settings run once. Gives its folder and rows."""
+    """Returns a function that runs the demo as a user does, each setting once, and gives its folder
+    and rows."""
     root = tmp_path_factory.mktemp("runs")
     done: dict[str, Path] = {}
 
@@ -97,11 +98,11 @@ def test_every_mesh_gives_the_losses_of_one_device(
         assert steps == ([10] if name == "val_loss" else list(range(STEPS)))
         np.testing.assert_allclose(column(rows, name)[1], expected, rtol=0, atol=1e-4)
     losses = column(rows, "loss")[1]
-    assert losses[-1] < losses[0] - 1.0  # it learns, or equal losses would say nothing
+    assert losses[-1] < losses[0] - 1.0  # without learning, equal losses would prove nothing
 
 
 @LONG
-@pytest.mark.filterwarnings("ignore:the auxiliary loss of experts")  # the third says so
+@pytest.mark.filterwarnings("ignore:the auxiliary loss of experts")  # the third case warns
 @pytest.mark.parametrize(
     ("mesh", "like"),
     [
@@ -109,7 +110,8 @@ def test_every_mesh_gives_the_losses_of_one_device(
     ],
 )  # fmt: skip
 def test_experts_train_alike_on_every_mesh(run: Callable[..., Any], mesh: str, like: str) -> None:
-    """In a pipeline their auxiliary loss is that of microbatches, cut from each device's rows."""
+    """In a pipeline the auxiliary loss is that of microbatches, which are parts of each device's
+    rows."""
     _, rows = run(mesh, moe=4, batch=16, steps=8)
     _, others = run(like, moe=4, batch=16, steps=8)
     np.testing.assert_allclose(column(rows, "loss")[1], column(others, "loss")[1], atol=1e-4)
@@ -145,7 +147,7 @@ def test_a_pipelined_run_shows_who_does_what_when(
     text = capsys.readouterr().out
     assert "rank 0 │ F0 F1 .  .  B0 ─  F2 B1 ─  F3 B2 ─  .  B3 ─" in text
     assert "stage 1 on devices 1, 3, 5, 7: " in text
-    # What a stage holds is what its column of the peak says, in the order of the stages.
+    # Each stage's bytes equal its column of the planned peak, in the order of stages.
     held = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes of weights", text)]
     column = re.search(r"planned peak of a step.*?weights +([\d.]+) KiB +([\d.]+) KiB", text, re.S)
     assert column is not None
@@ -229,7 +231,7 @@ def test_a_wrong_option_is_one_line(
 def test_a_run_does_not_go_on_with_another_text(
     example: Any, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of as many tokens: the ids mean others."""
+    """Also with a text of equal size, whose ids stand for other tokens."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text('{"text": "that of then"}')
     goes_on = {"resume": tmp_path / "checkpoints", "out": tmp_path / "out"}
@@ -250,7 +252,7 @@ def test_a_window_longer_than_the_text_is_one_line(
 
 @pytest.mark.long
 def test_a_killed_run_that_is_resumed_has_the_same_weights(tmp_path: Path) -> None:
-    """A pipeline, as the demo is; on another mesh it goes on, too."""
+    """In a pipeline, like the demo; a run resumed on another mesh works too."""
     script = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), "--steps", "4"]
     small = ["--sample-tokens", "2", "--val-batches", "1", "--d", "64", "--layers", "2"]
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Do the parts of a training loop do what they say: sampling, evaluation, text, speed, folders?"""
+"""Parts of a training loop: sampling, evaluation, text, speed, folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB = 11
 
 
 def adds_last_two(ids: ts.Tensor) -> ts.Tensor:
-    """Logits [1, S, V] of a 'model' that is sure of the sum of the last two tokens, mod V."""
+    """Logits [1, S, V] of a model that predicts the sum of the last two tokens, mod V."""
     before = ts.concat([ts.zeros((1, 1), ts.int32), ids[:, :-1]], 1)
     return ts.one_hot((ids + before) % VOCAB, VOCAB) * 50.0
 
@@ -128,7 +128,7 @@ def test_text_is_made_once_and_again_when_a_file_changes(tmp_path: Path) -> None
     np.testing.assert_array_equal(second.train, first.train)
     assert "apple" in first.tokenizer.decode(first.train[:40])
     assert prepare(corpus, vocab=280, cache=cache).kept_at != first.kept_at
-    write_corpus(corpus, "pears")  # as long as before
+    write_corpus(corpus, "pears")  # of the same length as before
     changed = prepare(corpus, vocab=270, cache=cache)
     assert "pears" in changed.tokenizer.decode(changed.train[:40])
     assert sorted(p.name for p in cache.iterdir() if p.name.startswith(".")) == []
@@ -159,7 +159,7 @@ def test_a_run_writes_rows_reads_tensors_and_knows_its_speed(tmp_path: Path) -> 
     ]
     for r in rows:
         assert r["tokens_per_s"] == pytest.approx(100 / r["step_s"], rel=0.02)
-        # The row has whole microseconds, and a step takes less than a hundred of them.
+        # The row is rounded to microseconds, and a step takes less than a hundred of them.
         assert r["mfu"] == pytest.approx(1e3 / r["step_s"] / 1e9, rel=0.02, abs=1e-4)
     assert json.loads((tmp_path / "run" / "config.json").read_text()) == {
         "lr": 0.1,

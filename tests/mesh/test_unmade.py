@@ -39,7 +39,7 @@ RECIPE = {
 
 
 class Own(nn.Module):
-    """Weights and buffers of every origin."""
+    """Weights and buffers of every kind of initialization."""
 
     def __init__(self) -> None:
         self.up = nn.Parameter(1 << 20, 1 << 20)
@@ -101,7 +101,7 @@ def loaded(model: nn.GPT, source: nn.GPT) -> nn.GPT:
 def test_nothing_is_made_of_a_model_before_a_value_is_read(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For more devices than there are, of a model that no memory here holds."""
+    """For more devices than this machine has, and a model too large for its memory."""
 
     def made(*_: object, **__: object) -> None:
         raise AssertionError("a value is made")
@@ -130,7 +130,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("init", ["normal", np.arange(96, dtype=np.float32).reshape(8, 12)])
 def test_values_are_those_of_a_weight_that_was_made_before(step: str, init: Any) -> None:
-    """As NumPy computes them, in each layout, from a parameter and from one in between."""
+    """As NumPy computes them, in each layout, from a parameter and from an intermediate value."""
 
     def new() -> nn.Parameter:
         ts.seed(3)
@@ -190,7 +190,7 @@ def test_host_values_are_those_of_when_they_were_given() -> None:
     t = ts.tensor(x)
     a, b = nn.Parameter(t), dist.place({"t": t}, ZERO, NEAR)["t"]
     x[:] = 0
-    ts.jit(lambda x: x * 0, donate="x")(t).numpy()  # in the memory of `t`, where it may be
+    ts.jit(lambda x: x * 0, donate="x")(t).numpy()  # may reuse the memory of `t`
     np.testing.assert_array_equal(a.numpy(), want)
     np.testing.assert_array_equal(b.numpy(), want)
 
@@ -211,7 +211,7 @@ def test_what_was_given_up_is_an_error_whatever_it_was_made_of() -> None:
 
 def test_what_adds_up_runs_at_once_and_long_recipes_end() -> None:
     w = nn.Parameter(8, 8, init="ones")
-    assert (w * w).sum()._data is not None  # devices may have to add: when, is for all to see
+    assert (w * w).sum()._data is not None  # a collective must run at a known time
     with ts.no_grad():
         x = w * 1.0
         for _ in range(100):
@@ -227,6 +227,6 @@ def test_gradients_flow_through_what_is_not_made_yet() -> None:
 
 
 def test_a_batch_without_values_is_laid_on_devices_that_are_not_here() -> None:
-    ts.ones(2).numpy()  # the engine runs: it has no more devices
+    ts.ones(2).numpy()  # the engine has started with its number of devices
     x = dist.place(dist.tensor((512, 64)), "data_parallel", FAR, kind="batch")
     assert str(x.type) == "f32[512@dp, 64]" and x.mesh is FAR and x._data is None

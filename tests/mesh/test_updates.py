@@ -1,5 +1,5 @@
-"""Is a weight that an optimizer has just updated a constant to gradients by others, as in PyTorch,
-and not to gradients by what it was updated from?"""
+"""Gradients after an optimizer update: the new weight is a constant for other values, but not for
+those in its update, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_two_players_in_one_step(way: Callable[[Any], Any], opt: str, compiled: 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("opt", OPTIMIZERS)
 def test_a_gradient_through_an_update(opt: str, compiled: bool) -> None:
-    """By the weights before it: before two, where a function is recorded."""
+    """With respect to the weights before one update, or before two in a recorded function."""
     tx, count = OPTIMIZERS[opt], 2 if compiled else 1
 
     def steps(d: Any, g: Any) -> Any:
@@ -118,7 +118,7 @@ def test_a_gradient_through_an_update(opt: str, compiled: bool) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gradient_by_what_a_weight_is_moved_by(compiled: bool) -> None:
-    """However far it is from the weight."""
+    """Also through forty ops between the value and the weight."""
 
     def shift(z: Any, of: Any) -> Any:
         for _ in range(40):

@@ -1,4 +1,4 @@
-"""A JAX function as an op: values, layouts and gradients equal JAX's, errors name it."""
+"""JAX functions as ops: values, layouts and gradients equal JAX's, and errors name the function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gated_(x: Any, w: Any) -> Any:
 
 
 def halves_(x: Any) -> Any:
-    """The sum of each row, and the row over it."""
+    """Returns the sum of each row's exponentials, and their quotients."""
     total = jnp.sum(jnp.exp(x), -1)
     return total, jnp.exp(x) / total[..., None]
 
@@ -41,7 +41,7 @@ product = ts.op(index="... k, k n -> ... n", reduces="sum")(product_)
 
 
 def check(fn: Callable[..., Any], theirs: Callable[..., Any], *xs: Any, layouts: Any = ()) -> Any:
-    """Value, gradient and the gradient's own derivative against JAX, at once and compiled."""
+    """Compares value, gradient and second derivative with JAX, eager and compiled."""
     vs = [RNG.normal(size=x.shape).astype(np.float32) for x in xs]
 
     def ours(*a: ts.Tensor) -> Any:
@@ -63,7 +63,7 @@ def check(fn: Callable[..., Any], theirs: Callable[..., Any], *xs: Any, layouts:
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-3, atol=1e-4)
     for got, want in zip(again, jax.grad(along, every)(*xs), strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=2e-3, atol=2e-3)
-    for a, b in zip(ours(*given)[1], grads, strict=True):  # the tape
+    for a, b in zip(ours(*given)[1], grads, strict=True):  # eager gradients
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-3, atol=1e-4)
     text = compiled.graph.text
     assert graph.parse(text).text == text
@@ -80,7 +80,7 @@ def test_alone() -> None:
     [("[4@dp, 6, 8@tp]", False), ("[4@tp, 6@dp, 8]", False), ("[4, 6@tp, 8]", True)],
 )
 def test_letters_may_be_split(x_on: str, moved: bool) -> None:
-    """What does not divide is brought together: a function never sees padding."""
+    """An uneven split is gathered first, since a function never sees padding."""
     g = check(
         lambda x, w: ts.sum(gated(x, w) ** 2),
         lambda x, w: (gated_(x, w) ** 2).sum(),

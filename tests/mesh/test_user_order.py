@@ -1,8 +1,8 @@
-"""Results of a model in the order of its tokens, wherever the model lies.
+"""Results of a model in the order of its tokens, for any split of the model.
 
-Ring attention keeps a sequence in zig-zag order; nothing that a module returns shows it. The other
-ways to split a model stand beside it. No module returns attention weights, and a sequence that is
-split has no cache (`test_decode.py`).
+Ring attention stores a sequence in zig-zag order, but a module never returns that order. The other
+strategies are tested too. No module returns attention weights, and a split sequence has no cache
+(`test_decode.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.cases import LONG
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 32, (8, 16)).astype(np.int32)
 LABELS = np.where(RNG.uniform(size=IDS.shape) < 0.2, -100, np.roll(IDS, -1, 1)).astype(np.int32)
-LAST = RNG.integers(3, 16, 8).astype(np.int32)  # where each text ends
+LAST = RNG.integers(3, 16, 8).astype(np.int32)  # the last token of each text
 THERE = (np.arange(16) <= LAST[:, None]).astype(np.int32)
 PLACES: dict[str, tuple[str, dict[str, Any]]] = {
     "ring": ("dp=2,cp=2", {"context": "ring"}),
@@ -48,7 +48,7 @@ def placed(where: str, options: dict[str, Any], kind: type[nn.GPT] = nn.GPT) -> 
 
 
 def by_token(model: Any, ids: Any, labels: Any, last: Any, there: Any) -> dict[str, Any]:
-    """Results for each token, of the model and computed from it."""
+    """Results per token: the model's, and values computed from them."""
     hidden = model.features(ids)
     logits = model(ids)
     logprobs = nn.log_softmax(logits)
@@ -65,7 +65,7 @@ def by_token(model: Any, ids: Any, labels: Any, last: Any, there: Any) -> dict[s
 
 
 def losses(model: Any, ids: Any, labels: Any) -> Any:
-    """The model's own, the same of its features, and that of a classifier of the last token."""
+    """The sum of the model's loss, the loss of its features, and a last-token classifier's loss."""
     hidden = model.features(ids)
     classified = nn.cross_entropy(hidden[:, -1], ids[:, 0] % 16)
     return model.loss(ids, labels) + 2 * model.loss_of(hidden, labels) + classified
@@ -108,7 +108,7 @@ FEW = ("ring", "all_to_all", "tp", "ring, pp")
 @pytest.mark.parametrize("where", [pytest.param(w, marks=[LONG] * (w not in FEW)) for w in PLACES])
 def test_results_come_in_the_order_of_the_tokens(where: str) -> None:
     want, got = alone(), all_of(*PLACES[where])
-    kept = {"the last logits", "k", "v"}  # there is no cache of a sequence or of layers in stages
+    kept = {"the last logits", "k", "v"}  # split sequences, and layers in stages, have no cache
     assert want.keys() - got.keys() <= kept and got.keys() <= want.keys()
     for name, value in got.items():
         np.testing.assert_allclose(value, want[name], rtol=0, atol=1e-5, err_msg=name)
@@ -125,7 +125,7 @@ def test_the_loss_sends_nothing_for_the_order() -> None:
         f = ts.jit(body)
         f(model, ids, labels)
         sent[name] = Counter(n.op for n, _ in f.graph.collectives())
-    rounds = {"permute": 2 * 2}  # keys and values of two layers go to the one other device
+    rounds = {"permute": 2 * 2}  # keys and values of two layers are sent to the other device
     assert sent["features"] == {**rounds, "all_gather": 1}
     assert sent["loss"] == {**rounds, "all_reduce": sent["loss"]["all_reduce"]}
     assert sent["loss of features"] == {**sent["loss"], "all_gather": 1}

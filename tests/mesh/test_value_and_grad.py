@@ -1,4 +1,4 @@
-"""Does `value_and_grad` give what JAX's gives, also where one tensor comes twice?"""
+"""`value_and_grad` against JAX's, also with one tensor as two arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def test_value_and_grad_takes_the_options_of_jax() -> None:
 
 
 def again(f: Callable[[Any, Any], Any], slope: Any) -> Callable[[Any, Any], Any]:
-    """The gradient of `f` by its first argument, which is also in the closure of another."""
+    """The gradient of `f` with respect to its first argument, which another function's closure
+    holds too."""
     return lambda x, y: slope(lambda a: (a * slope(lambda b: (a * f(b, y)).sum())(a)).sum())(x)
 
 
@@ -95,7 +96,7 @@ class Model:
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_gradients_flow_through_compiled_functions(name: str) -> None:
-    """As in JAX, where what a function calls may be compiled."""
+    """As in JAX, where a function may call compiled ones."""
     f, x = COMPILED[name], ts.tensor([0.5, 1.0, 1.5])
     want = ts.jit(lambda x: ts.grad(f(x).sum(), x))(x).numpy()
     np.testing.assert_allclose(ts.value_and_grad(lambda x: f(x).sum())(x)[1].numpy(), want, 1e-6)
@@ -112,7 +113,7 @@ def test_a_gradient_that_stops_at_a_program_is_told() -> None:
         ts.grad((kernel(x) + x).sum(), x)
     with pytest.raises(ts.UsageError, match="no gradient goes through it"):
         ts.value_and_grad(lambda x: (kernel(x) + x).sum())(x)
-    # Weights that a program gave, and constants that are said to be so, are no reason.
+    # Weights that a program returned, and explicit constants, are allowed.
     w, other = square(x), square(x)
     ts.grad((w * other).sum(), w)
     ts.grad((ts.stop_gradient(square(x)) * x).sum(), x)
@@ -126,7 +127,7 @@ def test_buffers_that_a_program_has_set_are_constants(recwarn: pytest.WarningsRe
     for m in (nn.BatchNorm(4), nn.MoE(4, 4, 2, k=1, balance="bias")):
         ts.jit(lambda m, x: m(x))(m, x)  # it is an argument
         ts.grad((m(x) * x).sum(), m)
-        ts.jit(lambda x, m=m: m(x))(x)  # it is from outside
+        ts.jit(lambda x, m=m: m(x))(x)  # it is a closure variable
         ts.value_and_grad(lambda m: (m(x) * x).sum())(m)
     constant = ts.jit(lambda x: ts.stop_gradient(ts.exp(x)))
     ts.grad((constant(x) * x).sum(), x)
@@ -162,7 +163,7 @@ SLOPES: dict[str, Callable[[ts.Tensor], Any]] = {
 def test_a_function_that_takes_gradients_does_so_where_none_goes_through(
     name: str, compiled: bool
 ) -> None:
-    """As with `torch.func.grad`: inside `no_grad` they are there, and are constants outside."""
+    """As with `torch.func.grad`: computed inside of `no_grad`, and constant outside."""
     slope = SLOPES[name]
 
     def held(x: ts.Tensor) -> Any:
@@ -188,8 +189,8 @@ def test_a_pull_in_another_function_than_the_value_says_where_it_goes(inside: An
 
 
 class Settings(nn.Module):
-    """With all that a module may hold: functions, numbers, texts, buffers, a frozen weight, and one
-    under two names."""
+    """A module with all kinds of attributes: functions, numbers, texts, buffers, a frozen weight,
+    and a tied one."""
 
     def __init__(self) -> None:
         self.up, self.act, self.norm = nn.Linear(4, 4), nn.gelu, nn.BatchNorm(4)
@@ -261,7 +262,7 @@ PULLS: dict[str, Any] = {
 @pytest.mark.parametrize("run", [lambda f: f, ts.jit], ids=["at once", "jit"])
 @pytest.mark.parametrize("name", PULLS)
 def test_what_is_pulled_back_may_be_made_of_the_value(name: str, run: Any) -> None:
-    """It is a constant to the gradient, and differentiated from outside."""
+    """The cotangent is a constant to the inner gradient, but not to an outer one."""
 
     def pulled(vjp: Any, m: Any, w: Any) -> Any:
         return PULLS[name](vjp, *vjp(lambda w: m.sin(w) * w, w), w)

@@ -1,4 +1,4 @@
-"""In which ways is a program compiled for a CPU, by what is known and by measurement?"""
+"""Compile variants of a program on CPUs: chosen by rules and by measurement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONV = ts.jit(lambda x, w: nn.conv2d(x, w))
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptPrograms]:
-    """Where choices are kept here."""
+    """The folder that keeps the choices."""
     start(8)
     kept = KeptPrograms(tmp_path, 1 << 20)
     monkeypatch.setattr(compilation_cache, "folder", lambda: kept)
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptProg
 
 
 class Clock:
-    """Programs that take as long, and as much memory, as a table says."""
+    """Programs with the durations and memory of a table."""
 
     def __init__(self, table: dict[str, tuple[float, int]]) -> None:
         self.table, self.now_s, self.made, self.calls = table, 0.0, [], 0  # type: ignore[var-annotated]
@@ -50,7 +50,7 @@ class Clock:
         name = next(k for k, o in LIBRARIES.items() if o.get(flags.FUSION) == library)
         if LEAST_MEMORY.items() <= options.items():
             name += ", least memory"
-        assert options["kept"] == 1  # what holds in every way
+        assert options["kept"] == 1  # an option of every variant
         self.made.append(name)
         size = self.table[name][1]
 
@@ -71,7 +71,7 @@ class Clock:
 
 
 def measured(clock: Clock, program: Any = PRODUCT) -> tuple[str, Measured]:
-    """(the way that a call then takes, the program)."""
+    """Returns (the variant that a call then takes, the program)."""
     if program is CONV:
         CONV(ts.tensor(np.ones((1, 2, 4, 4), "f")), ts.tensor(np.ones((2, 2, 3, 3), "f")))
     else:
@@ -87,11 +87,11 @@ def measured(clock: Clock, program: Any = PRODUCT) -> tuple[str, Measured]:
     [
         ([(1.0, 100), (2.0, 100), (2.0, 50)], "preferred"),
         ([(2.0, 100), (1.0, 100), (2.0, 50)], "older"),
-        ([(1.0, 100), (2.0, 100), (1.01, 50)], "preferred, least memory"),  # as quick, smaller
-        ([(1.0, 100), (2.0, 100), (0.5, 100)], "preferred, least memory"),  # quicker
+        ([(1.0, 100), (2.0, 100), (1.01, 50)], "preferred, least memory"),  # equally fast, smaller
+        ([(1.0, 100), (2.0, 100), (0.5, 100)], "preferred, least memory"),  # faster
         ([(1.0, 100), (2.0, 100), (1.01, 95)], "preferred"),  # hardly smaller
-        ([(1.0, 100), (0.99, 100), (2.0, 50)], "preferred"),  # alike: the engine's own choice
-        ([(1.0, 100), (0.99, 10), (2.0, 50)], "older"),  # alike, and it needs less
+        ([(1.0, 100), (0.99, 100), (2.0, 50)], "preferred"),  # equal times: the default
+        ([(1.0, 100), (0.99, 10), (2.0, 50)], "older"),  # equal times, and it needs less memory
     ],
 )
 def test_the_quickest_way_is_taken_and_of_those_alike_the_one_that_needs_less(
@@ -118,11 +118,11 @@ def test_what_was_found_is_kept_and_nothing_is_measured_again(
     calls = clock.calls
     name, made = measured(clock)
     assert name == "older" and made.variants == first and clock.calls == calls + 2
-    assert clock.made[3:] == ["older"]  # which alone is compiled
-    monkeypatch.setattr(autotune, "cores", lambda: 64)  # on another number of cores it is measured
+    assert clock.made[3:] == ["older"]  # only the chosen variant is compiled
+    monkeypatch.setattr(autotune, "cores", lambda: 64)  # another number of cores is measured again
     measured(clock)
     assert len(clock.made) == 7
-    monkeypatch.setattr(jax, "local_device_count", lambda: 64)  # and of threads
+    monkeypatch.setattr(jax, "local_device_count", lambda: 64)  # and another number of threads
     measured(clock)
     assert len(clock.made) == 10
 
@@ -130,13 +130,13 @@ def test_what_was_found_is_kept_and_nothing_is_measured_again(
 def test_a_machine_that_is_slower_for_a_while_is_so_for_every_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each time that is listed is of the same rounds as the others."""
+    """All listed times come from the same rounds."""
     monkeypatch.setattr(flags, "_fuses", [True])
     clock = Clock({"preferred": (2.0, 9), "older": (1.0, 9), "older, least memory": (0.9, 9)})
     plain = clock.make
 
     def make(options: dict[str, Any]) -> Any:
-        if "preferred" in clock.made and "older" in clock.made:  # the first rounds are over
+        if "preferred" in clock.made and "older" in clock.made:  # after the first rounds
             clock.table = {k: (3 * s, size) for k, (s, size) in clock.table.items()}
         return plain(options)
 
@@ -187,7 +187,9 @@ def test_a_measured_step_gives_what_the_step_gives_and_takes_over_what_is_donate
     assert all(isinstance(w, CompileVariant) and w.step_s > 0 for w in timed.variants)
     again = schedule(measure=True)(ts.jit(step, donate="w"))
     again(b, x)
-    assert again.variants == timed.variants  # to the last digit: they were read
+    assert (
+        again.variants == timed.variants
+    )  # equal to the last digit, so they were read from the file
 
 
 def run_with(**k: Any) -> Any:
@@ -253,8 +255,6 @@ def test_where_nothing_runs_at_once_least_memory_is_taken(monkeypatch: pytest.Mo
             == autotune.usual(PRODUCT.schedule, False)
             == want
         )
-    monkeypatch.setattr(
-        autotune, "cores", lambda: 1
-    )  # processes that differ would wait for each other
+    monkeypatch.setattr(autotune, "cores", lambda: 1)  # different choices would deadlock
     monkeypatch.setattr(autotune, "processes_of", lambda mesh: (0, 1))
     assert autotune.usual(PRODUCT.schedule, True) == {}

@@ -1,4 +1,4 @@
-"""Does `while_loop` do what `jax.lax.while_loop` does, in every layout, and on each device?"""
+"""`while_loop` against `jax.lax.while_loop`, in every layout, and on each device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICES = np.arange(8, dtype=np.int32)
 
 
 def powers(np_: Any, w: Any, x: Any, until: float, most: int, loop: Any) -> Any:
-    """The power iteration: products, sums, a count, a bool that `or` makes, a carry that rests."""
+    """A power iteration: products, sums, a counter, a bool, and a carry that stays the same."""
 
     def going(s: Any) -> Any:
         return (s["change"] > until) & (s["turn"] < most)
@@ -103,8 +103,8 @@ def test_promised_bits_do_not_depend_on_the_fold() -> None:
 
 
 def own_turns(x: ts.Tensor, ranks: ts.Tensor) -> ts.Tensor:
-    """Each device doubles its part as often as its rank says; a value that begins alike becomes
-    each device's own only by another one, one turn later."""
+    """Each device doubles its part as many times as its rank. A replicated carry becomes
+    device-dependent through another one, an iteration later."""
     rank = ranks[0]
     _, y, _, late = ts.while_loop(
         lambda s: s[0] < rank,
@@ -140,7 +140,7 @@ def test_rows_of_vmap_stop_each_at_its_own_turn() -> None:
 
 
 def test_a_gradient_goes_past_it() -> None:
-    """Where its result is no float, or is told apart, as in JAX."""
+    """If its result is no float, or is passed through `stop_gradient`, as in JAX."""
 
     def fn(x: ts.Tensor) -> ts.Tensor:
         n = ts.while_loop(lambda n: n * ts.stop_gradient(x) < 10.0, lambda n: n + 1, ts.tensor(1))
@@ -151,7 +151,7 @@ def test_a_gradient_goes_past_it() -> None:
 
 
 def test_numbers_begin_a_carry() -> None:
-    """In a loop over rows, too; and a carry of each device's own may end as the same for all."""
+    """Also in a loop over rows; and a device-dependent carry may end with one value for all."""
     n, total = ts.scan(lambda c, x: ((c[0] + 1, c[1] + x), ()), (0, ts.tensor(0.0)), ts.ones(3))[0]
     assert (n.item(), total.item()) == (3, 3.0)
     last = op.kernel(lambda x: ts.scan(lambda c, r: (ts.tensor(1.0), c), x[0], x)[1])
@@ -168,14 +168,14 @@ def test_questions_about_a_program_pass_it_by() -> None:
     found = ts.debug.nan_origin(
         lambda x: ts.while_loop(lambda v: v < 9.0, lambda v: v / (v - v), x), ts.tensor(1.0)
     )
-    assert found is not None and found.first.node.op == "div"  # in the turn that makes it
+    assert found is not None and found.first.node.op == "div"  # in the iteration that creates it
     alike = ts.debug.compare(fn, fn, ts.tensor(1.0))
     assert alike.same
 
 
 # -- structures ------------------------------------------------------------------------------------
 def turned(loops: Any, zero: Any, rows: Any) -> list[Any]:
-    """Loops whose bodies give the keys of a carry in another order than they take them."""
+    """Loops whose bodies return a carry's keys in another order."""
 
     def step(c: Any, x: Any) -> Any:
         return {"c": c["c"] * 2, "h": c["h"] + x, "in": {"q": c["in"]["q"] - x, "p": c["c"]}}, None

@@ -1,7 +1,7 @@
-"""How does a sample of PyTorch become a test of ours? As a case: its tensors, its call, its answer.
+"""Cases from PyTorch's samples: tensors, call and expected result.
 
-A case can be recorded whole (every tensor on one device), or with each tensor in a random layout
-of eight devices: split over any dims, also unevenly, or as a sum or maximum still to be completed.
+A case can be recorded whole (every tensor on one device), or with each tensor in a random layout of
+eight devices: split over any dims, also unevenly, or as a partial sum or maximum.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MESH = Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
 
 # -- between PyTorch and us -----------------------------------------------------------------------
 def host(t: torch.Tensor) -> Array:
-    """The values of `t` in NumPy; 64-bit whole numbers, which are ids, in 32."""
+    """The values of `t` in NumPy; 64-bit integers, which are ids, in 32 bits."""
     t = t.detach()
     if t.dtype is torch.bfloat16:
         return t.float().numpy().astype(ml_dtypes.bfloat16)
@@ -54,7 +54,7 @@ def leaves(tree: Any) -> list[torch.Tensor]:
 
 
 def swapped(tree: Any, by: Callable[[torch.Tensor], Any]) -> Any:
-    """`tree` with `by(t)` for each tensor, called in the order of `leaves`."""
+    """Returns `tree` with each tensor t replaced by `by(t)`, in the order of `leaves`."""
     if isinstance(tree, torch.Tensor):
         return by(tree)
     if isinstance(tree, (tuple, list)):
@@ -73,7 +73,7 @@ def tensors(tree: Any) -> list[Tensor]:
 # -- a case ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Answer:
-    """What PyTorch gives: computed as it stands, and from the same values in f64."""
+    """PyTorch's result in the sample's dtype, and from the same values in f64."""
 
     dtype: torch.dtype
     own: Array
@@ -82,8 +82,11 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One sample of the op of `row` in one dtype; `weights` are what each result is multiplied by
-    before it is summed, so that the sum has a gradient by every tensor of `by` (by place)."""
+    """One sample of the op of `row` in one dtype.
+
+    Each result is multiplied by its array in `weights` before the sum, so that the sum has a
+    gradient with respect to each tensor of `by` (by position).
+    """
 
     row: Row
     dtype: str
@@ -100,7 +103,7 @@ class Case:
         return f"{self.row.op} {self.dtype} sample {self.number}"
 
     def text(self) -> str:
-        """The sample in few words."""
+        """A short text of the sample."""
         shown = swapped(self.parts, lambda t: f"{OURS[t.dtype]}{list(t.shape)}")
         args, kwargs = shown
         return ", ".join([*map(str, args), *(f"{k}={v}" for k, v in kwargs.items())])
@@ -110,7 +113,7 @@ class Case:
         return ((self.sample.input, *self.sample.args), self.sample.kwargs)
 
     def run(self, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Our results and gradients for the tensors of the sample."""
+        """Tessera's results and gradients for the tensors of the sample."""
         it = iter(given)
         args, kwargs = swapped(self.parts, lambda t: next(it))
         dropped = {k for k in kwargs if k in self.row.lacks}
@@ -128,7 +131,7 @@ class Case:
         return outs, found
 
 
-NONE = (type(None), bool, int, float)  # of these, what is false asks for nothing
+NONE = (type(None), bool, int, float)  # a false value of these types leaves the argument unset
 
 
 def wide_of(t: torch.Tensor) -> torch.Tensor:
@@ -138,8 +141,8 @@ def wide_of(t: torch.Tensor) -> torch.Tensor:
 def answered(
     row: Row, op: Any, dtype: str, number: int, sample: Any, gradient: bool, wide: bool
 ) -> Case | None:
-    """The case of one sample, its answers also computed in f64 where `wide`; None where the row
-    does not offer what it asks for, or where PyTorch gives complex or sparse results."""
+    """Returns the case of one sample, with f64 answers if `wide`. Returns None if the row does not
+    offer an argument of the sample, or if PyTorch's result is complex or sparse."""
     if any(not isinstance(v := sample.kwargs.get(k), NONE) or v for k in row.lacks):
         return None
     parts = ((sample.input, *sample.args), sample.kwargs)
@@ -170,7 +173,7 @@ def answered(
     ask = gradient and bool(by)
     own, grads = exact, exact_grads = run(torch.Tensor.detach, ask)
     if wide:
-        with contextlib.suppress(RuntimeError, TypeError):  # a dtype that the sample names
+        with contextlib.suppress(RuntimeError, TypeError):  # dtypes that the sample passes
             exact, exact_grads = run(wide_of, ask)
     if any(o.dtype.is_complex for o in own):
         return None
@@ -209,8 +212,10 @@ def as_f64(x: Array) -> Array:
 # -- layouts --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Laid:
-    """One tensor of a case on the mesh: what to place, in which type, and how to make the tensor of
-    it: as it is, or as the fold of its blocks along `axis`, which leaves it partial there."""
+    """A tensor of a case on the mesh: the array to place and its type.
+
+    With `fold`, the tensor is the reduction of its blocks along `axis`, and so partial over it.
+    """
 
     placed: Array
     type: TensorType
@@ -225,7 +230,8 @@ class Laid:
 
 
 def laid_out(x: Array, draw: random.Random) -> Laid:
-    """`x` in a random layout: each axis splits a dim, evenly or not, or folds, or does nothing."""
+    """Returns `x` in a random layout: each axis splits a dim, evenly or not, or makes it partial,
+    or is unused."""
     t = plain(dtype_of(x.dtype), x.shape, MESH)
     split: dict[int, list[str]] = {}
     fold, folded = "", ""
@@ -244,7 +250,7 @@ def laid_out(x: Array, draw: random.Random) -> Laid:
     if not fold:
         return Laid(x, t)
     if t.dtype.is_int and t.dtype.bytes < 4:
-        # A sum of these is wider than they are.
+        # The sum of these has a wider dtype.
         free = "tp" not in t.split_axes and fold == "sum"
         return Laid(x, t, "moved" if free else "")
     parts = in_parts(x, MESH.sizes[folded], fold, draw.randrange(4))
@@ -253,7 +259,8 @@ def laid_out(x: Array, draw: random.Random) -> Laid:
 
 
 def in_parts(x: Array, n: int, fold: str, turn: int) -> Array:
-    """[n, ...] whose sum or maximum along the first dim is exactly `x`, none of them being `x`."""
+    """Returns [n, ...] with the sum or maximum `x` along the first dim, and no part equal to
+    `x`."""
     parts = np.zeros((n, *x.shape), x.dtype)
     if fold == "max":
         low = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
@@ -280,11 +287,11 @@ NEAR = 8.0
 
 
 def difference(got: Array, want: Answer, dtype: str, loose: float) -> str:
-    """Where `got` is none of what PyTorch may give, in words; "" where it is the same.
+    """Returns the first difference between `got` and PyTorch's results as text, or "".
 
-    An element is right if it is near the result in f64 or near PyTorch's own, within `NEAR` steps
-    of the narrowest float on the way, of its own size or of the largest; or no further from the
-    result in f64 than twice what PyTorch's own is.
+    An element is right if it is near the f64 result or PyTorch's own, within `NEAR` steps of the
+    narrowest float used, relative to itself or to the largest element; or if its error against f64
+    is at most twice PyTorch's.
     """
     if got.shape != want.own.shape:
         return f"shape {got.shape}, PyTorch {want.own.shape}"

@@ -1,4 +1,4 @@
-"""What does this tier need? PyTorch as the peer, and 8 virtual devices in one process."""
+"""Fixtures of the comparison with PyTorch: 8 virtual devices in one process."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import tessera as ts
 
 @pytest.fixture(scope="session", autouse=True)
 def started() -> None:
-    """The devices run before any test, so that none finds as many as it happens to ask for."""
+    """Starts all devices before any test, so that no test starts fewer."""
     ts.ones((1,)).numpy()

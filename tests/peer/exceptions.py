@@ -1,6 +1,6 @@
-"""What of PyTorch's samples do we refuse, and where do we differ on purpose?
+"""Samples of PyTorch that are refused, and intended differences.
 
-An entry that no sample meets any more fails the test: take it out when you have mended it.
+An entry that no sample meets fails the test: remove it when its cause is fixed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is a row of the table of peers? An op of PyTorch, and how to say the same to us.
+"""Rows of the PyTorch table: an op of PyTorch, with the equal call of Tessera.
 
 `row("sum", lambda x, dim=None, keepdim=False: ts.sum(x, dim, keepdim))` in `table.py` is all that
-an op needs: the harness (`cases.py`) hands the function each of PyTorch's own samples of that op,
-tensors as ours, and holds what it returns, and its gradient, against what PyTorch gives. What still
-differs or is refused goes to `exceptions.py`, with the reason.
+an op needs: the harness (`cases.py`) calls the function with each of PyTorch's own samples of that
+op, with Tessera's tensors, and compares its result and gradient with PyTorch's. Samples that differ
+or are refused are in `exceptions.py`, with the reason.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ ALL = (*NUMBERS, "bool")
 
 
 class NotOffered(Exception):
-    """Raised by a row's call: what the sample asks for, we offer under no name."""
+    """Raised by a row's call if Tessera has no equivalent of the sample."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """`op` is the OpInfo's name, with `.variant` where it has one.
+    """`op` is the OpInfo's name, followed by `.variant` if it has one.
 
-    `call` takes what a sample holds: tensors as ours, the rest as it is, and returns a Tensor or
-    several, in PyTorch's order. A sample is left out that names an argument of `lacks` other than
-    as None (or False), and one for which `call` raises NotOffered: we have no such thing. `dtypes`
-    are those that are tried where PyTorch has samples of them. `loose` multiplies the tolerance,
-    for results of many roundings. `grad` says whether gradients are compared, `same` which of the
-    results, by place, are compared at all.
+    `call` takes a sample's arguments, with Tessera's tensors, and returns a Tensor or several in
+    PyTorch's order. A sample is left out if it sets an argument of `lacks` to anything but None (or
+    False), or if `call` raises NotOffered. `dtypes` are tested if PyTorch has samples of them.
+    `loose` multiplies the tolerance, for results with many roundings. `grad` says whether gradients
+    are compared, `same` lists the indices of the results that are compared.
     """
 
     op: str
@@ -53,9 +52,9 @@ def row(op: str, call: Callable[..., Any], **rest: Any) -> None:
 
 @dataclass(frozen=True)
 class Refused:
-    """Samples of `op` that we refuse. `says` stands in the error's text, `why` for the reader.
+    """Samples of `op` that are refused. `says` is in the error's text, `why` is for the reader.
 
-    Every entry must be met by a sample: one that is met by none is stale, and fails the test.
+    A sample must meet each entry: a stale entry fails the test.
     """
 
     op: str
@@ -65,10 +64,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Differs:
-    """Samples of `op` for which our result differs on purpose: those that `when` picks.
+    """Samples of `op` with an intended difference: those for which `when` is true.
 
-    `when(sample)` sees PyTorch's sample. At least one of them must differ, unless `always` is
-    False: what PyTorch gives depends on the processor then. `part` is "value", "dtype" or
+    `when(sample)` gets PyTorch's sample. At least one of them must differ, unless `always` is
+    False, for results of PyTorch that depend on the processor. `part` is "value", "dtype" or
     "gradient".
     """
 

@@ -1,4 +1,4 @@
-"""Which ops of ours have a counterpart in PyTorch, and how is the same said to us?"""
+"""The table of ops with a counterpart in PyTorch, each with Tessera's call."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ row("repeat_interleave", lambda x, repeats, dim=None, output_size=None: repeated
 
 
 def repeated(x: Any, repeats: Any, dim: Any) -> Any:
-    if isinstance(repeats, ts.Tensor):  # a shape that depends on values
+    if isinstance(repeats, ts.Tensor):  # the result's shape depends on values
         raise NotOffered
     return ts.repeat_interleave(x, repeats, dim)
 
@@ -246,7 +246,7 @@ row("nn.functional.one_hot", lambda ids, num_classes=-1: hot(ids, num_classes), 
 
 
 def hot(ids: Any, count: int) -> Any:
-    if count == -1:  # as many as the largest id asks for: a shape that depends on values
+    if count == -1:  # the length is the largest id plus one: the shape depends on values
         raise NotOffered
     return ts.one_hot(ids, count, ts.int32)
 
@@ -276,7 +276,7 @@ row("linalg.svdvals", lambda a: ts.linalg.svd(a)[1], dtypes=F32, loose=8)
 
 
 def one_triangle(a: Any, UPLO: str = "L") -> Any:
-    """Eigenvalues from one triangle; ours are of the lower one."""
+    """Eigenvalues from one triangle; Tessera reads the lower one."""
     return ts.linalg.eigh(a if UPLO == "L" else a.transpose(-2, -1))[0]
 
 
@@ -428,7 +428,7 @@ def loss(x: Any, y: Any, ignore_index: int, reduction: str) -> Any:
 
 for name in ("mse_loss", "kl_div"):
     row(f"nn.functional.{name}", getattr(nn, name), dtypes=FLOATS)
-row(  # in PyTorch weights have no gradient; that of the logits stands in core/test_losses.py
+row(  # PyTorch's weights have no gradient here; test_losses.py has that of the logits
     "nn.functional.binary_cross_entropy_with_logits",
     nn.binary_cross_entropy_with_logits,
     dtypes=FLOATS,

@@ -1,7 +1,7 @@
-"""Do drawn convolutional networks compute what PyTorch's do, and have its gradients?
+"""Random convolutional networks against PyTorch's: values and gradients.
 
-What stands between convolutions is what changes their order in memory (passes/channels_last.py):
-norms, sums, numbers of the channels', and ops that need the order that is written.
+The ops between convolutions are those that change their memory order (passes/channels_last.py):
+norms, sums, per-channel numbers, and ops that need the written order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pair = tuple[Callable[..., Any], Callable[..., Any]]
 
 @dataclass
 class Drawn:
-    """A network as steps of (ours, PyTorch's), each of which takes its own numbers."""
+    """A network as pairs of steps (Tessera's, PyTorch's), each with its own parameters."""
 
     pick: random.Random
     spatial: int
@@ -115,7 +115,7 @@ def _batch_norm(h: ts.Tensor, w: ts.Tensor, b: ts.Tensor) -> ts.Tensor:
 def test_drawn_convnets(seed: int) -> None:
     pick = random.Random(seed)
     spatial = pick.choice((1, 2, 2, 3))
-    batch = pick.choice((4, 8, 32))  # of 32, some images at a time
+    batch = pick.choice((4, 8, 32))  # a batch of 32 is processed in parts
     net = Drawn(pick, spatial, pick.choice((2, 4)), [pick.choice((8, 9)) for _ in range(spatial)])
     x = np.random.default_rng(seed).normal(size=(batch, net.channels, *net.sizes))
     x = x.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Does the table of defaults in docs/ops.md say what both libraries do?"""
+"""The table of defaults in docs/ops.md, against both libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS = sorted({call for line in FOUND for call in line})
 
 
 def default_of(function: Any, name: str) -> Any:
-    """The default of an argument; what is not written in Python says it in its first lines."""
+    """The default of an argument; for C functions it is read from the docstring's first lines."""
     try:
         return inspect.signature(function).parameters[name].default
     except ValueError:

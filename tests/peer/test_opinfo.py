@@ -1,12 +1,12 @@
-"""Does every op with a counterpart in PyTorch give what PyTorch gives for its own samples?
+"""Every op with a counterpart in PyTorch, on PyTorch's own samples.
 
-With `--long` every sample (of ops with hundreds, a seeded part) is recorded on one device, those in
-f32 also in a random layout of eight (how a layout goes on does not depend on the dtype), forward
-and backward. A seeded part of each op and dtype is recorded in both ways and computed by the
-oracle, whole and block by block, a few of these by the engine. By default these are fewer, and of
-other dtypes than f32 nothing more is recorded; `--all-samples` does all with all. Samples that we
-refuse, and results that differ on purpose, stand in `exceptions.py`; nothing else may differ, and
-no entry there may be stale.
+With `--long` every sample (a seeded part for ops with hundreds) is recorded on one device, f32
+samples also in a random layout of eight devices (layouts do not depend on the dtype), forward and
+backward. A seeded part of each op and dtype is recorded in both ways and computed by the oracle,
+whole and block by block, a few of these by the engine. By default there are fewer, and samples of
+other dtypes than f32 are only recorded; `--all-samples` runs all of them in every way. Refused
+samples and intended differences are in `exceptions.py`; no other may differ, and no entry there may
+be stale.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.peer.rows import FLOATS, ROWS, NotOffered, Row
 from tests.peer.table import TABLE
 
 assert TABLE is ROWS
-TOGETHER = 8  # rows whose samples are one program of the engine: compiling takes long
+TOGETHER = 8  # rows whose samples share one engine program, since compilation is slow
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many samples of an op are recorded, by dtype, how many of these the oracle computes, and
-    how many of those run on the engine, on one device and on eight. None: all."""
+    """The number of an op's samples by dtype: recorded, computed by the oracle, and run on the
+    engine, on one device and on eight. None: all."""
 
     recorded: dict[str, int] | None
     oracle: dict[str, int] | None
@@ -53,7 +53,7 @@ class Share:
 
 
 SHORT = Share({"f32": 24}, {"f32": 6, "bf16": 3, "others": 2}, {}, {"f32": 1})
-# Pooling has a thousand samples and more.
+# Pooling has more than a thousand samples.
 LONGER = Share(
     {"others": 200}, {"f32": 12, "bf16": 6, "others": 4}, {"f32": 2, "bf16": 1}, {"f32": 1}
 )
@@ -62,17 +62,17 @@ WHOLE = Share(None, None, None, None)
 
 @cache
 def infos() -> dict[str, Any]:
-    """PyTorch's samples by the names of its ops. Their modules take seconds to import, which tests
-    of other files need not wait for."""
+    """PyTorch's samples by op name. Their modules take seconds to import, so that only these tests
+    do it."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {f"{o.name}.{o.variant_test_name}".rstrip("."): o for o in op_db}
 
 
 def samples_of(info: Any, dtype: str) -> Iterator[Any]:
-    """PyTorch's samples of an op, each drawn with the same seed, as its own `sample_inputs` has
-    them; that also reads the source of every frame of the stack for the name of the test, which
-    took longer than all the rest."""
+    """Yields PyTorch's samples of an op, each with the same seed, by its own `sample_inputs`.
+    OpInfo's public method also reads the source of each stack frame for the test's name, which took
+    longer than all the rest."""
 
     def seeded() -> None:
         torch.default_generator.manual_seed(1234)
@@ -91,7 +91,7 @@ def samples_of(info: Any, dtype: str) -> Iterator[Any]:
 
 
 def cases_of(row: Row, share: Share) -> Iterator[tuple[Case, bool]]:
-    """PyTorch's samples of the op, in every dtype that both have; and whether to compute each."""
+    """Yields PyTorch's samples of the op in every dtype of both, and whether to compute each."""
     info = infos()[row.op]
     for dtype in row.dtypes:
         if TORCH[dtype] not in info.supported_dtypes("cpu"):
@@ -129,7 +129,7 @@ class Recorded:
 
 
 def recorded(case: Case, laid: Sequence[Laid] | None) -> Recorded:
-    """The case, forward and backward, on one device or in a layout of eight."""
+    """Records the case, forward and backward, on one device or in a layout of eight."""
     recorder = Recorder("case")
     placed = put(case, laid)
     arrays = case.given if laid is None else [p.placed for p in laid]
@@ -155,8 +155,8 @@ def put(case: Case, laid: Sequence[Laid] | None) -> list[Tensor]:
 
 
 def engine(cases: Sequence[Case], laid: Sequence[list[Laid]] | None) -> list[list[Any]]:
-    """Results and gradients of several cases by one program of the engine. Where that fails, each
-    is tried alone first, so that what fails has a name."""
+    """Results and gradients of several cases in one engine program. If that fails, each case runs
+    alone to find the failing one."""
     placed = [put(c, None if laid is None else laid[i]) for i, c in enumerate(cases)]
 
     def run(all_given: list[list[Tensor]]) -> list[list[Tensor]]:
@@ -178,7 +178,7 @@ def engine(cases: Sequence[Case], laid: Sequence[list[Laid]] | None) -> list[lis
 
 
 def faults(case: Case, got: Sequence[Any], how: str) -> Iterator[tuple[Case, str, str]]:
-    """What differs from PyTorch: the case, which part of it, and how."""
+    """Yields the differences from PyTorch: the case, the part, and a text."""
     wants: list[Answer] = [*case.answers, *case.gradients]
     if len(got) != len(wants):
         yield case, "value", f"{how}: {len(got)} results, PyTorch {len(wants)}"
@@ -193,7 +193,8 @@ def faults(case: Case, got: Sequence[Any], how: str) -> Iterator[tuple[Case, str
 
 
 def of_oracle(case: Case, compute: bool) -> Iterator[tuple[Case, str, str]]:
-    """What differs in the oracle's results. Raises what our functions raise."""
+    """Yields the differences of the oracle's results from PyTorch. Raises the errors of Tessera's
+    functions."""
     whole = recorded(case, None)
     want = [OURS[a.dtype] for a in case.answers]
     if whole.dtypes != want:
@@ -209,16 +210,16 @@ def of_oracle(case: Case, compute: bool) -> Iterator[tuple[Case, str, str]]:
 
 @dataclass
 class Tried:
-    """What came of the samples of a row."""
+    """The outcome of a row's samples."""
 
     row: Row
     count: int = 0
     wrong: list[tuple[Case, str, str]] = field(default_factory=list)
-    met: set[str] = field(default_factory=set)  # what refusals said
+    met: set[str] = field(default_factory=set)  # the refusals' texts that occurred
     taken: dict[str, list[Case]] = field(default_factory=dict)  # by dtype: what the oracle gave
 
     def said(self) -> str:
-        """What is against the row; "" where nothing is."""
+        """The faults of the row as text, or ""."""
         op = self.row.op
         if not self.count:
             return f"{op}: PyTorch has no sample of it that we could try"
@@ -239,8 +240,8 @@ class Tried:
 
 
 def tried(row: Row, share: Share) -> Tried:
-    """The row's samples, recorded and held against the oracle's results. What is refused or differs
-    on purpose may be few of them: such ops are tried with no fewer than `LONGER`."""
+    """Records the row's samples, and compares the oracle's results. Refused samples and intended
+    differences may be rare, so their ops run at least the share `LONGER`."""
     if share is SHORT and any(e.op == row.op for e in (*REFUSED, *DIFFERS)):
         share = LONGER
     found = Tried(row)
@@ -261,13 +262,13 @@ def tried(row: Row, share: Share) -> Tried:
         found.wrong += here
         if compute and not here:
             found.taken.setdefault(case.dtype, []).append(case)
-    if share is SHORT and not found.count:  # of the few that were drawn, we offer none
+    if share is SHORT and not found.count:  # none of the few drawn samples is supported
         return tried(row, LONGER)
     return found
 
 
 def run_some(rows: Sequence[Tried], share: Share) -> None:
-    """A few of the samples of all `rows` on the engine: a program for each dtype."""
+    """Runs a few samples of all `rows` on the engine, with a program per dtype."""
     for dtype in sorted({d for t in rows for d in t.taken}):
         chosen: list[tuple[Tried, Case]] = []
         spread: list[tuple[Tried, Case]] = []

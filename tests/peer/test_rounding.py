@@ -1,4 +1,4 @@
-"""Activations of narrow floats are rounded once, as PyTorch's are."""
+"""Activations of narrow floats: rounded once, like PyTorch's."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_an_activation_of_a_narrow_float_is_rounded_once(name: str, dtype: ts.DT
     wide = torch.tensor(narrow.to(ts.f32).numpy()).double()
     options = {"approximate": "tanh"} if name == "gelu" else {}
     want = getattr(theirs, name)(wide, **options).to(DTYPES[dtype]).float().numpy()
-    # A function of f32 is off by a last bit at times, and is then rounded to the other side.
+    # An f32 function may differ in its last bit, and is then rounded to the other side.
     assert np.mean(got.to(ts.f32).numpy() != want) < 0.02

@@ -1,5 +1,7 @@
-"""What the runs train that lose devices: two layers, and a step of them. `elastic_program.py` finds
-it beside itself, so nothing of the tests is imported here."""
+"""The model and training step of runs that lose devices.
+
+`elastic_program.py` imports it from its own folder, so it imports nothing of the tests.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class Dense(nn.Module):
 
 
 def step_of(plan: Any, optimizer: Any, features: Callable[..., Any] | None = None) -> Any:
-    """A training step of a model by `plan`; `features` computes what the model does."""
+    """Returns a training step under `plan`; `features` replaces the model's call."""
 
     @ts.jit(donate=("model", "state"))
     def step(model: Any, state: Any, x: Any, y: Any) -> Any:

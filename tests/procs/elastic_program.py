@@ -1,10 +1,11 @@
-"""A run that is disturbed: it trains in a loop that goes back, and prints the hash of what it has
-at the end. Its arguments are the number of steps, the logical mesh, a folder, how long a step takes
-besides its work (seconds), how often it loses devices by itself, and `guarded` if a guard makes
-the loop.
+"""An elastic run under disturbance: trains in a loop with rollback, and prints the hash of its
+final state.
 
-In the folder, the first process appends to `steps` a line for each step that was made, and each
-process writes its id to a file of its own.
+Its arguments are the number of steps, the logical mesh, a folder, the pause in each step (seconds),
+the number of its own device losses, and `guarded` for a guarded loop.
+
+In the folder, the first process appends a line to `steps` for each step, and each process writes
+its pid to its own file.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ X, Y = (RNG.normal(size=(8, 24, 6)).astype(np.float32) for _ in range(2))
 
 
 class Losses:
-    """Makes 4, 6, 2, 8, 4, ... of 8 devices be there, `LOSSES` times, before or in steps."""
+    """Sets the number of devices to 4, 6, 2, 8, 4, ... of 8, `LOSSES` times, before or during
+    steps."""
 
     def __init__(self) -> None:
         self.draw = random.Random(0)
         self.left = [(4, 6, 2, 8)[i % 4] for i in range(2 * LOSSES)]
-        self.count = 0  # how often some were lost
+        self.count = 0  # the number of losses so far
 
     def maybe(self) -> None:
         if self.count >= LOSSES or self.draw.random() < 0.5:

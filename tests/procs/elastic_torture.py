@@ -1,8 +1,8 @@
-"""Does a run end with the bits of one that nothing disturbed, whatever is taken from it?
+"""Elastic runs under random losses: the final bits of an undisturbed run.
 
 One process loses virtual devices at random moments; others are killed and stopped at random, under
 `tessera run --elastic`. `python -m tests.procs.torture elastic` takes devices 26 times and
-processes 14 times, and says in its last line how long the run took to go on.
+processes 14 times, and reports the recovery times in its last line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def arguments(steps: int, folder: Path, pause_s: float = 0.0, losses: int = 0) -
 
 
 def alone(steps: int, folder: Path, losses: int = 0) -> list[str]:
-    """The words of what a run in one process of 8 devices prints."""
+    """Runs one process with 8 devices; returns the words of its output."""
     done = subprocess.run(
         [sys.executable, *arguments(steps, folder, 0.0, losses)],
         env=variables(TESSERA_DETERMINISTIC="1", XLA_FLAGS=FLAGS), capture_output=True, text=True,
@@ -42,7 +42,7 @@ def alone(steps: int, folder: Path, losses: int = 0) -> list[str]:
 
 
 def made(folder: Path) -> int:
-    """How many steps were made, repeated ones too."""
+    """The number of steps that ran, with repeated ones."""
     return len((folder / "steps").read_text().splitlines())
 
 
@@ -66,7 +66,8 @@ class Disturbed:
         )  # fmt: skip
 
     def until(self, count: int) -> bool:
-        """Waits until so many steps were made; whether they were, before the run ended."""
+        """Waits until `count` steps have run. Returns whether they ran before the end of the
+        run."""
         end_s = time.monotonic() + LIMIT_S
         while made(self.folder) < count and self.popen.poll() is None:
             assert time.monotonic() < end_s, f"no step in {LIMIT_S} s"
@@ -74,23 +75,23 @@ class Disturbed:
         return self.popen.poll() is None
 
     def ranks(self) -> list[int]:
-        """The numbers of the processes that are there."""
+        """The pids of the live processes."""
         there = [int(p.read_text()) for p in self.folder.glob("rank-*")]
         return [i for i in there if lives(i) and _is_rank(i)]
 
     def lose(self, draw: random.Random, number: int) -> float:
-        """Takes a process away by the signal `number`; after how many seconds a step was made."""
+        """Sends the signal `number` to a process. Returns the seconds until the next step."""
         end_s = time.monotonic() + LIMIT_S
         while len(there := self.ranks()) < 2:  # without the last one there is no run; others rejoin
             assert self.popen.poll() is None and time.monotonic() < end_s, "no second rank"
             time.sleep(0.05)
         os.kill(draw.choice(there), number)
         begin_s, before = time.monotonic(), made(self.folder)
-        self.until(before + 2)  # one may just have been made
+        self.until(before + 2)  # a step may have ended at the same moment
         return time.monotonic() - begin_s
 
     def end(self) -> tuple[int, str, str]:
-        """(status, what was printed, what was said)."""
+        """Returns (exit status, stdout, stderr)."""
         try:
             self.popen.wait(LIMIT_S)
         finally:
@@ -106,7 +107,7 @@ class Disturbed:
 
 
 def torture(folder: Path, devices: int = 26, processes: int = 14, seed: int = 0) -> str:
-    """What is wrong after so many losses; "" if nothing is."""
+    """Returns the failure after all losses of devices and processes, or ""."""
     draw, steps = random.Random(seed), 10 + 6 * max(devices, processes)
     want = alone(steps, folder / "quiet")[-1]
     words = alone(steps, folder / "devices", devices)

@@ -1,4 +1,4 @@
-"""Several processes on this machine that are one program; every wait has an end."""
+"""Several processes of one program on this machine; every wait has a limit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-# The engine's connections write to file 1, piecewise: `out` is what the program alone prints.
+# The engine's connections write to fd 1 in pieces; `out` has the program's own output alone.
 OWN_OUT = "import os, sys; sys.stdout = os.fdopen(os.dup(1), 'w'); os.dup2(2, 1); "
-# What each process does first; the test's lines follow.
+# The first lines of each process; the test's lines follow.
 HEAD = """\
 import os, sys, time
 import jax, numpy as np
@@ -30,7 +30,7 @@ X = ts.tensor(np.arange(8, dtype=np.float32).reshape(4, 2), mesh=MESH, layout="[
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its code (None: it was stopped) and what it wrote."""
+    """A process's exit: its code (None: stopped at the limit) and its output."""
 
     code: int | None
     out: str
@@ -47,9 +47,9 @@ def free_port() -> int:
 def run_ranks(
     body: str, folder: Path, *, size: int = 2, limit_s: float = 240, head: str = HEAD, **env: str
 ) -> list[Ended]:
-    """Runs `body` (after `head`) in `size` processes of one device each; how each ended.
+    """Runs `body` (after `head`) in `size` processes of one device each; returns the exit of each.
 
-    Who still runs after `limit_s` is stopped, by its number.
+    A process that runs longer than `limit_s` is stopped by its pid.
     """
     program = folder / "prog.py"
     program.write_text(OWN_OUT + head + body, encoding="utf-8")
@@ -98,7 +98,7 @@ def run_ranks(
 
 
 def line_of(mark: str, body: str, head: str = HEAD) -> str:
-    """`prog.py:N` of the line of `body` that ends in `# mark`."""
+    """`prog.py:N` for the line of `body` that ends in `# mark`."""
     lines = (head + body).split("\n")
     (at,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
     return f"prog.py:{at}"

@@ -1,5 +1,5 @@
-"""Hosts of their own on this machine: each has its network, its name and its address, and nothing
-else in common with the others than a cable and the disk."""
+"""Simulated hosts on this machine: each has its own network namespace, name and address; they share
+a virtual cable and the disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEEDED = ("unshare", "nsenter", "ip")
 
 
 def missing() -> str:
-    """Why there can be no such hosts here; "" where there can."""
+    """Returns the reason why this machine cannot simulate hosts, or ""."""
     lacks = [name for name in _NEEDED if not shutil.which(name)]
     if lacks:
         return f"{', '.join(lacks)} not installed here (apt-get install util-linux iproute2)"
@@ -27,14 +27,14 @@ def missing() -> str:
 
 
 def on(pid: int, *command: str, folder: Path = Path("/")) -> list[str]:
-    """`command` as it runs in `folder` on the host that `pid` holds."""
+    """`command` for `folder` on the host of process `pid`."""
     enter = ["nsenter", f"--target={pid}", "--net", "--uts", "--mount"]
     return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
 
 
 @contextlib.contextmanager
 def two(folder: Path) -> Iterator[list[int]]:
-    """Two hosts, host0 at NET.1 and host1 at NET.2; the processes that hold them."""
+    """Yields the pids that hold two hosts: host0 at NET.1 and host1 at NET.2."""
     names = "".join(f"{NET}.{k + 1} host{k}\n" for k in range(2))
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
     holders = []

@@ -1,4 +1,4 @@
-"""`tessera run` as a user calls it: a process of its own; every wait has an end."""
+"""`tessera run` in its own process, as a user calls it; every wait has a limit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from tests.procs.harness import free_port
 
 SRC = Path(__file__).resolve().parents[2] / "src"
-LIMIT_S = 240.0  # machines that do other things, too
-END_S = 60.0  # for what takes a second, and 15 at most, where a machine does nothing else
+LIMIT_S = 240.0  # also on a busy machine
+END_S = 60.0  # for work that takes 1 to 15 seconds on an idle machine
 HEAD = """\
 import os, sys, time
 import numpy as np
@@ -41,7 +41,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def variables(**env: str) -> dict[str, str]:
-    """The environment of a user who has only Tessera."""
+    """The environment of a user without settings for Tessera or the engine."""
     kept = {
         n: v for n, v in os.environ.items() if not n.startswith(("TESSERA_", "XLA_", "TT_", "TF_"))
     }
@@ -56,7 +56,7 @@ def launch(
     limit_s: float = LIMIT_S,
     **env: str,
 ) -> Done:
-    """Runs `tessera run` with `arguments` in `folder`; `meanwhile` may do something to it."""
+    """Runs `tessera run` with `arguments` in `folder`; `meanwhile` may act on it."""
     begin_s = time.monotonic()
     with (folder / "out").open("w+") as out, (folder / "err").open("w+") as err:
         started = subprocess.Popen(
@@ -78,8 +78,8 @@ def launch(
 
 
 def others(folder: Path, size: int, program: str, **env: str) -> list[subprocess.Popen[str]]:
-    """Processes that have the variables of torchrun: rank 0 is the coordinator. Rank K writes to
-    outK and errK."""
+    """Starts processes with torchrun's variables; rank 0 is the coordinator. Rank K writes to outK
+    and errK."""
     (folder / "program.py").write_text(program)
     port = free_port() - 1
     started = []
@@ -96,14 +96,14 @@ def others(folder: Path, size: int, program: str, **env: str) -> list[subprocess
 
 
 def said(out: str, line: str) -> list[str]:
-    """What ranks printed of the form of `line`, sorted, as ranks print in any order. Where
-    `tessera run` did not start them, lines of Gloo may stand before or within theirs."""
+    """The matches of `line` in the ranks' output, sorted, since ranks print in any order. Without
+    `tessera run`, messages of Gloo may come before or within a line."""
     return sorted(re.findall(line, out))
 
 
 def until(met: Callable[[], object], limit_s: float = LIMIT_S, folder: Path | None = None) -> float:
-    """Waits for `met`; how long that took. Raises AssertionError at the limit, with what the
-    programs of `folder` wrote."""
+    """Waits for `met`; returns the seconds. Raises AssertionError at the limit, with the output of
+    the programs in `folder`."""
     begin_s = time.monotonic()
     while not met():
         assert time.monotonic() - begin_s < limit_s, f"it does not happen{wrote(folder)}"
@@ -112,14 +112,14 @@ def until(met: Callable[[], object], limit_s: float = LIMIT_S, folder: Path | No
 
 
 def wrote(folder: Path | None) -> str:
-    """The files there, and what stands in those of a program's output."""
+    """The names of the files there, and the texts of the output files."""
     files = sorted(f for f in folder.iterdir() if f.is_file()) if folder else []
     texts = [f"\n{f.name}:\n{f.read_text()}" for f in files if f.name.startswith(("out", "err"))]
     return f": {' '.join(f.name for f in files)}{''.join(texts)}"
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not yet collected does not."""
+    """Returns whether a process runs; a zombie does not."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

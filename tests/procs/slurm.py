@@ -1,4 +1,4 @@
-"""A Slurm of this machine alone, for as long as a test needs it: munged, slurmctld and slurmd."""
+"""A temporary Slurm cluster on this machine: munged, slurmctld and slurmd."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str:
-    """Why there can be no Slurm here; "" where there can."""
+    """Returns the reason why Slurm cannot run here, or ""."""
     lacks = [name for name in PROGRAMS if not shutil.which(name)]
     if lacks:
         return f"{', '.join(lacks)} not installed here (apt-get install slurm-wlm munge)"
@@ -55,7 +55,7 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """The variables with which Slurm's commands find this cluster of one node."""
+    """The environment variables for Slurm's commands on this cluster of one node."""
     folder.chmod(0o700)
     for name in ("state", "spool"):
         (folder / name).mkdir()
@@ -92,7 +92,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
-        for cwd in Path("/proc").glob("[0-9]*/cwd"):  # the daemons of steps that were ended
+        for cwd in Path("/proc").glob("[0-9]*/cwd"):  # daemons of ended job steps
             with contextlib.suppress(OSError):
                 if cwd.readlink() == folder:
                     os.kill(int(cwd.parent.name), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Do several processes hear of it where they would save, load or read different things as one?"""
+"""Disagreement between processes in shared saves, loads and reads: an error in all."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ print(len(first()))
 
 
 def both(body: str, folder: Path, **more: str) -> list[str]:
-    """What two processes print, which end well."""
+    """Returns the output of two processes, which must succeed."""
     ended = run_ranks(HEAD + body, folder, ROOT=str(folder / "root"), **more)
     assert [e.code for e in ended] == [0, 0], ended
     return [e.out for e in ended]
 
 
 def test_what_they_save_as_one_is_one(tmp_path: Path) -> None:
-    """Nothing that is there goes for a save that fails."""
+    """A failed save removes no existing checkpoint."""
     first, second = both(SAVES, tmp_path)
     for out in (first, second):
         assert out.startswith(SAVED)
@@ -160,7 +160,7 @@ else:
 
 
 def test_each_hears_what_the_others_have(tmp_path: Path) -> None:
-    """And a collective of what lies on no mesh, which each has for itself, is an error."""
+    """A collective of tensors without a mesh, which each process has for itself, is an error."""
     for out in both(OBJECTS, tmp_path):
         assert out.startswith("read: other processes hold a part of the tensor\n")
         lines = out.partition("dist.to_host(x)\n")[2].splitlines()

@@ -1,4 +1,4 @@
-"""Is a save that nobody waits for written, however its program ends?"""
+"""A background save at the end of a program: written, however the program ends."""
 
 from __future__ import annotations
 

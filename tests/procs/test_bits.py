@@ -1,4 +1,4 @@
-"""Does a result depend on how many processes computed it?"""
+"""Bits of results for any number of processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for y in (total, x):
     except ts.BackendError as error:
         print(error)
 """
-# Sums that are large enough to be halved level by level.
+# Sums large enough for recursive halving.
 SUMS = """
 import hashlib
 import numpy as np
@@ -55,7 +55,7 @@ for dtype in (ts.f32, ts.bf16):
     print(hashlib.sha256(total.numpy().tobytes()).hexdigest())
 """
 
-# A pipeline on devices of both, and functions that take its weights without it.
+# A pipeline on the devices of both processes, and functions that use its weights without it.
 STAGED = """
 import hashlib
 import numpy as np
@@ -97,8 +97,8 @@ FIX = "  fix    : complete it first, in all of them:"
 
 
 def trained(folder: Path, processes: int, devices: int, run: str) -> set[str]:
-    """The hashes of weights and losses that the processes print. Programs that are compiled quickly
-    show the order of sums; of those of users tests/mesh/test_bits.py has the proofs."""
+    """The hashes of weights and losses that the processes print. Fast compilation is enough to show
+    the order of sums; tests/mesh/test_bits.py tests programs compiled as for users."""
     folder.mkdir()
     ended = run_ranks(
         TRAINED, folder, size=processes, limit_s=600, head=HEAD, RUN=run,
@@ -108,8 +108,8 @@ def trained(folder: Path, processes: int, devices: int, run: str) -> set[str]:
     return {e.out for e in ended}
 
 
-# A program, what it is folded onto, its ZeRO stage and the schedule of its pipeline: alone, by two
-# processes of two devices, by two of one. The last fold has stages of devices of both processes.
+# A program, its fold, its ZeRO stage and its pipeline schedule: in one process, in two with two
+# devices each, in two with one each. In the last fold a stage has devices of both processes.
 RUNS = {
     "dense": ("dense dp=1,tp=1 0 -", "dense dp=2,tp=2 3 -", "dense dp=1,tp=2 1 -"),
     "pipeline": (

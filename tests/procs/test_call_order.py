@@ -1,4 +1,5 @@
-"""Generated programs whose processes call their functions otherwise: each is named, or right."""
+"""Generated programs whose processes call functions in different orders: an error that names the
+call, or a right result."""
 
 from __future__ import annotations
 
@@ -68,14 +69,14 @@ os._exit(0)
 """.replace("X.whole", "np.arange(8, dtype=np.float32).reshape(4, 2)")
 Call = tuple[str, str, bool]
 KNOWN = ("total", "double", "largest", "both", "product")
-BEFORE = 2 * len(KNOWN) + 2  # calls of each process before those of the case: both layouts
+BEFORE = 2 * len(KNOWN) + 2  # calls of each process before the case: both layouts
 VALUES = {"total": 28.0, "double": 56.0, "largest": 7.0, "both": 29.0, "product": [28.0] * 3,
           "late": 20.0}  # fmt: skip
 KINDS = ("same", "swap", "swap", "drop", "twice", "program", "layout", "new", "local", "last")
 
 
 def generated(number: int) -> tuple[str, list[list[Call]]]:
-    """(what differs, the calls of both ranks) of the program of that number."""
+    """Returns (the difference, the calls of both ranks) of the program `number`."""
     rng = random.Random(number)
     kind = KINDS[number % len(KINDS)]
     calls = [
@@ -105,7 +106,7 @@ def generated(number: int) -> tuple[str, list[list[Call]]]:
 
 
 def difference(ranks: list[list[Call]]) -> tuple[int, list[str | None]] | None:
-    """(the number of the first call that differs, what each rank calls there), if one does."""
+    """Returns (the index of the first call that differs, each rank's call there), or None."""
     streams = [[(n, layout) for n, layout, _ in calls if n != "local"] for calls in ranks]
     for i, pair in enumerate(zip_longest(*streams)):
         if pair[0] != pair[1]:
@@ -128,7 +129,7 @@ def test_what_differs_is_named_or_right(number: int, tmp_path: Path) -> None:
         assert e.code is not None, said
         if differs is None:
             assert e.out and json.loads(e.out) == right[rank], said
-        elif e.out.startswith("["):  # it has made each of its calls together with the other
+        elif e.out.startswith("["):  # it has made all of its calls together with the other rank
             assert None in differs[1] and json.loads(e.out) == right[rank], said
     if differs is None:
         assert kind in ("same", "local", "swap")
@@ -137,7 +138,7 @@ def test_what_differs_is_named_or_right(number: int, tmp_path: Path) -> None:
     if None in names:
         assert f"rank {names.index(None)} " in said[1 - names.index(None)], said
         return
-    # A layout differs in the program that comes first: the sum itself, or the collective.
+    # If layouts differ, the first program that differs is the sum itself, or its collective.
     named = [f"call {call} differs" in text for text in said]
     assert any(named), said
     for text in (text for text, does in zip(said, named, strict=True) if does):

@@ -1,4 +1,4 @@
-"""Do processes save one checkpoint together, and is there none where one of them cannot?"""
+"""Checkpoints saved by several processes together: one, or none if a process fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ other = ts.tensor(np.zeros((4, 6)), mesh=mesh.slice(pp=1), layout="[4, 6@dp]")
 found = checkpoint.load("t", {"x": other, "y": y, "z": z}, root=root)
 print(dist.to_host(found.tensors["x"]).sum(), found.tensors["x"].type)
 """
-# The second one cannot write: its folder is not where the first one's is.
+# The second process cannot write: its folder differs from the first one's.
 REFUSED = """
 from tessera import checkpoint
 from tessera.checkpoint.storage import Storage
@@ -44,7 +44,7 @@ try:
 except ts.CheckpointError as error:
     print(error)
 """
-# Two processes take a half each; what NumPy and Python take meanwhile is counted, and what is read.
+# Each of two processes reads half. Measured: the memory of NumPy and Python, and the bytes read.
 HALVES = """
 import tracemalloc
 from tessera import checkpoint
@@ -88,7 +88,7 @@ def test_two_processes_write_one_checkpoint_that_one_reads(tmp_path: Path) -> No
 def test_a_process_holds_and_reads_no_more_than_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a tensor that one device had as a whole: half of it, and a few files of 256 KiB."""
+    """For a tensor that was whole on one device: half of it, and a few files of 256 KiB."""
     monkeypatch.setattr("tessera.checkpoint.pieces.FILE_BYTES", 256 << 10)
     w = np.arange(2048 * 2048, dtype=np.float32).reshape(2048, 2048) % 256
     checkpoint.save("t", {"w": w}, root=tmp_path / "root", async_io=False, quiet=True)

@@ -1,4 +1,4 @@
-"""Is a program of several processes compiled by one of them, and is it the same program then?"""
+"""Programs of several processes: compiled by one of them, equal on all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cases import LONG
 from tests.procs.harness import run_ranks
 
-# What each process compiles itself, of the programs of both; the first is the process of the mesh.
+# Lists the programs over both processes that this process compiles itself.
 BODY = """
 import json
 from jax._src import compiler

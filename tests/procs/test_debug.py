@@ -1,4 +1,4 @@
-"""Do several processes print and search what lies in parts on their devices?"""
+"""`debug` functions on tensors split over several processes."""
 
 from __future__ import annotations
 

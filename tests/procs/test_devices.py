@@ -1,4 +1,4 @@
-"""One process, step by step: is a device whose program raises or never ends named?"""
+"""The stepped executor in one process: an error names the device that raises or hangs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_device_is_named(what: str, tmp_path: Path) -> None:
         f"  fix           : see what they did last: tessera flight {dump}\n"
     )
     assert told.missing == (2,) and set(told.ranks) == {0, 1, 2, 3}
-    # Each device came to the first all_reduce; the others to the second as well.
+    # All devices reached the first all_reduce; all but one reached the second.
     assert [r["step"] for r in told.ranks[2]["records"]] == ["s1"]
     assert [r["step"] for r in told.ranks[0]["records"]] == ["s1", f"s{n}"]
     assert told.differs == ["ranks 0, 1, 3 came to the 2nd", "rank 2 came to the 1st"]

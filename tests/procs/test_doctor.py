@@ -1,4 +1,4 @@
-"""Does `tessera doctor` look at all ranks, and report what is there? No times are compared."""
+"""`tessera doctor` on all ranks, without comparisons of times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = [
 
 
 def told(ended: Ended) -> dict[str, Any]:
-    """The report, check by check."""
+    """The report by check. Asserts its status and its list of checks."""
     report = json.loads(ended.out)
     assert report["ok"] == (ended.code == 0)
     assert [c["name"] for c in report["checks"]] == NAMES, ended.err
@@ -53,7 +53,7 @@ def test_one_process_reduces_between_its_devices(tmp_path: Path) -> None:
 
 @LONG
 def test_all_ranks_are_examined_and_one_reports(tmp_path: Path) -> None:
-    """The harness gives each rank a hash seed of its own: that must be fixed."""
+    """The harness gives each rank another hash seed, which the doctor must report."""
     first, second = run_ranks(BODY, tmp_path, head=JOIN, TESSERA_DEVICES="2", limit_s=300)
     assert first.code == 1 and second.code == 0, first.err + second.err
     assert second.out == ""

@@ -1,4 +1,4 @@
-"""Does `tessera run --elastic` go on when a process is killed, and end with the same bits?"""
+"""`tessera run --elastic` with killed processes: it continues, and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ print([repr(v) for row in run.rows() for k, v in row.items() if k[:5] in ("loss"
 
 @LONG
 def test_a_process_without_a_device_reads_what_the_others_read(tmp_path: Path) -> None:
-    """Three processes with a device each share four places: one of them has none."""
+    """Three processes with a device each share four mesh places; one of them gets none."""
     said = []
     for size in (1, 3):
         folder = tmp_path / str(size)
@@ -114,7 +114,8 @@ def test_what_makes_no_sense_is_said(words: str, error: str, tmp_path: Path) -> 
 
 
 def test_a_folder_for_safe_points_beside_elastic_is_said(monkeypatch: Any) -> None:
-    """It would be passed over: a scheduler's run has one, and `--elastic` its own."""
+    """It would be ignored: the variable is for a scheduler's run, and `--elastic` has its own
+    folder."""
     monkeypatch.setenv("TESSERA_ELASTIC", "/dev/shm/run-7")
     with pytest.raises(ts.UsageError, match="TESSERA_ELASTIC=/dev/shm/run-7 is set"):
         elastic_sizes("1:2", "local", None, None, None)
@@ -128,7 +129,7 @@ def test_all_processes_come_back_some_seconds_after_the_first_safe_point(monkeyp
     monkeypatch.setattr(made, "_last", lambda: last[0])
     grows = made._grows(before)
     for now[0], last[0], expected in (
-        (900.0, before, False),  # it starts, and compiles
+        (900.0, before, False),  # start and compilation
         (900.0, point, False),
         (959.0, point, False),
         (960.0, point, True),

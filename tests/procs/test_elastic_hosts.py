@@ -1,6 +1,6 @@
-"""Does a run lose nothing when one of its hosts is gone, with the safe points in its memory?
+"""The loss of a host in a run with safe points in memory: no step is lost.
 
-Two processes with folders of their own are as two hosts: neither sees what the other one keeps.
+Two processes with separate folders stand for two hosts: neither sees the other's files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 12
 
 @contextmanager
 def hosts(folder: Path, kept: Sequence[Path], pause_s: float) -> Iterator[list[subprocess.Popen]]:
-    """The run, in a process for each of `kept`; all have ended at the end."""
+    """Starts the run with a process for each of `kept`; ends all of them afterwards."""
     port = free_port() - 1
     started = []
     try:
@@ -62,7 +62,7 @@ def test_a_host_that_is_lost_takes_nothing_with_it(tmp_path: Path) -> None:
             time.sleep(0.05)
     assert "elastic: safe points lie in " in said(run) and "of 2 hosts" in said(run)
     shutil.rmtree(kept[1])
-    # Another host takes its place, as rank 0; that of the first keeps its number of processes only.
+    # A new host is rank 0 now, and the first host is rank 1.
     again = tmp_path / "again"
     with hosts(again, [kept[2], kept[0]], 0.0) as second:
         codes = [p.wait(LIMIT_S) for p in second]

@@ -1,4 +1,4 @@
-"""A rank fails, and no launcher of ours sees it: do the others hear of it, with its error?"""
+"""A failing rank without our launcher: the others end with its error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.cases import LONG
 from tests.procs.launched import END_S, HEAD, LIMIT_S, others, until, wrote
 
-# The others wait for what only the engine's store can tell; the thread keeps the failed one alive.
-# It fails when all are ready: rank 0 ends the others at once, also one that is about to say so.
+# The others can learn of the failure only from the engine's store; the thread keeps the rank alive.
+# It fails when all are ready: rank 0 ends the others at once, also one about to report ready.
 PROGRAM = """
 import threading
 total = dist.all_reduce(X.sum()).item()
@@ -46,7 +46,7 @@ def test_an_error_in_one_rank_ends_those_that_wait_for_it(rank: int, tmp_path: P
         assert re.search(said + " test asks, so this rank ends too\n", err), err
 
 
-# One rank's program is at its end, without an error; what the others come to cannot take place.
+# One rank's program ends without an error, so the others' next collective cannot run.
 ENDS = """
 ends, how = os.environ["ENDS"].split()
 same = ts.jit(lambda x: x.max())

@@ -1,4 +1,4 @@
-"""Do the processes of a run save together when one is told to end, and end when one hangs?"""
+"""Guarded runs of several processes: a joint save at a signal, and an end if one hangs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run_of(folder: Path, pause_s: float, *more: str, size: int = 2, **how: objec
 
 
 def came_to(folder: Path, rank: int) -> tuple[int, int]:
-    """The number of a rank's process, and its last step."""
+    """A rank's pid, and its last step."""
     try:
         pid, step = (folder / f"pid{rank}").read_text().split()
         return int(pid), int(step)

@@ -1,4 +1,4 @@
-"""Does a run work over several hosts, each with an address of its own?"""
+"""Runs over several hosts, each with its own address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MPI = pytest.mark.skipif(
 )
 TOTAL = HEAD + "import socket\nprint(socket.gethostname(), RANK, dist.all_reduce(X.sum()).item())\n"
 SUMS = {"host0 0 6.0", "host1 1 6.0"}
-# What mpirun takes for ssh: nothing of its environment arrives.
+# mpirun's replacement for ssh, which forwards no environment variables.
 AGENT = """#!/bin/sh
 shift
 exec nsenter --target={pid} --net --uts --mount env -i PATH="$PATH" HOME=/root sh -c "$*"
@@ -48,7 +48,8 @@ def test_the_launcher_reaches_ranks_on_another_host(pids: list[int], tmp_path: P
 
 
 def ranks(pids: list[int], folder: Path, **env: str) -> list[tuple[int, str]]:
-    """A process on each host, started by somebody else: how each ended, and all that it said."""
+    """Runs a process on each host without our launcher; returns the exit code and output of
+    each."""
     started = []
     for k, pid in enumerate(pids):
         own = {"RANK": str(k), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **env}
@@ -75,8 +76,7 @@ def test_processes_of_two_hosts_join_by_themselves(pids: list[int], tmp_path: Pa
 
 @LONG
 def test_a_coordinator_that_the_other_host_cannot_reach(pids: list[int], tmp_path: Path) -> None:
-    """Its address is that of each host itself: the ranks say who did not come, and where they were
-    told to look."""
+    """The address means each host itself; the ranks name the missing rank and the address."""
     (tmp_path / "total.py").write_text(TOTAL)
     (first, here), (second, there) = ranks(
         pids, tmp_path, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", TESSERA_JOIN_LIMIT="4"

@@ -1,4 +1,4 @@
-"""Does `tessera run` make one program of many processes, and does none stay behind?"""
+"""`tessera run`: one program of many processes, all ended with it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ import tessera as ts
 options = ts.graph.trace(lambda x: x.sum(), np.ones(2, np.float32)).options
 print(options.processes)
 """
-# What needs the others, as a program's first act: nothing has started the engine.
+# A collective as a program's first act, before anything has started the engine.
 ACTS = {
     "a model is written": """\
 config = nn.GPTConfig(vocab=16, seq=8, d=8, layers=1, heads=2)
@@ -69,19 +69,19 @@ MESH = dist.Mesh.parse("dp=4")
 PLAN = dist.strategy("zero_redundancy_optimizer", stage=3)
 """
 TOTAL = HEAD + "print(RANK, dist.all_reduce(X.sum()).item(), ts.tensor([1.0, 2.0]).sum().item())\n"
-# A rank that says that it is there, with its number, and waits.
+# A rank that writes its pid, and waits.
 WAIT = 'echo $$ > pid$RANK; exec sleep 600'  # fmt: skip
 
 
 def pids(folder: Path, size: int) -> list[int]:
-    """The numbers of the ranks, once all have begun."""
+    """The pids of the ranks, once all have started."""
     files = [folder / f"pid{k}" for k in range(size)]
     until(lambda: all(f.is_file() and f.read_text().strip() for f in files), folder=folder)
     return [int(f.read_text()) for f in files]
 
 
 def command_lines() -> dict[int, bytes]:
-    """Those of all processes here, by their numbers."""
+    """The command lines of all processes here, by pid."""
     found = {}
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def command_lines() -> dict[int, bytes]:
 
 
 def gone(which: Iterable[int]) -> bool:
-    """Whether these processes end soon; a SIGKILL may take a moment."""
+    """Returns whether these processes end soon; a SIGKILL may take a moment."""
     numbers = [*which]
     return until(lambda: not any(map(lives, numbers))) < END_S
 
@@ -104,7 +104,7 @@ def test_a_program_begins_with_what_needs_all_ranks(name: str, tmp_path: Path) -
     assert (done.code, said(done.out, "done")) == (0, ["done", "done"]), done.err
 
 
-# A thread prints while the engine connects the processes, which it reports in pieces.
+# A thread prints while the engine reports the connections in pieces.
 BESIDE = """
 import threading
 connected = threading.Event()
@@ -227,7 +227,7 @@ def test_ctrl_c_ends_every_rank(number: int, code: int, tmp_path: Path) -> None:
         pids(tmp_path, 2)
         started.send_signal(number)
 
-    # One does not listen to the signal, and what it started does not either.
+    # One rank ignores the signal, and so does its subprocess.
     body = f"[ $RANK = 1 ] && trap '' INT TERM; sleep 600 & echo $! > child$RANK; {WAIT}"
     words = ("-n", 2, "--grace", 2)
     done = launch(*words, "sh", "-c", body, folder=tmp_path, meanwhile=interrupt)
@@ -251,7 +251,7 @@ def test_ranks_that_save_have_their_time_and_a_second_signal_ends_them(
             started.send_signal(signal.SIGTERM)
 
     saves = "while [ ! -e go ]; do sleep 0.1; done; touch saved$RANK; exit 143"
-    # A shell that waits for one long `sleep` may miss a signal that comes before it begins.
+    # A shell in one long `sleep` may miss a signal that arrives before the sleep.
     body = f"trap '{saves}' TERM; echo $$ > pid$RANK; while :; do sleep 0.1; done"
     done = launch("-n", 2, "sh", "-c", body, folder=tmp_path, meanwhile=tell)
     assert done.code == 143, done.err
@@ -275,7 +275,7 @@ def test_nothing_stays_when_the_launcher_is_killed(tmp_path: Path) -> None:
 def test_no_rank_stays_when_launcher_and_guard_are_killed_at_once(tmp_path: Path) -> None:
     def kill(started: subprocess.Popen[str]) -> None:
         group = os.getpgid(pids(tmp_path, 2)[0])
-        os.kill(group, signal.SIGSTOP)  # so that it does nothing between the two
+        os.kill(group, signal.SIGSTOP)  # stopped, so that it does nothing between the two signals
         started.kill()
         os.kill(group, signal.SIGKILL)
 
@@ -292,7 +292,7 @@ def test_a_run_that_ends_leaves_nothing_that_its_ranks_started(tmp_path: Path) -
 
 def test_a_coordinator_that_ends_ends_the_run(tmp_path: Path) -> None:
     def kill(started: subprocess.Popen[str]) -> None:
-        group = os.getpgid(pids(tmp_path, 2)[0])  # the guard leads it
+        group = os.getpgid(pids(tmp_path, 2)[0])  # the guard process leads the group
         os.kill(group, signal.SIGKILL)
 
     done = launch("-n", 2, "sh", "-c", WAIT, folder=tmp_path, meanwhile=kill)
@@ -334,7 +334,7 @@ def test_a_run_outlives_its_terminal_with_nohup(tmp_path: Path) -> None:
 
 
 # -- ranks that compute ---------------------------------------------------------------------------
-# Files say how far a rank is: pid (it has begun), joined, ready (all have computed together).
+# Files show a rank's progress: pid (started), joined, ready (all have computed together).
 STEPS = (
     "import os, pathlib\n"
     "pathlib.Path('pid' + os.environ['RANK']).write_text(str(os.getpid()))\n"
@@ -359,7 +359,7 @@ SHORT = (1, 4)  # each rank once: before it joins and while it computes
     "seed", [pytest.param(k, marks=[LONG] * (k not in SHORT)) for k in range(36)]
 )
 def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
-    """Each rank at each of the moments, and up to a second after it."""
+    """Each rank at each of the moments, with a random delay of up to a second."""
     rank, moment = seed % 2, MOMENTS[seed // 2 % 3]
     wait_s = random.Random(seed).uniform(0, 1)
     killed: list[float] = []
@@ -402,7 +402,7 @@ def test_a_rank_that_does_not_join_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["", pytest.param("time.sleep(8)\n", marks=LONG)])
 def test_a_rank_that_ends_before_it_joins_is_not_waited_for(first: str, tmp_path: Path) -> None:
-    """Whether the others come before its end, or after."""
+    """The error is the same if the others arrive before the rank ends, or after it."""
     (tmp_path / "some.py").write_text(
         "import os, sys, time\nif os.environ['RANK'] == '1':\n    time.sleep(4)\n    sys.exit()\n"
         + first
@@ -424,7 +424,7 @@ def test_a_rank_whose_engine_runs_already_says_so(tmp_path: Path) -> None:
 
 @LONG
 def test_what_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
-    """A subprocess of a rank has the rank's variables, and is alone."""
+    """A subprocess of a rank inherits its variables, and runs alone."""
     (tmp_path / "alone.py").write_text("import tessera as ts\nprint(ts.ones(3).sum().item())\n")
     more = "import subprocess\nsubprocess.run([sys.executable, 'alone.py'], check=True)\n"
     (tmp_path / "total.py").write_text(TOTAL + more)
@@ -435,7 +435,7 @@ def test_what_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
 # -- without a launcher of ours -------------------------------------------------------------------
 @LONG
 def test_processes_of_another_launcher_join_by_themselves(tmp_path: Path) -> None:
-    started = others(tmp_path, 2, TOTAL + "time.sleep(2 * RANK)\n")  # rank 0 waits to be last
+    started = others(tmp_path, 2, TOTAL + "time.sleep(2 * RANK)\n")  # rank 0 must be the last one
     assert [p.wait(LIMIT_S) for p in started] == [0, 0], (tmp_path / "err0").read_text()
     for k in range(2):
         lines = (tmp_path / f"out{k}").read_text().splitlines()
@@ -477,7 +477,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "many-processes.md").read
 
 
 def shown(kind: str) -> list[str]:
-    """The blocks of a kind in the page about many processes."""
+    """The code blocks of a kind in the page about processes."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -492,7 +492,7 @@ host, rank = os.environ["TT_MESH_HOST_RANK"], dist.process_index()
 print(host, rank, dist.all_reduce(x.sum()).item())
 """
 MPI = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed here")
-# A stand-in for Slurm's command: it starts the tasks here.
+# A stand-in for srun, which starts the tasks here.
 SRUN = """#!/bin/sh
 n=${1#--ntasks=}; shift 2
 for k in $(seq 0 $((n - 1))); do SLURM_PROCID=$k SLURM_LOCALID=$k SLURM_STEP_ID=0 "$@" & done

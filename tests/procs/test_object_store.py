@@ -1,4 +1,4 @@
-"""Do checkpoints in an object store survive what those on a disk do? Against local servers."""
+"""Checkpoints in object stores, on local servers: as safe as on a disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("tensorstore")
 
 @dataclass(frozen=True)
 class Service:
-    """A local server: its command, what installs it, and how the array library finds it."""
+    """A local server: its command, its package, and its variables for TensorStore."""
 
     command: tuple[str, ...]
     package: str
@@ -66,7 +66,7 @@ SERVICES = {
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """An empty bucket of a server that runs."""
+    """An empty bucket on a running server."""
     service = SERVICES[request.param]
     missing = f"there is no local server of {request.param}: pip install '{service.package}'"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -81,7 +81,7 @@ def store(
         started = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
 
         def answers() -> bool:
-            """Whether it does; S3's gets its bucket."""
+            """Returns whether the server answers. Creates S3's bucket."""
             asked = urllib.request.Request(f"{at}/bucket", method="PUT")
             try:
                 urllib.request.urlopen(asked if request.param == "s3" else at, timeout=5)
@@ -93,7 +93,7 @@ def store(
 
         try:
             until(lambda: started.poll() is not None or answers(), 60)
-            if started.poll() is not None:  # a launcher of other environments, which has none here
+            if started.poll() is not None:  # it was found but cannot run here
                 pytest.skip(missing)
             for name, value in service.env.items():
                 env.setenv(name, value.replace("URL", at))
@@ -162,5 +162,5 @@ def test_a_save_that_is_killed_leaves_whole_checkpoints(store: str, tmp_path: Pa
                 started.wait(10)
         found = checkpoint.load(root=root)
         assert found.step is not None and (found.tensors["w"].numpy() == found.step).all()
-        # Of all that were begun at most the one that was copied and the one that was written.
+        # Of all begun saves at most the copied one and the written one remain.
         assert found.step >= log.read_text().count("\n") - 2

@@ -1,5 +1,4 @@
-"""Do processes that hold different programs hear of it, and those that wait for one that never
-comes?"""
+"""Errors of processes that run different programs, or wait for one that never arrives."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import pytest
 from tests.cases import LONG
 from tests.procs.harness import HEAD, line_of, run_ranks
 
-# Each case is a function that both ranks call; what they raise is collected, and they go on.
+# Each case is a function that both ranks call; errors are collected, and the ranks continue.
 CASES = """
 import json
 CASES = []
@@ -130,7 +129,7 @@ os._exit(0)
 """
 FIX = "run the same function with the same shapes, layouts and options on every rank"
 REDUCE = '%1 = all_reduce %0 axes=("dp",)'
-# By case: the step that differs, and what each rank has there.
+# For each case: the step that differs, and each rank's text there.
 ROWS = {
     "kind": ("s0", "s0 %1 = sum %0 dims=(0,) : f32[2] +dp",
              "s0 %1 = max %0 dims=(0,) : f32[2] max dp"),
@@ -155,7 +154,7 @@ NAMES = {"program": "train", "layout": "redistribute"}
 
 
 def at(mark: str) -> str:
-    """` at prog.py:N` of the line that has `# mark`."""
+    """` at prog.py:N` for the line with `# mark`."""
     lines = (HEAD + CASES).split("\n")
     (n,) = [i for i, line in enumerate(lines, 1) if f"# {mark}" in line]
     return f" at prog.py:{n}"
@@ -407,6 +406,6 @@ os._exit(0)
 
 
 def test_what_a_lost_rank_ends_is_no_fault_of_the_arguments(tmp_path: Path) -> None:
-    """They were given up to the call that failed."""
+    """They were donated to the call that failed."""
     first, _ = run_ranks(GONE, tmp_path, TESSERA_COLLECTIVE_LIMIT="20", limit_s=80)
     assert first.out.startswith("BackendError"), first.out + first.err

@@ -1,4 +1,4 @@
-"""Do several processes write a model or a checkpoint once, and whole?"""
+"""Models and checkpoints of several processes: written once, and whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("safetensors")
 
 
 def both(body: str, folder: Path) -> tuple[list[Ended], Path]:
-    """How two processes ended, and where they wrote."""
+    """Runs two processes; returns the exit of each, and their folder."""
     out = folder / "out"
     ended = run_ranks(body, folder, limit_s=240, TEST_OUT=str(out), XLA_FLAGS=FLAGS)
     return ended, out

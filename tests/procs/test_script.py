@@ -1,4 +1,4 @@
-"""Does one script do the same in one process and in two? It reads, loads, shows and writes."""
+"""One script in one process and in two: equal reads, loads, output and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if int(os.environ["TEST_SIZE"]) > 1:
 import tessera as ts
 from tessera import dist
 """
-# Two slices of one mesh: with two processes each has one of them.
+# Two slices of one mesh, one on each of two processes.
 SCRIPT = """
 import json, warnings
 warnings.simplefilter("always", ResourceWarning)
@@ -55,7 +55,7 @@ print(json.dumps([{k: np.asarray(v).tolist() for k, v in same.items()}, read, le
 
 
 def said(folder: Path, size: int) -> list[tuple[list[str], Any]]:
-    """By process: the lines of the run, and what the script says."""
+    """For each process, the lines of the run and the script's output."""
     folder.mkdir()
     out = folder / "run"
     ended = run_ranks(
@@ -66,7 +66,7 @@ def said(folder: Path, size: int) -> list[tuple[list[str], Any]]:
     assert sorted(p.name for p in out.iterdir()) == [
         "config.json", "metrics.jsonl", "sample.txt", "weights.safetensors",
     ]  # fmt: skip
-    assert not any("tessera-run-" in e.err for e in ended), ended  # what only the first one keeps
+    assert not any("tessera-run-" in e.err for e in ended), ended  # of the first process only
     lines = [e.out.splitlines() for e in ended]
     return [(own[:-1], json.loads(own[-1])) for own in lines]
 
@@ -75,7 +75,7 @@ def test_a_script_says_the_same_in_two_processes(tmp_path: Path) -> None:
     ((shown, (want, values, rows)),) = said(tmp_path / "one", 1)
     (first, (one, error, half)), (second, (two, same, other)) = said(tmp_path / "two", 2)
     assert one == two == want and want["moved"] == want["x"] and want["back"] == want["both"]
-    assert (len(first), second) == (len(shown), []) and shown  # one process shows the run
+    assert (len(first), second) == (len(shown), []) and shown  # only one process prints the run
     assert (rows, half, other) == (8, 4, 4)
     assert values == same == want["x"]
     assert error.splitlines() == [
@@ -124,7 +124,7 @@ print({k: v.item() for k, v in total.items()}, placed["weight"].type)
 
 
 def test_what_one_process_has_read_is_placed_by_all_of_them(tmp_path: Path) -> None:
-    """Whether a value is made already must not decide which programs a placing runs."""
+    """The choice of programs for a placement must not depend on values read already."""
     texts = []
     for size in (1, 2):
         ended = run_ranks(

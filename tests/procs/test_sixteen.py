@@ -1,4 +1,4 @@
-"""Do sixteen processes train, and to the bits of one?"""
+"""Training on sixteen processes, with the bits of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a run work under Slurm itself? On a cluster of this machine, with its own daemons."""
+"""Runs under Slurm, on a cluster of this machine with its own daemons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMS = ["0 2 6.0", "1 2 6.0"]
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    # Two clusters number their jobs alike, and programs of `srun` meet at a port of that number.
+    # Job numbers of two clusters may be equal, and `srun` programs derive their port from them.
     with (tmp_path_factory.getbasetemp().parent / "slurm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with slurm.cluster(tmp_path_factory.mktemp("slurm")) as found:
@@ -66,7 +66,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("what", ["a rank", "the launcher"])
 def test_all_ranks_end(what: str, env: dict[str, str], tmp_path: Path) -> None:
-    """When a rank is killed, and when the launcher is; no command line has shown the token."""
+    """After a killed rank, or a killed launcher; no command line shows the token."""
     (tmp_path / "wait.py").write_text(WAIT)
     ranks: list[int] = []
 
@@ -78,7 +78,7 @@ def test_all_ranks_end(what: str, env: dict[str, str], tmp_path: Path) -> None:
 
     done = launch("-n", 2, "--slurm-args", "--nodes=1", "wait.py", folder=tmp_path,
                   meanwhile=kill, **env)  # fmt: skip
-    if what == "a rank":  # srun exits as one of those that were killed or ended
+    if what == "a rank":  # srun exits with the status of a killed or ended task
         assert done.code in (137, 143), done.err
         assert f"tessera run: srun exited with status {done.code} after " in done.err
         assert "task 1: Killed\n" in done.err

@@ -1,4 +1,4 @@
-"""Do programs of TT-NN run on a mesh over several processes? Each process writes what it saw."""
+"""TT-NN programs on a mesh over several processes, each of which writes its results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_mesh_over_two_processes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(seen["columns"], np.stack([y.sum(0)] * 2).ravel())
         np.testing.assert_array_equal(seen["total"], 2 * y.sum((0, 1)))
         np.testing.assert_array_equal(seen["mine"], [2 * (host.ravel() + rank)] * 2)
-        # A mesh of one row has places of two numbers, too.
+        # Coordinates in a mesh of one row have two numbers, too.
         places = [k for k, i in enumerate(seen["ids"]) if i // 2 == rank]
         assert seen["printed_in_line"] == [f"device_id:{seen['ids'][k]}" for k in places]
         np.testing.assert_array_equal(seen["in_line"], host.reshape(4, 32)[places])

@@ -1,4 +1,4 @@
-"""Does a backend start with the devices that are visible, and with no others?"""
+"""Visible devices: a backend starts with those alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do processes that measure a program's ways by themselves all take the same one?"""
+"""Autotuning in several processes: all take the same compile variant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.procs.harness import run_ranks
 
-# One rank finds the older library quicker, the other one slower by more: then it is not taken.
+# One rank finds the older library faster, the other one slower by more, so it is not chosen.
 BODY = """
 import json
 from tessera.core import flags
@@ -51,7 +51,7 @@ def step(w, x):
 w = ts.tensor(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), mesh=MESH)
 for _ in range(3):
     loss, w = step(w, X)
-found = [[v.name, v.step_s, v.chosen] for v in step.ways]
+found = [[v.name, v.step_s, v.chosen] for v in step.variants]
 print(json.dumps([names, found, float(loss)]), flush=True)
 """
 
@@ -70,7 +70,7 @@ def test_all_processes_take_the_way_whose_slowest_process_is_the_quickest(tmp_pa
     assert first[1] == [
         ["preferred", 2.0, True], ["older", 5.0, False], ["preferred, least memory", 2.0, False],
     ]  # fmt: skip
-    again = ran(tmp_path, TEST_TIMES="1", **cache)  # what was found is kept
+    again = ran(tmp_path, TEST_TIMES="1", **cache)  # the choice is cached
     assert [said[0] for said in again] == [["preferred"]] * 2 and again[0][1:] == first[1:]
-    each = ran(tmp_path, TESSERA_PROGRAM_CACHE="off")  # the real times
+    each = ran(tmp_path, TESSERA_PROGRAM_CACHE="off")  # with real times
     assert each[0] == each[1] and abs(float(str(each[0][2])) - float(str(first[2]))) < 1e-4

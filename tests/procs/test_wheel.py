@@ -1,5 +1,5 @@
-"""Does a wheel hold all that the package needs? One is built and put where nothing else of the
-repository is; from there the README's first example runs and prints what it says."""
+"""The wheel: built and installed alone, it runs the README's first example with the stated
+output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHERE = "import tessera; print(tessera.__file__)"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a Python with the wheel, and without this repository, prints."""
+    """The output of a Python with the wheel and without this repository."""
     here = {**os.environ, "PYTHONPATH": str(cwd / "site")}
     done = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=here, capture_output=True, text=True,
@@ -41,14 +41,14 @@ def test_a_wheel_runs_the_first_example(tmp_path: Path) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("tessera-spmd", ts.__version__)
     assert {"hf", "data", "cloud"} <= {*metadata.get_all("Provides-Extra", [])}
     said = "import tessera as ts\ntry: ts.cat\nexcept AttributeError as error: print(error)"
-    assert "write ts.concat" in run("-c", said, cwd=tmp_path)  # which a data file says
+    assert "write ts.concat" in run("-c", said, cwd=tmp_path)  # from a data file
     first = next(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
     (tmp_path / "example.py").write_text(first.code)
     assert run("example.py", cwd=tmp_path) == first.printed
 
 
 def copy_of_sources(folder: Path) -> Path:
-    """What a wheel is made of, elsewhere: building leaves files beside it."""
+    """A copy of the wheel's sources, since the build leaves files beside them."""
     sources = folder / "sources"
     shutil.copytree(ROOT / "src", sources / "src", ignore=shutil.ignore_patterns("*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -1,9 +1,9 @@
-"""What is there after a save was killed? Whole checkpoints, whichever call it was killed at.
+"""Killed saves: whole checkpoints remain, for every call at which the save is killed.
 
-A process that has loaded everything forks for each trial; the child waits until `strace` holds
-it, which kills it as it enters the k-th `rename`, `fsync`, `unlink`, ... of one of its threads.
-Then what lies in the folder is read. `python -m tests.procs.torture 500` kills 500, and counts them
-in its last line.
+A process that has loaded everything forks for each trial; the child waits until `strace` holds it,
+which kills it as it enters the k-th `rename`, `fsync`, `unlink`, ... of one of its threads. Then
+the folder is read. `python -m tests.procs.torture 500` kills 500 saves, and counts them in its last
+line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIMIT_S = 60.0
 
 
 def why_not() -> str:
-    """Why there can be no trials here; "" if there can."""
+    """Returns the reason why no trials can run here, or ""."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     tried = subprocess.run(["strace", "-qq", "-o", "/dev/null", "true"], capture_output=True)
@@ -43,7 +43,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Scene:
-    """A save: of which tag, how many tensors and rows, how many checkpoints stay."""
+    """A save: its tag, the number of tensors and rows, and the number of retained checkpoints."""
 
     tag: str
     step: int
@@ -54,13 +54,13 @@ class Scene:
     @staticmethod
     def drawn(seed: int) -> Scene:
         draw = random.Random(seed)
-        again = draw.random() < 0.3  # over an older one
+        again = draw.random() < 0.3  # overwrites an existing one
         tag = draw.choice(["s1", "s2", "s3"]) if again else "s4"
         return Scene(tag, 4, draw.randint(1, 4), draw.choice([3, 40, 300]), draw.randint(1, 4))
 
 
 def write(root: str, scene: Scene) -> None:
-    """The save of `scene`, with files of a few hundred bytes."""
+    """Saves `scene`, with files of a few hundred bytes."""
     pieces.FILE_BYTES = 4000
     names = [f"tensors/w{i}" for i in range(scene.tensors)]
     shape = [scene.rows, 8]
@@ -76,7 +76,7 @@ def write(root: str, scene: Scene) -> None:
 
 
 def serve() -> None:
-    """Forks for each line "root seed" or "root first"; prints the child, and how it ended."""
+    """Forks for each line "root seed" or "root first"; prints the child's pid and its status."""
     for line in sys.stdin:
         root, what, held = line.split()
         pid = os.fork()
@@ -99,7 +99,7 @@ def serve() -> None:
 
 
 class Server:
-    """The process that forks."""
+    """The process that forks the children."""
 
     def __init__(self) -> None:
         path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
@@ -110,7 +110,7 @@ class Server:
         )  # fmt: skip
 
     def run(self, root: Path, what: str, call: str = "", k: int = 0) -> int:
-        """How a child ended; with `call` killed at the k-th of these calls, if it comes to it."""
+        """Returns the status of a child, which is killed at its k-th `call`, if it gets there."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(root, what, "held" if call else "free", file=self._process.stdin, flush=True)
         pid = int(self._process.stdout.readline())
@@ -150,7 +150,8 @@ def _until(met: object) -> None:
 
 
 def lost(root: Path, scene: Scene) -> str:
-    """What is wrong in `root`, where s1, s2 and s3 were and the save of `scene` was begun."""
+    """Returns the fault in `root`, which had s1, s2 and s3 before the save of `scene`; "" if
+    none."""
     storage = Storage(root)
     found, wrong = manifests(storage)
     if wrong:
@@ -161,7 +162,7 @@ def lost(root: Path, scene: Scene) -> str:
             if values != {float(m.step or 0)}:
                 return f"{m.tag} holds {values}"
     tags = {m.tag: m.step for m in found}
-    if tags.get(scene.tag) != scene.step:  # it is not there: nothing may have gone
+    if tags.get(scene.tag) != scene.step:  # its save did not complete, so nothing may be deleted
         return "" if tags == {"s1": 1, "s2": 2, "s3": 3} else f"only {tags} are there"
     order = [t for t in ("s1", "s2", "s3") if t != scene.tag] + [scene.tag]
     stay = order[-scene.keep :]
@@ -169,7 +170,7 @@ def lost(root: Path, scene: Scene) -> str:
 
 
 def trials(count: int, folder: Path, seed: int = 0) -> tuple[int, int, list[str]]:
-    """Saves until `count` of them were killed: (how many saves, how many killed, what was lost)."""
+    """Saves until `count` saves were killed. Returns (saves, killed saves, faults)."""
     server, killed, losses, i = Server(), 0, list[str](), 0
     first = folder / "first"
     try:

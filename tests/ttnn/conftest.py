@@ -13,7 +13,7 @@ from tests.issued import checked
 
 @pytest.fixture(scope="session", autouse=True)
 def started() -> Iterator[None]:
-    """The devices run before any test; every program issues what its schedule holds."""
+    """Starts all devices before any test; checks each program against its schedule."""
     ts.ones((1,)).numpy()
     with checked():
         yield
@@ -21,13 +21,13 @@ def started() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[ttnn.MeshDevice]:
-    """2 x 4, as a QuietBox is."""
+    """2 x 4 devices, like a QuietBox."""
     with ttnn.create_mesh_device(ttnn.MeshShape(2, 4)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[ttnn.MeshDevice]:
-    """1 x 2, as an N300 is."""
+    """1 x 2 devices, like an N300."""
     with ttnn.create_mesh_device(ttnn.MeshShape(1, 2)) as found:
         yield found

@@ -1,4 +1,4 @@
-"""Keys and values in pages against a cache of all places, and decoding against the whole."""
+"""Paged key-value caches against contiguous ones, and decoding against the whole sequence."""
 
 from __future__ import annotations
 

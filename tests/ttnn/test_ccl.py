@@ -16,7 +16,8 @@ R, S = ttnn.PlacementReplicate, ttnn.PlacementShard
 
 
 def on(device: ttnn.MeshDevice, *shape: int, dtype: Any = ttnn.float32) -> Any:
-    """A tensor with parts of its own, and its parts as an array [rows, columns, ...]."""
+    """Returns a tensor with different parts on each device, and the parts as an array [rows,
+    columns, ...]."""
     rows, cols = device.shape
     x = RNG.integers(-50, 50, (rows * cols, *shape)).astype(np.float32)
     whole = x.reshape(rows * cols * shape[0], *shape[1:])
@@ -31,7 +32,7 @@ def parts(x: ttnn.Tensor) -> Any:
 
 
 def lines(x: Any, axis: int | None) -> list[tuple[list[tuple[int, int]], list[Any]]]:
-    """The groups of places that a collective joins, with their parts."""
+    """The groups of devices that a collective joins, with their parts."""
     every = [(r, c) for r in range(2) for c in range(4)]
     if axis is None:
         groups = [every]
@@ -162,7 +163,7 @@ def test_labels(device: ttnn.MeshDevice) -> None:
 
 
 def joined(tensor: ttnn.Tensor) -> np.ndarray[Any, Any]:
-    """The whole by the label of the parts: side by side, or one of equal parts."""
+    """The whole tensor by its placements: parts concatenated, or one of several equal parts."""
     topology = tensor.tensor_topology()
     parts = [ttnn.to_torch(p).numpy() for p in ttnn.get_device_tensors(tensor)]
     for n, p in reversed([*zip(topology.distribution_shape(), topology.placements())]):
@@ -183,7 +184,7 @@ COLLECTIVES: dict[str, Any] = {
     "scatter 3": lambda t, axis: ttnn.reduce_scatter(t, 3, cluster_axis=axis),
     "one of all": lambda t, axis: ttnn.all_broadcast(t, cluster_axis=axis)[1],
 }
-# What no label describes: parts that come together in another order than row by row.
+# Without a placement: parts that are concatenated in another order than row by row.
 NO_LABEL = {
     ("line", "gather 3", 0): "would interleave",
     ("line", "scatter 3", 0): "no TensorTopology can express",
@@ -217,7 +218,7 @@ def test_labels_say_what_the_parts_make(
 
 
 def test_experts(device: ttnn.MeshDevice) -> None:
-    """Tokens go to their experts and come back: what each chosen expert makes of them."""
+    """Tokens are sent to their experts and return with each expert's result."""
     batch, seq, hidden, experts, k, devices = 2, 3, 4, 16, 2, 8
     x, a = on(device, batch, 1, seq, hidden)
     chosen = np.stack([
@@ -237,12 +238,12 @@ def test_experts(device: ttnn.MeshDevice) -> None:
     for d in range(devices):
         here = (owner[every] == d).any(-1, keepdims=True)
         np.testing.assert_array_equal(parts(tokens)[divmod(d, 4)], np.where(here, flat, 0))
-    # Expert e adds e: of its own tokens each device has the rows of its experts.
+    # Expert e adds e; each device has the rows of its experts for its own tokens.
     mine = [np.flatnonzero(owner == d) for d in range(devices)]
     rows = np.stack([parts(tokens)[divmod(d, 4)] + e for d in range(devices) for e in mine[d]])
     made = ttnn.from_torch(rows.reshape(-1, batch * devices, seq, hidden), device=device,
                            mesh_mapper=ttnn.ShardTensorToMesh(device, 0))  # fmt: skip
-    for order in ((table, metadata), (metadata, table)):  # versions of 2025 have both
+    for order in ((table, metadata), (metadata, table)):  # versions of 2025 have both orders
         back = parts(ttnn.all_to_all_combine(made, *order))
         for d in range(devices):
             own = chosen[d, :, 0]  # [batch, seq, k]
@@ -250,7 +251,7 @@ def test_experts(device: ttnn.MeshDevice) -> None:
             np.testing.assert_array_equal(back[divmod(d, 4)], want)
     with pytest.raises(ttnn.TTNNError, match="do not say which tensor has the mapping"):
         ttnn.all_to_all_combine(made, table, table)
-    # Sums of a device stand at the first of its experts, in their order, that was chosen.
+    # The sums of a device are stored at the first of its chosen experts, in the order of experts.
     wide = np.zeros((1, batch * devices, seq, experts), np.int32)
     wide[:] = np.arange(experts)[::-1]  # each token chooses all, the last one first
     sums = ttnn.from_torch(

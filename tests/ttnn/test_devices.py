@@ -1,4 +1,4 @@
-"""Meshes, their parts and their other shapes, as TT-NN has them."""
+"""TT-NN meshes, submeshes and reshaping."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_tensors_of_an_earlier_shape() -> None:
             lambda t: ttnn.add(later, t),
             lambda t: ttnn.to_device(t, device),
             lambda t: ttnn.copy_host_to_device_tensor(host, t),
-            # It joined those parts whose places the new shape has, too.
+            # Without the check this joins the parts with coordinates in the new shape.
             lambda t: ttnn.to_torch(t, mesh_composer=ttnn.ConcatMeshToTensor(device, dim=0)),
         ):  # fmt: skip
             with pytest.raises(ttnn.TTNNError, match="laid on the mesh before the mesh was resh"):
@@ -155,8 +155,8 @@ def test_pictures(
     assert "[PlacementReplicate(), PlacementShard(3)]" in text
     assert "Tensor(storage: DEVICE)" in text and "[:, :, :, 32:64]" in text
     colours = {line.split('"')[1] for line in (tmp_path / "x.svg").read_text().split("<rect fill=")}
-    assert len(colours) >= 3  # two parts, and what is around
-    blocked = tmp_path / "x.svg" / "y.svg"  # below a file
+    assert len(colours) >= 3  # two parts, and the background
+    blocked = tmp_path / "x.svg" / "y.svg"  # its folder is a file
     with pytest.raises(UsageError, match=r"visualize: .* cannot be written: "):
         ttnn.visualize_tensor(x, svg=blocked)
     with pytest.raises(UsageError, match=r"dump_tensor: .* cannot be written: "):
@@ -182,7 +182,7 @@ print(device.shape, len(ttnn.get_device_tensors(ttnn.all_reduce(x))))
     ("preset", "visible", "shape", "says"),
     [
         ("t3000", "0,1", "", "4 2\nMeshShape([2, 2]) 4\n"),
-        ("", "", "ttnn.MeshShape(8, 4)", "8 8\nMeshShape([8, 4]) 32\n"),  # it grows
+        ("", "", "ttnn.MeshShape(8, 4)", "8 8\nMeshShape([8, 4]) 32\n"),  # a larger mesh
         *(
             pytest.param(*row, marks=LONG)
             for row in (
@@ -220,7 +220,7 @@ def test_one_of_two_meshes_is_the_system(tmp_path: Path, monkeypatch: pytest.Mon
     device = ttnn.open_mesh_device()
     assert (device.shape, device.get_system_mesh_id()) == (ttnn.MeshShape(2, 2), 1)
     assert device.get_fabric_node_id((1, 0)) == ttnn.FabricNodeId(1, 2)
-    monkeypatch.setenv("TT_VISIBLE_DEVICES", "2,3")  # its cards on the host, which has others too
+    monkeypatch.setenv("TT_VISIBLE_DEVICES", "2,3")  # its cards on a host that also has others
     assert ttnn.get_device_ids() == [0, 1, 2, 3]
     ttnn.close_mesh_device(device)
 

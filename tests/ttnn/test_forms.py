@@ -1,4 +1,4 @@
-"""Forms in which programs for TT-NN's hardware are written."""
+"""Program styles written for TT-NN's hardware."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are half right, as people type them: an error with the way out, or what is meant."""
+"""Partly wrong calls, as people type them: the intended result, or an error with advice."""
 
 from __future__ import annotations
 
@@ -299,10 +299,10 @@ def test_one_number_is_a_number(pair: ttnn.MeshDevice) -> None:
     host = ttnn.from_torch(X)
     np.testing.assert_array_equal(np.asarray(host), X.numpy())
     ids = ttnn.from_torch(torch.tensor([[2.0, 0.0]]), ttnn.bfloat16, device=pair)
-    rows = ttnn.embedding(ids, ttnn.from_torch(X[0, 0], device=pair))  # bfloat16 ids are TT-NN's
+    rows = ttnn.embedding(ids, ttnn.from_torch(X[0, 0], device=pair))  # TT-NN's ids may be bfloat16
     np.testing.assert_array_equal(ttnn.get_device_tensors(rows)[0].numpy(), X[0, 0][[2, 0]][None])
     ids = ttnn.from_torch(torch.tensor([[2.0, 1.5]]), ttnn.bfloat16, device=pair)
-    for kind in (ttnn.float32, ttnn.bfloat16):  # between two rows there is none
+    for kind in (ttnn.float32, ttnn.bfloat16):  # a fraction is not an id
         rows = ttnn.embedding(ids, ttnn.from_torch(X[0, 0], kind, device=pair))
         whole, none = ttnn.to_torch(ttnn.get_device_tensors(rows)[0])[0]
         assert torch.equal(whole.float(), X[0, 0, 2]) and none.isnan().all()

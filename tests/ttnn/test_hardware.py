@@ -1,4 +1,4 @@
-"""Requests of programs to the hardware: accepted and checked, without effect on values."""
+"""Hardware options of programs: accepted and checked, without effect on values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Llama of the example writes the tokens of transformers."""
+"""The example's Llama: the tokens of transformers."""
 
 from __future__ import annotations
 

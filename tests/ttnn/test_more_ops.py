@@ -1,4 +1,4 @@
-"""Ops that models use now and then against PyTorch's, on each device with its own part."""
+"""Rarer ops of models against PyTorch's, with different parts on each device."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import tessera as ts
 from tessera import ttnn
 
 X = torch.arange(64.0).reshape(1, 1, 8, 8)
-# They change what the process holds, or wait for what never comes.
+# They change the state of the process, or block for ever.
 KEPT = {
     "close_mesh_device", "close_device", "CloseDevice", "SetDefaultDevice", "manage_config",
     "init_distributed_context",
@@ -48,7 +48,7 @@ NUMBERS = {
 
 @pytest.fixture
 def known(device: ttnn.MeshDevice, pair: ttnn.MeshDevice) -> dict[str, Any]:
-    """A right value for a word, and the odd ones."""
+    """Returns a valid value for each argument name, and invalid ones."""
     t = ttnn.from_torch(X, layout=ttnn.TILE_LAYOUT, device=device)
     other = ttnn.from_torch(X, layout=ttnn.TILE_LAYOUT, device=pair)
     ids = ttnn.zeros((1, 1, 8, 8), ttnn.uint32, device=device)
@@ -72,7 +72,7 @@ def known(device: ttnn.MeshDevice, pair: ttnn.MeshDevice) -> dict[str, Any]:
 
 
 def _calls(name: str, known: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The arguments of each call: right ones, and one that is odd."""
+    """Yields the arguments of each call: valid ones, with one replaced by an odd value."""
     prefix, _, short = name.rpartition(".")
     call = getattr(MODULES[prefix and prefix + "."], short)
     right: dict[str, Any] = {}

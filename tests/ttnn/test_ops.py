@@ -1,4 +1,4 @@
-"""Ops against PyTorch's, on parts that fill no tile, on each device with its own."""
+"""Ops against PyTorch's, on parts that fill no tile, different on each device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Op = Callable[..., Any]
 
 
 def on(device: ttnn.MeshDevice, *shape: int, kind: str = "normal", dtype: Any = None) -> Any:
-    """A tensor with parts of its own on each device, and the same as one of PyTorch with a dim for
-    the devices in front."""
+    """Returns a tensor with different parts on each device, and a PyTorch tensor of them with the
+    devices as dim 0."""
     n = device.get_num_devices()
     made: Any = RNG.normal(size=(n, *shape)).astype(np.float32)
     if kind == "positive":
@@ -199,7 +199,7 @@ def test_attention(causal: bool, groups: int, pair: ttnn.MeshDevice) -> None:
 
 
 def test_decoding_with_a_cache(pair: ttnn.MeshDevice) -> None:
-    """Token by token with a cache is the whole sequence at once, at each user's own place."""
+    """Decoding with a cache equals the whole sequence at once, at each user's own position."""
     users, heads, groups, d, most = 3, 4, 2, 8, 12
     lengths = [4, 7, 1]
     cache_k, keys = on(pair, users, groups, most, d)
@@ -259,7 +259,7 @@ def test_heads_and_rotary_positions(pair: ttnn.MeshDevice) -> None:
 
 
 def test_results_are_rounded_once(pair: ttnn.MeshDevice) -> None:
-    """A bfloat16 op computes in f32: its result is the rounded one."""
+    """A bfloat16 op computes in f32 and rounds its result once."""
     x, a = on(pair, 4, 64, dtype=ttnn.bfloat16)
     exact = a.bfloat16().float()
     want = (exact.softmax(-1)).bfloat16()

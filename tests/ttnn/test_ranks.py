@@ -1,4 +1,4 @@
-"""Programs on the mesh that a file of ranks gives to each rank, by descriptors as tt-metal has."""
+"""Meshes of each rank by a rank binding file and tt-metal's descriptors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LINE = r"\d: \[\d, \d\] \[[^\]]*\] \d+ \d\.\d \[[^\]]*\] \[\d\]"
 
 
 def bound(*ranks: tuple[int, int | None, str]) -> str:
-    """The file of ranks: the mesh, the host and the visible devices of each."""
+    """The text of a rank binding file: each rank's mesh, host and visible devices."""
     rows = [
         f"  - rank: {k}\n    mesh_id: {mesh}\n"
         + (f"    mesh_host_rank: {host}\n" if host is not None else "")

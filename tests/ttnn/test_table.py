@@ -1,4 +1,4 @@
-"""The table of ops: facts that hold for every row, and results of several tensors."""
+"""The table of TT-NN ops: facts of every row, and ops with several results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors to the devices and back, by TT-NN's mappers and composers."""
+"""Tensors to and from devices by TT-NN's mappers and composers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_mappers(device: ttnn.MeshDevice, placements: Any, override: Any, expect
     x = RNG.normal(size=(2, 3, 4, 16)).astype(np.float32)
     config = ttnn.MeshMapperConfig(placements, override and ttnn.MeshShape(override))
     mapper = ttnn.create_mesh_mapper(device, config)
-    if expected is None:  # dim 0 of 2 over 4 columns
+    if expected is None:  # a dim 0 of 2 cannot be split over 4 columns
         with pytest.raises(ttnn.TTNNError, match="dim 0 of 2 is not cut into 4 equal parts"):
             ttnn.from_torch(x, mesh_mapper=mapper)
         return
@@ -162,7 +162,7 @@ def test_parts_of_the_host_in_a_line(device: ttnn.MeshDevice) -> None:
 
 
 def blocks(x: Any, bits: int) -> Any:
-    """Block floats by the definition, number by number."""
+    """Block floats by their definition, number by number."""
     out = np.zeros_like(x)
     for row, into in zip(x.reshape(-1, x.shape[-1]), out.reshape(-1, x.shape[-1])):
         for start in range(0, len(row), 16):
@@ -185,7 +185,7 @@ def blocks(x: Any, bits: int) -> Any:
 def test_block_floats(dtype: Any, pair: ttnn.MeshDevice) -> None:
     x = RNG.normal(size=(6, 40)) * 10.0 ** RNG.integers(-4, 4, (6, 40))
     x[0, :16] = 0.0
-    x[1, ::3] = RNG.integers(-200, 200, 14) / 64.0  # ties
+    x[1, ::3] = RNG.integers(-200, 200, 14) / 64.0  # values halfway between two block floats
     x = x.astype(np.float32)
     want = blocks(x, dtype.bits)
     host = ttnn.from_torch(x, dtype, layout=ttnn.TILE_LAYOUT)
@@ -233,7 +233,7 @@ def test_parts_are_found_where_others_have_some(
     with ttnn.create_mesh_device(ttnn.MeshShape(shape)) as device:
         there = ttnn.from_torch(x, device=device, mesh_mapper=ttnn.ShardTensorToMesh(device, 0))
         text, ids = repr(there), device.get_device_ids()
-        # As if a part were another process's: each process reads its own, by their places.
+        # As if another process owned a part: each process reads the parts at its own coordinates.
         monkeypatch.setattr(ttnn.MeshDevice, "all_local", lambda d: d.get_num_devices() == 1)
         assert repr(there) == text
         ones = ttnn.get_device_tensors(there)
@@ -268,7 +268,7 @@ def test_files(tmp_path: Path, device: ttnn.MeshDevice) -> None:
         (tmp_path / "y.tensorbin").write_bytes(bad)
         with pytest.raises(ttnn.TTNNError, match="is no tensor of a file"):
             ttnn.load_tensor(tmp_path / "y.tensorbin")
-    # A file that is there is read, whatever the data are.
+    # An existing file is read, and the given data are ignored.
     kept = {"dtype": ttnn.bfloat16, "layout": ttnn.TILE_LAYOUT, "device": device}
     named = kept | {"cache_file_name": tmp_path / "w" / "cache"}
     first = ttnn.as_tensor(x, **named, memory_config=ttnn.L1_MEMORY_CONFIG)

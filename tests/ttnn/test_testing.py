@@ -1,4 +1,4 @@
-"""Fixtures for tests that were written for hardware."""
+"""Fixtures of tests written for hardware."""
 
 from __future__ import annotations
 

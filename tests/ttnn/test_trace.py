@@ -1,4 +1,4 @@
-"""Replays against the ops, on the values that the operands hold at the replay."""
+"""Trace replays against direct calls, on the operands' values at the replay."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_replays_read_and_write_the_same_handles(device: ttnn.MeshDevice) -> Non
     out = chain(x, y)
     gathered = ttnn.all_gather(out, dim=0)
     ttnn.end_trace_capture(device, trace, cq_id=0)
-    assert device.num_program_cache_entries() == before + 1  # the gather
+    assert device.num_program_cache_entries() == before + 1  # only the gather's program
     gc.collect()
     (segment,) = device.traces[trace.number].segments
-    assert [*segment.outputs.values()] == [out, gathered]  # and nothing that lies between
+    assert [*segment.outputs.values()] == [out, gathered]  # no intermediate value is an output
     cut = ttnn.ShardTensorToMesh(device, 0)
     join = ttnn.ConcatMeshToTensor(device, 0)
     for _ in range(3):
@@ -75,7 +75,7 @@ def test_parts_of_a_mesh_are_a_program_each(device: ttnn.MeshDevice) -> None:
     for out, counter in zip(outs, counters):
         assert out.device().shape == (1, 4)
         assert {float(ttnn.to_torch(t)[0, 0]) for t in ttnn.get_device_tensors(out)} == {4.0}
-        # Once when it was captured, and once a replay.
+        # Once at the capture, and once per replay.
         assert {float(ttnn.to_torch(t)[0, 0]) for t in ttnn.get_device_tensors(counter)} == {5.0}
     assert double.get_dtype() is ttnn.float32
     one = parts[0]
@@ -167,12 +167,12 @@ def test_wrong_orders(device: ttnn.MeshDevice) -> None:
     ttnn.end_trace_capture(device, trace)
     with pytest.raises(ttnn.TTNNError, match="this trace is not being captured"):
         ttnn.end_trace_capture(device, trace)
-    ttnn.execute_trace(device, trace)  # nothing
+    ttnn.execute_trace(device, trace)  # an empty trace
     part = device.create_submesh((1, 1))
     for under_way in (device, part):
         other = ttnn.begin_trace_capture(under_way)
         with pytest.raises(ttnn.TTNNError, match=r"number=\d+\), not this one, is being captured"):
-            ttnn.execute_trace(device, trace)  # it would not be written down
+            ttnn.execute_trace(device, trace)  # the trace cannot record it
         ttnn.end_trace_capture(under_way, other)
     x = allocated(device, 2, 2)
     with pytest.raises(ttnn.TTNNError, match="copy_host_to_device_tensor: the parts are not alike"):
@@ -185,7 +185,7 @@ def test_a_replay_asks_once_for_the_short_way(
     ids = ttnn.from_torch(np.array([[2, 0]]), dtype=ttnn.uint32, device=pair)
     table = ttnn.from_torch(np.eye(3, dtype=np.float32), device=pair)
     trace = ttnn.begin_trace_capture(pair)
-    out = ttnn.embedding(ids, table)  # its ids are looked at, so there is no short way
+    out = ttnn.embedding(ids, table)  # its ids are checked on the host, so there is no fast path
     ttnn.end_trace_capture(pair, trace)
     asked = []
     straight = ts.lang.jit.Jit.straight
@@ -227,7 +227,8 @@ def test_no_new_programs(pair: ttnn.MeshDevice) -> None:
 
 
 def test_replays_write_anew_what_was_read_in_between(pair: ttnn.MeshDevice) -> None:
-    """From the second replay on nobody asks for types; values, handles and closing hold."""
+    """From the second replay on, types are not checked again; values, handles and closing still
+    work."""
     x = ttnn.from_torch(np.full((1, 4), 1.0, np.float32), device=pair)
     trace = ttnn.begin_trace_capture(pair)
     total = ttnn.all_reduce(ttnn.add(x, 1.0))
@@ -241,7 +242,7 @@ def test_replays_write_anew_what_was_read_in_between(pair: ttnn.MeshDevice) -> N
         seen.append(total.value)
         assert ttnn.get_device_tensors(x)[0].to_list() == [[start + k + 1] * 4]
     assert len({*map(id, seen)}) == 4
-    assert pair.traces[trace.number].segments[0].straight is not None  # the short way
+    assert pair.traces[trace.number].segments[0].straight is not None  # the fast path
     ttnn.deallocate(x)
     with pytest.raises(ttnn.TTNNError, match="the tensor was deallocated"):
         ttnn.execute_trace(pair, trace)

@@ -1,4 +1,4 @@
-"""Ops on whole numbers: exact, and of float32 where results are not whole."""
+"""Integer ops: exact, with float32 results for fractions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from tessera import ttnn
 
-# No f32 has these: a detour by floats would show.
+# f32 cannot represent these, so a conversion through floats would show.
 A = torch.tensor([[16777217, -7, 2147483647, 5], [-16777219, 9, -5, 2147480001]], dtype=torch.int32)
 B = torch.tensor([[2, 3, 4, -3], [5, -2, 3, 7]], dtype=torch.int32)
 

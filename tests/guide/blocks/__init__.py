@@ -1,6 +1,6 @@
-"""What does a reader put beside each guide's text, and what is each of its blocks for?
+"""Values that each guide leaves to its reader, and a check for each of its blocks.
 
-A file for each guide that is typed so. `GIVES` has the values that the text leaves, made before
-the block that uses them. `CHECKS` has a function for each block that runs: it is given the names
-after the block and what the block printed, and its docstring says what it holds.
+One file per guide. `GIVES` makes the values that the text does not define, before the block that
+uses them. `CHECKS` has a function for each block that runs: its arguments are the names after the
+block and the block's output, and its docstring states the checked facts.
 """

@@ -1,4 +1,4 @@
-"""Guide 1, distributed execution: what its reader gives, and what each of its blocks is for."""
+"""Guide 1, distributed execution: the reader's values, and the checks of its blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Blocks(nn.Module):
 
 
 def transformer(space: Space) -> Any:
-    """Four blocks, and the weight of the text as the head."""
+    """Four blocks, with the weight of the text as the head."""
     ts.seed(0)
     model = Blocks()
     model.parameters()  # names them
@@ -68,7 +68,7 @@ def the_shards(space: Space, shown: str) -> None:
 
 
 def the_sum(space: Space, shown: str) -> None:
-    """a product over the split dim is a sum to be completed over dp, which all_reduce completes"""
+    """a product over the split dim is a partial sum over dp, which all_reduce completes"""
     assert space["Y_local"].type.partial_axes == ("dp",)
     assert not space["Y_global"].type.partial_axes
     want = space["W_local"].numpy() @ space["X_local"].numpy()

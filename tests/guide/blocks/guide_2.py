@@ -1,4 +1,4 @@
-"""Guide 2, collectives: what its reader gives, and what each of its blocks is for."""
+"""Guide 2, collectives: the reader's values, and the checks of its blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def normal(*shape: int) -> Any:
     return RNG.normal(size=shape).astype(np.float32)
 
 
-# The meshes of 3.1, 3.2 and 3.4: what is given lies on them.
+# The meshes of 3.1, 3.2 and 3.4, on which the given values lie.
 DP = dist.Mesh(["dp"], devices=range(8))
 TP = dist.Mesh(["tp", "dp"], devices=range(16)).fold(onto=8)
 EP = dist.Mesh(["ep", "dp"], devices=range(64)).fold(onto=8)
@@ -76,7 +76,7 @@ def epoch(space: Space, lost: int | None) -> None:
 
 
 def the_mesh(space: Space, shown: str) -> None:
-    """4 dp × 4 tp × 3 pp, as the comment says"""
+    """4 dp × 4 tp × 3 pp, as in the comment"""
     mesh = space["mesh"]
     assert mesh.topology == "dp × tp × pp mesh, 4 × 4 × 3" and mesh.size == 48
     assert [len(mesh.groups(a)) for a in mesh.axes] == [12, 12, 16]
@@ -106,7 +106,7 @@ def the_gradients(space: Space, shown: str) -> None:
 
 
 def the_sharded_product(space: Space, shown: str) -> None:
-    """columns over tp, each device its own part of the product, then the whole over tp"""
+    """columns over tp, a different part of the product on each device, then the whole over tp"""
     assert str(space["W"].type) == "f32[16, 64@tp]" and str(space["Y"].type) == "f32[8@dp, 64]"
     want = space["X"].numpy() @ space["W"].numpy()
     np.testing.assert_allclose(space["Y"].numpy(), want, rtol=1e-4, atol=1e-5)
@@ -135,8 +135,8 @@ def run_pipeline(pipe: Any) -> None:
 
 
 def the_experts(space: Space, shown: str) -> None:
-    """two experts a token over ep, in 8 bits, near the numbers of one device; inspect says which
-    transport was asked for and what serves"""
+    """two experts per token over ep, in 8 bits, near the numbers of one device; inspect names the
+    requested and the actual transport"""
     y, x = space["y"], space["x"]
     assert space["mesh"].shape == (8, 8) and str(y.type) == str(x.type)
     one = ts.tensor(x.numpy())
@@ -156,8 +156,8 @@ def the_schedule(space: Space, shown: str) -> None:
 
 
 def the_checkpoint(space: Space, shown: str) -> None:
-    """weights and state as they were when it was called, whatever training does meanwhile: loaded
-    whole, to the bit, under the tag"""
+    """weights and state at the time of the call, whatever training does meanwhile: loaded whole,
+    bit for bit, under the tag"""
     model, want = space["model"], space["optimizer"].state_dict()
     weights = {n: t.numpy().copy() for n, t in model.parameters().items()}
     model.load_parameters({n: t * 2.0 for n, t in model.parameters().items()})

@@ -1,4 +1,4 @@
-"""Guide 3, the tutorial: what its reader gives, and what each of its blocks is for."""
+"""Guide 3, the tutorial: the reader's values, and the checks of its blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIVES = {"STAGES": stages}
 
 
 def the_mesh(space: Space, shown: str) -> None:
-    """tensor-parallel × data-parallel, as the list is nested"""
+    """tensor-parallel × data-parallel, by the nesting of the list"""
     mesh = space["mesh"]
     assert mesh.sizes == {"tp": 2, "dp": 4} and mesh.array().tolist() == [
         [0, 1, 2, 3],
@@ -40,13 +40,13 @@ def the_table(space: Space, shown: str) -> None:
 
 
 def the_op(space: Space, shown: str) -> None:
-    """op has the names that follow"""
+    """op has the attributes used below"""
     assert space["op"].kernel and space["op"].matmul
 
 
 def the_collective(space: Space, shown: str) -> None:
-    """the sum over dp of what each device computes from its columns; dist.profile() (4.6) of one
-    call has the transfer and no compilation"""
+    """the sum over dp of each device's product with its columns; dist.profile() (4.6) of one call
+    has the transfer and no compilation"""
     x = RNG.normal(size=(3, 8)).astype(np.float32)
     with space["mesh"]:
         y = space["dp_step"](ts.tensor(x, layout="[3, 8@dp]"))
@@ -59,7 +59,7 @@ def the_collective(space: Space, shown: str) -> None:
 
 
 def the_import(space: Space, shown: str) -> None:
-    """graph has the names that follow"""
+    """graph has the attributes used below"""
     assert space["graph"].stage and space["graph"].pipeline
 
 
@@ -76,7 +76,7 @@ def the_pipeline(space: Space, shown: str) -> None:
 
 
 def the_loop(space: Space, shown: str) -> None:
-    """a plain batch trains both stages; one warning names the axis along which it is not split"""
+    """a plain batch trains both stages; one warning names the axis that does not split it"""
     step, losses = space["step"], []
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Guide 4, training at scale: what its reader gives, and what each of its blocks is for."""
+"""Guide 4, training at scale: the reader's values, and the checks of its blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ VOCAB = 32
 
 
 def sizes(space: Space) -> Space:
-    """Each token of the data is the one before plus one, so a model can learn them all."""
+    """Sizes of a small model, and a token file in which each token is the previous one plus one, so
+    that the model can learn it."""
     np.tile(np.arange(VOCAB, dtype=np.uint16), 200).tofile("tokens.bin")
     return {"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 2,
             "data": "tokens.bin", "data_dtype": "uint16", "epochs": 10}  # fmt: skip
@@ -41,7 +42,7 @@ GIVES = {
 
 
 def first(space: Space) -> tuple[Space, Space, Space]:
-    """(a batch, weights, the configuration), as the text makes them."""
+    """Returns (a batch, weights, the configuration), made as in the text."""
     config = space["create_training_config"]()
     batch = next(iter(create_dataloader(config)))
     return batch, space["initialize_model_weights"](config), config
@@ -61,18 +62,19 @@ def defined(space: Space, shown: str) -> None:
 
 
 def the_loss(space: Space, shown: str) -> None:
-    """the annotations are types of tensors, which a call is held to"""
+    """the annotations are tensor types, and a call is checked against them"""
     assert callable(space["compute_loss"])
 
 
 def the_configuration(space: Space, shown: str) -> None:
-    """what the text configures is what the recipe reads"""
+    """the recipe reads the configuration of the text"""
     config = space["create_training_config"]()
     assert config["weight_decay"] == 0.01 and config["mixed_precision"] is True
 
 
 def the_loop(space: Space, shown: str) -> None:
-    """101 steps: logged twice, from ln 32 down to what the data allow; a checkpoint that opens"""
+    """101 steps: logged twice, from ln 32 down to the minimum of the data; a checkpoint that
+    opens"""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         weights = space["train_single_gpu"]()
@@ -85,7 +87,7 @@ def the_loop(space: Space, shown: str) -> None:
 
 
 def the_mixed_step(space: Space, shown: str) -> None:
-    """the scale grows; where a gradient overflows the step is left out and the scale halved"""
+    """the scale grows; if a gradient overflows, the step is skipped and the scale halved"""
     batch, weights, config = first(space)
     state = recipe.initialize_optimizer_state(weights, config | {"loss_scale": 1024.0})
     step, out = ts.jit(space["mixed_precision_step"]), io.StringIO()
@@ -101,7 +103,8 @@ def the_mixed_step(space: Space, shown: str) -> None:
 
 
 def the_parallel_step(space: Space, shown: str) -> None:
-    """on 4 devices, with a plain batch: each has a part of its rows, and weights end as on one"""
+    """on 4 devices, with a plain batch: each has a part of its rows, and the final weights are
+    those of one device"""
     batch, weights, config = first(space)
     batch = {k: np.asarray(v) for k, v in batch.items()}
 
@@ -123,7 +126,7 @@ def the_parallel_step(space: Space, shown: str) -> None:
 
 
 def the_setup(space: Space, shown: str) -> None:
-    """it finds the devices that are there"""
+    """it finds all devices"""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         mesh, *_ = space["setup_data_parallel_training"]()

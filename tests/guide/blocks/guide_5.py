@@ -1,4 +1,4 @@
-"""Guide 5, TT-NN's mesh API: what its reader gives, and what each of its blocks is for."""
+"""Guide 5, TT-NN's mesh API: the reader's values, and the checks of its blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assert_with_pcc(expected: Any, actual: Any, at_least: float) -> None:
 
 
 def hybrid(space: Space) -> Callable[..., Any]:
-    """The MLP of section 7 on a part of the mesh, with weights of its own there."""
+    """The MLP of section 7 on a submesh, with separate weights there."""
     models: Space = {}
 
     def forward(activations: Any, device: Any) -> Any:
@@ -68,7 +68,7 @@ def opened(space: Space, shown: str) -> None:
 
 
 def named(space: Space, shown: str) -> None:
-    """it says its grid and how many devices it has"""
+    """it prints its grid and its number of devices"""
     assert repr(space["mesh_device"]) == "MeshDevice(1x2 grid, 2 devices)"
 
 
@@ -94,29 +94,29 @@ def printed(space: Space, shown: str) -> None:
 
 
 def host_drawn(space: Space, shown: str) -> None:
-    """where its parts will lie"""
+    """the devices planned for its parts"""
     assert "Tensor(storage: HOST)" in shown and "[:, :, :, 32:64]" in shown
 
 
 def moved(space: Space, shown: str) -> None:
-    """it is on the devices, and prints which has what"""
+    """it is on the devices, and its text names the device of each part"""
     text = repr(space["mesh_tensor"])
     assert text.startswith("device_id:0\nttnn.Tensor([[[[ 1.00000,") and "device_id:1\n" in text
 
 
 def device_drawn(space: Space, shown: str) -> None:
-    """which device has which part"""
+    """the device of each part"""
     assert "Tensor(storage: DEVICE)" in shown and "Dev. ID: 1" in shown
 
 
 def one_gelu(space: Space, shown: str) -> None:
-    """gelu on one device is PyTorch's"""
+    """gelu on one device equals PyTorch's"""
     (found,) = parts(space["output_tensor"])
     assert_with_pcc(torch.nn.functional.gelu(space["torch_tensor"]), found, 0.999)
 
 
 def all_gelu(space: Space, shown: str) -> None:
-    """gelu on four devices at once; without a mapper each has the whole"""
+    """gelu on four devices in parallel; without a mapper each has the whole"""
     found = parts(space["output_tensor"])
     assert len(found) == 4 and all(torch.equal(found[0], p) for p in found)
     assert_with_pcc(torch.nn.functional.gelu(space["torch_tensor"]), found[0], 0.999)
@@ -136,7 +136,7 @@ def column_line(space: Space, shown: str) -> None:
 
 
 def gathered(space: Space) -> list[Any]:
-    """The block closes its mesh; its tensors are gone for TT-NN, and not for the engine."""
+    """The block closes its mesh: TT-NN has no access to its tensors, but the engine has."""
     gone = space["output_tensor"]
     assert not space["mesh_device"].is_open and not gone.is_allocated()
     held = gone.value_.numpy().reshape(-1, *gone.shape).astype(np.float32)
@@ -183,7 +183,7 @@ def two_parts(space: Space, shown: str) -> None:
 
 
 def right(space: Space) -> bool:
-    """Whether each part's result is PyTorch's of what its devices hold now."""
+    """Returns whether each submesh's result is PyTorch's for the current values of its devices."""
     found = []
     for device, out in space["results"].items():
         rows = ttnn.to_torch(ttnn.get_device_tensors(space["inputs"][device])[0]).float()
@@ -211,7 +211,7 @@ def captured(space: Space, shown: str) -> None:
 
 
 def replayed(space: Space, shown: str) -> None:
-    """the replay computes from the rows that are there now, on both parts; the trace is gone"""
+    """the replay reads the current rows on both parts; the trace is released"""
     assert right(space) and not space["mesh_device"].traces
 
 
@@ -224,7 +224,7 @@ def product(space: Space, shown: str) -> None:
 
 
 def by_hand(space: Space, shown: str) -> None:
-    """PyTorch's way to the same product"""
+    """PyTorch's computation of the same product"""
     a, b = space["torch_input_a"].float(), space["torch_input_b"].float()
     assert_with_pcc(a @ b, space["final_result"].float(), 0.999)
 

@@ -1,4 +1,4 @@
-"""Are attributes that PyTorch's users set refused, where setting them would change nothing?"""
+"""Attributes of PyTorch's modules and tensors: refused if setting them would have no effect."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Is what was promised of the bits kept, and what clipping promises of a NaN? No row may break it
-without a word."""
+"""Reproducible bits, and clipping with NaN: no row may break either silently."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def zero() -> None:
 
 
 def clipped(bad: float) -> None:
-    """Clipping by norm of gradients one of whose elements is `bad`, against PyTorch."""
+    """Clipping by norm with one gradient element `bad`, against PyTorch."""
     grads = {"a": np.array([3.0, bad], np.float32), "b": np.array([1.0, -2.0], np.float32)}
     params = [torch.nn.Parameter(torch.zeros(2)) for _ in grads]
     for p, g in zip(params, grads.values(), strict=True):

@@ -1,4 +1,4 @@
-"""Do the blocks of a local body keep their order, and its ranks their numbers?"""
+"""The local view: the order of blocks, and the numbers of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a recorded function see from outside, and what may leave it?"""
+"""Outside values of a recorded function: read, and written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ W = RNG.standard_normal((4, 8)).astype(np.float32)
 
 # -- NumPy's functions, and values read on the way to a loss --------------------------------------
 def _like_torch(ours: Any, theirs: Any) -> None:
-    """The gradient by W is PyTorch's: at once and compiled, on one device and on eight."""
+    """Asserts that the gradient with respect to W is PyTorch's: eager and compiled, on one device
+    and on eight."""
     w = torch.tensor(W, requires_grad=True)
     theirs(torch.tensor(X), w).backward()
     assert w.grad is not None and w.grad.abs().max() > 1e-3
@@ -152,7 +153,7 @@ def _change(name: str, make: Any, change: Any, read: Any) -> None:
             np.testing.assert_allclose(compiled(x, given).numpy(), X * read(given), rtol=1e-6)
         change(given)
         np.testing.assert_allclose(compiled(x, given).numpy(), X * read(given), rtol=1e-6)
-        compiled(x, make())  # equal to the first: nothing is recorded again
+        compiled(x, make())  # equal to the first, so there is no second recording
         assert len(counted) == 2
 
 
@@ -211,7 +212,8 @@ def static_scalars() -> None:
 
 # -- what a compiled function reads outside of its arguments --------------------------------------
 def _read_anew(name: str, read: Any, bind: Any) -> None:
-    """`read()` inside a compiled function is what `bind` has put there, before each call."""
+    """Asserts that a compiled function's `read()` gives the value bound by `bind` before each
+    call."""
 
     @row(f"a compiled function reads {name}, which is bound anew between calls")
     def call() -> None:
@@ -463,4 +465,4 @@ def not_copied() -> None:
     t = ts.tensor(X, mesh=MESH, layout="[8@dp, 4]").type
     for how in (SimpleNamespace(t=t), SimpleNamespace(t=t), memoryview(b"ab")):
         np.testing.assert_allclose(doubled(ts.tensor(X), how).numpy(), 3 * X, rtol=1e-6)
-    assert len(calls) == 2  # recorded anew for what differs, and for nothing else
+    assert len(calls) == 2  # recorded again for the changed value only

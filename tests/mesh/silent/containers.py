@@ -1,4 +1,4 @@
-"""Is a container of the user's own kind, given to a compiled function, that kind in it?"""
+"""User-defined containers as arguments of a compiled function: their type is kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = ts.tensor([1.0, 2.0])
 @dataclass
 class State:
     w: Any
-    scale = 1.0  # no field
+    scale = 1.0  # a class attribute, not a field
     last = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Do copies of weights stay when the weights are donated?"""
+"""Copies of weights: unchanged when the weights are donated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _() -> None:
     weights = {"made": made, "given": ts.tensor(np.ones(3, np.float32)), "slope": made * 2}
     kept = copy.deepcopy(weights)
     loss = (kept["slope"] * kept["made"]).sum()
-    np.testing.assert_array_equal(ts.grad(loss, made).numpy(), [24.0] * 3)  # as of a clone
+    np.testing.assert_array_equal(ts.grad(loss, made).numpy(), [24.0] * 3)  # as for a clone
     before = {k: t.numpy() for k, t in kept.items()}
     ts.jit(lambda w: {k: t * 2 for k, t in w.items()}, donate="w")(weights)
     for k, t in kept.items():
@@ -103,7 +103,7 @@ def _() -> None:
 
 
 class Two(nn.Module):
-    """Two heads of one layer."""
+    """A layer with two heads."""
 
     def __init__(self) -> None:
         self.up, self.a, self.b = (nn.Linear(3, 3, bias=False) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Do narrow types count, add up and compare as PyTorch's and NumPy's do?"""
+"""Narrow dtypes against PyTorch and NumPy: counts, sums and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens at the edges: zero, ties, nothing at all, masks, and the conventions of others?"""
+"""Edge cases: zero, ties, empty tensors, masks, and conventions of other libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do experts see the future, or another loss than one device has? They must not, or must say so."""
+"""Causal experts: no dependence on later tokens, and the loss of one device, or an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def causal(context: str, capacity: float | None) -> None:
-    """That a GPT of experts sees no later token, and gives one device's logits."""
+    """Asserts that a GPT with experts depends on no later token, and gives one device's logits."""
     ids = RNG.integers(0, 32, (2, 16)).astype(np.int32)
     other = ids.copy()
     other[:, 12:] = (ids[:, 12:] + 1 + RNG.integers(0, 30, (2, 4))) % 32

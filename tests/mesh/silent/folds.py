@@ -1,4 +1,4 @@
-"""Does what is handed over arrive as it is, where it should, on folds and along any axes?"""
+"""Messages between devices on folds and along any axes: unchanged, and to the right device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _() -> None:
 def _() -> None:
     mesh = dist.Mesh.parse("dp=2 tp=4")
     x = ts.tensor(np.arange(8.0), mesh=mesh, layout="[8@(dp,tp)]")
-    # Along (tp, dp) place k is the device tp = k // 2, dp = k % 2, which holds 4 * dp + tp.
+    # Along (tp, dp), index k is the device tp = k // 2, dp = k % 2, which holds 4 * dp + tp.
     held = [4 * (k % 2) + k // 2 for k in range(8)]
 
     @op.kernel

@@ -1,4 +1,4 @@
-"""Does every device of a mesh have a part of the work, or is it said that it has none?"""
+"""Idle devices of a mesh: none, or a warning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOTH = dist.strategy("data_parallel") + dist.strategy("tensor_parallel", rules=[
 
 
 def trained(strategy: Any, batch: Any = BATCH) -> tuple[float, list[str]]:
-    """The loss of a step, and the layouts of its batch."""
+    """Returns the loss of a step, and the layouts of its batch."""
     ts.seed(0)
     net = dist.place(nn.Linear(4, 8), strategy, MESH)
 
@@ -48,7 +48,7 @@ def _() -> None:
     assert layouts == ["f32[8@dp, 4]", "i32[8@dp]"]
     laid, _ = trained(BOTH, dist.place(BATCH, BOTH, MESH, kind="batch"))
     assert loss == laid
-    assert trained(BOTH) == (loss, layouts)  # it is where the weights are
+    assert trained(BOTH) == (loss, layouts)  # without an ambient mesh, on that of the weights
 
 
 @row("a batch in a training step that is laid out otherwise than the strategy says",

@@ -1,4 +1,4 @@
-"""What happens to an id that points outside? An error where the host knows it, else no number."""
+"""Ids out of range: an error if the host knows them, otherwise NaN."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.mesh.silent.rows import row
 RNG = np.random.default_rng(3)
 LOGITS = RNG.normal(size=(4, 8)).astype(np.float32)
 TABLE = RNG.normal(size=(8, 4)).astype(np.float32)
-LOST = np.array([3, 0, 8, -1, 7], np.int32)  # of a dim of 8
+LOST = np.array([3, 0, 8, -1, 7], np.int32)  # ids into a dim of 8, some out of range
 
 
 def computed(ids: np.ndarray) -> ts.Tensor:
-    """Ids that only the devices know."""
+    """Ids that the host does not know."""
     return ts.tensor(ids) + ts.zeros(1, ts.tensor(ids).dtype)
 
 

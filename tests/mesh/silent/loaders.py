@@ -1,4 +1,4 @@
-"""Does each `for` over a loader see the batches that its user counts on?"""
+"""Loops over a loader: the batches that a user expects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loader(**more: Any) -> ts.data.DataLoader:
 
 
 def starts(batches: Any, count: int | None = None) -> list[int]:
-    """The first token of each of `count` batches of one `for`."""
+    """The first token of each of `count` batches in one `for`."""
     return [int(b["input_ids"].numpy()[0, 0]) for b in itertools.islice(batches, count)]
 
 

@@ -1,4 +1,4 @@
-"""What is called what in a local body, and what is a mean of means?"""
+"""The local view: names of arguments, and means of means."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 X, W = (RNG.normal(size=s).astype(np.float32) for s in ((8, 8), (8, 5)))
 LABELS = RNG.integers(0, 5, 8).astype(np.int32)
 MASK = np.array([1, 1, 0, 0, 1, 0, 1, 1], np.float32)
-# Names that say the truth, nothing, and the contrary.
+# Argument names that are right, neutral, and misleading.
 NAMES = [("x", "labels", "weights"), ("a", "b", "c"), ("weights", "params", "batch")]
 
 
@@ -23,7 +23,7 @@ def mesh() -> dist.Mesh:
 
 
 def named(text: str, names: tuple[str, ...], **options: Any) -> Any:
-    """The function `text`, of arguments called so."""
+    """The function of the source `text` with its arguments renamed to `names`."""
     space: dict[str, Any] = {"ts": ts, "nn": nn, "dist": dist}
     for k, name in zip("XLW", names, strict=True):
         text = text.replace(k, name)
@@ -115,7 +115,7 @@ COLUMN, ROW = (dist.ShardSpec((part,), ("tp",)) for part in ("col", "row"))
 
 
 def by_hand(complete: bool, graded: bool = False, **options: Any) -> Any:
-    """Two layers whose weights are split over tp, in a data-parallel body."""
+    """Two layers with weights split over tp, in a data-parallel body."""
 
     def loss(x: Any, up: Any, down: Any) -> Any:
         y = ts.tanh(x @ up) @ down
@@ -164,11 +164,11 @@ def _() -> None:
         parts = np.split(seen, 4)
         assert len({p.tobytes() for p in parts}) == 4 and 0.35 < (seen == 0).mean() < 0.65
     same = ts.op.kernel(lambda x: nn.dropout(x, 0.5), mesh=mesh())(ones).numpy()
-    assert same.shape == (4, 64)  # of what all have, all drop the same
+    assert same.shape == (4, 64)  # all devices drop the same elements of a replicated value
 
 
 def averaged(loss: Any) -> Any:
-    """The loss of rows X @ W that are split over the devices."""
+    """The loss of X @ W with rows split over the devices."""
     body = ts.distribute(lambda x, w: loss(x @ w), strategy="data_parallel", mesh=mesh(), batch="x")
     return body(X, W)
 

@@ -1,4 +1,4 @@
-"""Do slopes along directions, and state that a data-parallel body sets, mean the whole batch?"""
+"""Data-parallel bodies: `jvp` and state updates are those of the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of weights in a local body: their gradients, norms and new values?"""
+"""Weights in the local view: gradients, norms and updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def two_by_two() -> dist.Mesh:
 
 
 def of_split_weights(with_grads: Any) -> Any:
-    """What `with_grads(weights, gradients)` gives in a body where tp splits the weights."""
+    """Returns `with_grads(weights, gradients)` of a body in which tp splits the weights."""
 
     def body(x: Any, w: Any) -> Any:
         y = dist.all_reduce(ts.nn.gelu(x @ w["up"]) @ w["down"], "tp")
@@ -109,8 +109,8 @@ def _() -> None:
 
 
 def by_the_rank(rank: Callable[[ts.Tensor], Any]) -> ts.Tensor:
-    """The gradient by w [4, 8] of a loss to which each device of 4 gives its rows times its row of
-    w, `rank + 1` times."""
+    """The gradient with respect to w [4, 8] of the sum over 4 devices of (rows · w[rank]) · (rank +
+    1)."""
 
     def body(x: Any, w: Any) -> Any:
         r = rank(ts.mesh.current().rank)
@@ -157,7 +157,7 @@ def by_rank(images: Any, classes: Any, net: Net) -> Any:
 def _() -> None:
     losses, weights = [], []
     steps = [ts.distribute(f, strategy="data_parallel", mesh=mesh()) for f in (trained, by_rank)]
-    warnings.simplefilter("ignore", ts.StrategyWarning)  # by rank nothing is cut
+    warnings.simplefilter("ignore", ts.StrategyWarning)  # a body that reads its rank splits nothing
     for step in (trained, *steps):
         ts.seed(3)
         net, compiled = Net(), ts.jit(step)
@@ -171,7 +171,7 @@ def _() -> None:
 
 
 class Tied(nn.Module):
-    """A frozen layer, and a head that has the weight of the layer before it."""
+    """A frozen layer, and a head tied to the weight of the layer before it."""
 
     def __init__(self) -> None:
         self.first, self.up, self.head = nn.Linear(8, 5), nn.Linear(5, 5), nn.Linear(5, 5)
@@ -241,7 +241,7 @@ def row_gradients(x: Any, w: Any) -> Any:
 
 
 def clipped_rows(x: Any, w: Any) -> Any:
-    """Their mean, each cut to length 1: as of a step that keeps rows private."""
+    """The mean of row gradients clipped to norm 1, as in DP-SGD."""
     grads = row_gradients(x, w)
     lengths = ts.sqrt((grads**2).sum((1, 2), keepdims=True))
     return (grads / ts.maximum(lengths, 1.0)).mean(0)
@@ -281,7 +281,7 @@ def _() -> None:
 
 
 def penalty(x: Any, w: Any) -> Any:
-    """How far the gradient of a critic by each row is from length 1, and its gradient."""
+    """Returns the gradient penalty of a critic (WGAN-GP), and its gradient."""
     gx = ts.grad(ts.tanh(x @ w).sum(), x)
     far = ((ts.linalg.norm(gx, dim=1) - 1) ** 2).mean()
     return far, ts.grad(far, w)
@@ -300,7 +300,7 @@ def of_pairs(w: Any, rows: Any) -> Any:
 
 
 def adam_step(rows: Any, given: Any, moments: Any) -> Any:
-    """A step as users of JAX write it: nothing is called as plain words have it."""
+    """A training step in JAX's style, with no argument named `weights` or `batch`."""
     loss, grads = ts.value_and_grad(of_pairs)(given, rows)
     return loss, *optim.Adam(0.1).update(given, grads, moments)
 

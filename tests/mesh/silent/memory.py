@@ -1,4 +1,4 @@
-"""Whose memory is a tensor's? What the user gave is taken when it was given."""
+"""Ownership of memory: a tensor copies the user's data when it is created."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Batch:
 
 
 def _buffer(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
-    """Memory that the engine would use as it lies: it starts at a multiple of 64."""
+    """Memory that the engine could use without a copy: it is aligned to 64 bytes."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + 64, np.uint8)
     at = -raw.ctypes.data % 64
@@ -33,7 +33,7 @@ def _buffer(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray[Any, 
 
 
 def _batches(buffer: np.ndarray[Any, Any]) -> Iterator[float]:
-    """Fills one buffer four times, as a fast loader does."""
+    """Fills one buffer four times, like a fast data loader."""
     for i in range(4):
         buffer[...] = i
         yield float(i)

@@ -1,4 +1,4 @@
-"""What do users expect of a module: which tensors are trained, and who sees them when they are?"""
+"""Modules: the trained tensors, and every holder's view of their new values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Y = RNG.normal(size=(8, 2)).astype(np.float32)
 
 
 class Net(nn.Module):
-    """Two layers, a mask that is no parameter, and what was seen last."""
+    """Two layers, a mask that is not a parameter, and the last input."""
 
     def __init__(self) -> None:
         self.up = nn.Linear(4, 8)
@@ -60,7 +60,7 @@ OPTIMIZER = optim.AdamW(0.05, weight_decay=0.1)
 
 def trained(model: Any, steps: int = 2) -> Any:
     state = OPTIMIZER.init(model)
-    train._recordings = 0  # all rows share it; none records it three times
+    train._recordings = 0  # all rows share this function, and no row records it three times
     for _ in range(steps):
         train(model, state, X, Y)
     return state
@@ -380,7 +380,7 @@ def _() -> None:
     model, values = make(), make().state_dict()
     del values["mask"]
     assert model.load_state_dict(values, strict=False) == (["mask"], [])
-    model.load_parameters(values)  # needs the parameters alone
+    model.load_parameters(values)  # the buffers are not needed
     model.load_state_dict(values)
 
 

@@ -1,4 +1,4 @@
-"""Which habits meet what the engine itself computes wrongly, or ends the process for?"""
+"""Inputs for which the engine itself gives wrong results or crashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCE = str(Path(ts.__file__).resolve().parents[1])
 
 
 def fresh(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What `code` does in a process of its own, without what this one has set for the engine."""
+    """Runs `code` in a new process without this process's engine flags."""
     own = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CPP_MIN_LOG_LEVEL")}
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -40,8 +40,8 @@ def fresh(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 # -- reductions that the engine fuses -------------------------------------------------------------
-# Each goes wrong on jaxlib 0.10.2 without the flag of core/flags.py: by 0.8 %, by up to 1e23, by an
-# end of the process.
+# Without the flag of core/flags.py each fails on jaxlib 0.10.2: an error of 0.8 %, an error of up
+# to 1e23, or a crash.
 def _squares(x: ts.Tensor) -> ts.Tensor:
     return ((x @ ts.eye(3)) ** 2).sum(-1)
 
@@ -82,7 +82,7 @@ def _() -> None:
 
 
 def _flash(q: ts.Tensor, k: ts.Tensor, v: ts.Tensor) -> ts.Tensor:
-    """Attention in one tile of keys, as a loop over tiles has it."""
+    """Flash attention's loop over tiles, with one tile of keys."""
 
     def tile(carry: tuple[ts.Tensor, ...], kv: tuple[ts.Tensor, ts.Tensor]) -> tuple:
         most, total, out = carry
@@ -173,8 +173,8 @@ def _on(mesh: dist.Mesh | None) -> ts.Tensor:
 
 
 def _donated_is_read(mesh: dist.Mesh | None) -> None:
-    """Everything that reads a tensor says that it was donated, also where the program ran before:
-    the engine itself ends the process there on more devices than one."""
+    """Asserts that any read of a donated tensor is an error, also after earlier runs of the
+    program. On several devices the engine itself would end the process."""
     w, y = _on(mesh), _on(mesh)
     step = ts.jit(lambda w: w * 2, donate="w")
     both = ts.jit(lambda a, b: (a * 2, b + 1), donate="a")
@@ -355,7 +355,7 @@ def _() -> None:
         theirs(t, u).backward()
         got = ts.jit(lambda x, y, ours=ours: ts.grad(ours(x, y), [x])[0])(x, y)
         np.testing.assert_array_equal(got.numpy(), t.grad.numpy())
-    # Of a window PyTorch takes the last NaN, ours the first of what is equal.
+    # PyTorch returns the last NaN of a window, Tessera the first of equal values.
     pool = ts.tensor(np.array([[[1, np.nan, 2, 3]]], "f4"))
     grad = ts.grad(nn.max_pool1d(pool, 2).sum(), [pool])[0]
     assert grad.numpy().tolist() == [[[0, 1, 0, 1]]]

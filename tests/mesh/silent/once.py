@@ -1,4 +1,4 @@
-"""Numbers outside that a compiled function changes, and what it draws while it is recorded."""
+"""Side effects while tracing: outside values changed by a compiled function, and random draws."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _state() -> Any:
 
 
 def _run(f: Any) -> list[float]:
-    with warnings.catch_warnings():  # a counter is recorded for each value, which is said
+    with warnings.catch_warnings():  # each value of a counter gives a new recording, with a warning
         warnings.simplefilter("ignore", ts.TraceWarning)
         return [f(X)[1].item() for _ in range(CALLS)]
 
@@ -122,7 +122,7 @@ GENERATOR = np.random.default_rng(0)
 
 
 def _once(name: str, says: str) -> Callable[[Callable[[ts.Tensor], Any]], None]:
-    """A row: the function below, compiled, warns of what it does once."""
+    """A row: the function below, compiled, must warn of a side effect once."""
 
     def add(f: Callable[[ts.Tensor], Any]) -> None:
         @row(name, warns=ts.TraceWarning, says=says)
@@ -158,7 +158,7 @@ def sums_in_place() -> None:
     @ts.jit
     def step(x: ts.Tensor, w: ts.Tensor, state: dict[str, ts.Tensor]) -> Any:
         h = x * 1.0
-        h += w  # by whose gradient the sum is not needed
+        h += w  # the gradient of this addition does not need the sum
         state["seen"] += x.sum()
         total = x * 0.0
         for k in range(3):

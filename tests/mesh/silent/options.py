@@ -1,4 +1,4 @@
-"""Does what a user asks for by word, number or pattern happen, and is what cannot happen said?"""
+"""Options given as words, numbers or patterns: effective, or an error."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ HOLDS = r"""does not follow each of its rules
 
 
 def by_rules(*rules: tuple[str, int]) -> list[str]:
-    """The layouts of the two weights."""
+    """The layouts of the two weights under `rules`."""
     given = {name: dist.tensor(shape, name=name) for name, shape in PAIR.items()}
     placed = dist.place(given, dist.strategy("tensor_parallel", rules=rules), TP)
     return [w.layout for w in placed.values()]

@@ -1,4 +1,4 @@
-"""Variables of a compiled function that change between calls, and what lies deeper."""
+"""Variables of a compiled function that change between calls, also deep inside objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = ts.tensor(1.0)
 Case = tuple[Callable[[ts.Tensor], ts.Tensor], Callable[[float], None]]
 made: Any = ModuleType("made")
 exec("rate = 1.0\ndef scaled(x): return x * rate", made.__dict__)
-file: Any = sys.modules[row.__module__]  # one that has a file
+file: Any = sys.modules[row.__module__]  # a module with a file
 file.rate = 1.0
 
 
@@ -100,7 +100,7 @@ def _called() -> Case:
 
 
 def _layers() -> Case:
-    """Objects in a list, whose own code names what changes."""
+    """Objects in a list; their own methods read the attribute that changes."""
     rows = [Trainer(), Trainer()]
     holder = SimpleNamespace(rows=rows)
     return ts.jit(lambda x: holder.rows[1](holder.rows[0](x))), _sets(rows[1], "scale")
@@ -198,7 +198,7 @@ for name, make in CONSTANT.items():
 def counted() -> None:
     ours, theirs = Trainer(), Trainer()
     step = ts.jit(ours.count)
-    with warnings.catch_warnings():  # a counter is recorded for each value, which is said
+    with warnings.catch_warnings():  # each value of a counter gives a new recording, with a warning
         warnings.simplefilter("ignore", ts.TraceWarning)
         for _ in range(3):
             assert step(X).item() == theirs.count(X).item()
@@ -231,7 +231,7 @@ def unread() -> None:
 
 
 class Whole:
-    """A user's, which holds all of its state."""
+    """A user's trainer that holds all of its state."""
 
     def __init__(self) -> None:
         ts.seed(0)

@@ -1,4 +1,4 @@
-"""Does a sum that is still spread over devices point where the complete sum points?"""
+"""Ids that are partial sums: the same rows as with complete sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mesh() -> dist.Mesh:
 
 
 def ids() -> ts.Tensor:
-    """Ids that are a sum over a split dim."""
+    """Ids as a partial sum of a split dim."""
     found = ts.sum(ts.tensor(PARTS, mesh=mesh(), layout="[4@tp, 3]"), 0)
     assert found.type.partial == (("tp", "sum"),)
     return found

@@ -1,4 +1,4 @@
-"""Does a pipeline cut what holds the batch, and nothing else, whatever it is called?"""
+"""Pipelines: the batch is split into microbatches whatever its name, and nothing else is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera import dist, nn, optim, pipeline
 from tests.mesh.silent.rows import row
 
 MESH = dist.Mesh(("pp",), devices=2)
-ROWS = 8  # of the batch, and of every weight
+ROWS = 8  # the size of the batch, and of each weight
 RNG = np.random.default_rng(5)
 
 
@@ -38,7 +38,7 @@ def piped(body: Callable[..., Any]) -> Any:
 
 
 def same(step: Callable[[Callable[..., Any]], Callable[..., Any]], body: Any, *args: Any) -> None:
-    """A step that calls a pipeline gives what it gives with the plain function."""
+    """Asserts that a step gives the same with a pipeline as with the plain function."""
     got, want = ts.jit(step(piped(body)))(*args), ts.jit(step(body))(*args)
     for a, b in zip(leaves(got), leaves(want), strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-5, atol=1e-6)

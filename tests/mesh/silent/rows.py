@@ -1,9 +1,8 @@
-"""What is a row of the table of silent failures? A habit of users, and the answer it must get.
+"""The table of silent failures: a row is a user's habit with the result that it must have.
 
-A row is a function. It types what a user would type, in the order a user would type it, and asserts
-what the user relies on. `error` names the class that must be raised, with `says` in its text;
-`warns` names the warning that must appear once, with `says` in its text. With neither, the function
-itself asserts the right result, held against a peer or a number worked out by hand.
+A row's function does what a user would write, in that order, and asserts the expected result
+against a peer or a number worked out by hand. `error` is the class that must be raised, with `says`
+in its text; `warns` is the warning that must appear once, with `says` in its text.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def row(
     warns: type[Warning] | None = None,
     says: str = "",
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Adds the function below it to the table, under `name`: what the user does."""
+    """Adds the decorated function to the table as `name`, the user's habit."""
 
     def add(run: Callable[[], object]) -> Callable[[], object]:
         ROWS.append(Row(name, run, error, warns, says))

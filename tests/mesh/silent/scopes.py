@@ -1,4 +1,4 @@
-"""Does a setting that holds for a block of the user's code hold for all of it, and no longer?"""
+"""Settings of a block of code: in force in all of it, and not beyond."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What becomes of a gradient that a local body adds up over the devices by hand, and of a tree
-that is a constant to gradients?"""
+"""Gradients summed by hand over devices in a local body, and trees of constants."""
 
 from __future__ import annotations
 
@@ -13,13 +12,14 @@ from tessera import dist, op
 from tests.mesh.silent.rows import row
 
 X = np.arange(8, dtype=np.float32)
-WANT = float((2 * X * (2 * X - 1)).mean())  # by w = 2, of the mean of (w * x - 1)**2
+WANT = float((2 * X * (2 * X - 1)).mean())  # the derivative of the mean of (w * x - 1)**2 at w = 2
 
 
 def slope(
     take: Callable[..., Any], after: Callable[[Any], Any], decorate: Any = op.kernel, **loss: Any
 ) -> float:
-    """What `take` gives of a device's loss by a weight that all hold, `after` a collective."""
+    """Returns `take` of a device's loss with respect to a replicated weight, followed by
+    `after`."""
 
     @decorate
     def body(w: Any, x: Any) -> Any:
@@ -39,7 +39,7 @@ def mean(g: Any) -> Any:
 
 
 def twice(value: Callable[[], Any]) -> Any:
-    """The sum over two turns of a loop."""
+    """The sum over two iterations of a loop."""
     return ts.scan(lambda c, _: (c + value(), None), ts.tensor(0.0), ts.arange(2))[0]
 
 

@@ -1,4 +1,4 @@
-"""Weights of a training step: made by name, and loaded from a checkpoint."""
+"""Weights of a training step: created by name, and loaded from a checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loaded_into_a_step() -> None:
         step.update({"w": step.parameters["w"] * 0.5})
         assert step(x)[1].item() != before
         mine = {"w": step.parameters["w"] * 1.0}
-        checkpoint.load("t", mine, root=root)  # a dict of the user's own sets nothing else
+        checkpoint.load("t", mine, root=root)  # a load into the user's own dict sets nothing else
         assert step(x)[1].item() != before
         checkpoint.load("t", step.parameters, root=root)
     assert step(x)[1].item() == before

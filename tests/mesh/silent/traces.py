@@ -1,5 +1,4 @@
-"""Does a method answer as the function does, a pipeline where it cannot run, a strategy that does
-nothing? Each says so."""
+"""Messages: a method like its function, a pipeline that cannot run, a strategy without effect."""
 
 from __future__ import annotations
 

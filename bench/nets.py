@@ -197,7 +197,7 @@ def main() -> None:
         "first_loss_difference": abs(our.values[0] - theirs.values[0]),
         "largest_loss_difference": apart(our, theirs, at_most=SAME),
         "losses": our.values[:3], "memory": our_memory(step),
-        "ways": [str(way) for way in step.ways],
+        "variants": [str(v) for v in step.variants],
     }))  # fmt: skip
 
 

@@ -142,10 +142,10 @@ def test_all_kinds_of_values(tmp_path: Path) -> None:
     state = {"loader": {"sample": 7}, "note": "text", "list": [1, None, 0.5]}
     checkpoint.save("t", tree, {"rate": 0.1, "count": 3, "name": "adam", "none": None},
                     root=tmp_path, state=state, metrics={"loss": ts.tensor(1.5)})  # fmt: skip
-    want = ts.lang.tree.flatten(tree)[0]  # the load fills the tree itself
+    want = ts.lang.record.tree.flatten(tree)[0]  # the load fills the tree itself
     found = checkpoint.load("t", tree, {"rate": 1.0, "count": 1, "name": "", "none": None},
                             root=tmp_path)  # fmt: skip
-    for a, b in zip(want, ts.lang.tree.flatten(found.tensors)[0], strict=True):
+    for a, b in zip(want, ts.lang.record.tree.flatten(found.tensors)[0], strict=True):
         assert a is not b
         assert np.asarray(a if isinstance(a, np.ndarray) else a.numpy()).tobytes() == (
             b.numpy().tobytes()

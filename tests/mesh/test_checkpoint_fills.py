@@ -48,7 +48,7 @@ def x(value: float) -> ts.Tensor:
 
 
 def numbers(tree: Any) -> list[Any]:
-    return [np.asarray(v).tolist() for v in ts.lang.tree.flatten(tree)[0]]
+    return [np.asarray(v).tolist() for v in ts.lang.record.tree.flatten(tree)[0]]
 
 
 MAKERS: dict[str, Any] = {

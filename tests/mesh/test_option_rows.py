@@ -176,7 +176,7 @@ def timed(**k: Any) -> int:
     choice."""
     run = schedule(**k)(lambda x: x @ x)
     run(np.ones((2, 2), np.float32))
-    return len(run.ways)
+    return len(run.variants)
 
 
 row("schedule", timed, measure=True)

@@ -79,7 +79,9 @@ COMPILED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def compare(found: Any, want: Any) -> None:
-    for ours, theirs in zip(ts.lang.tree.flatten(found)[0], ts.lang.tree.flatten(want)[0]):
+    for ours, theirs in zip(
+        ts.lang.record.tree.flatten(found)[0], ts.lang.record.tree.flatten(want)[0]
+    ):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-5, atol=1e-6)
 
 

@@ -29,7 +29,7 @@ def test_value_and_grad_takes_the_options_of_jax() -> None:
         assert jax.tree.structure(slopes) == jax.tree.structure(
             jax.tree.map(lambda t: 0, grads, is_leaf=lambda t: isinstance(t, ts.Tensor))
         )
-        for ours, theirs in zip(ts.lang.tree.flatten(grads)[0], jax.tree.leaves(slopes)):
+        for ours, theirs in zip(ts.lang.record.tree.flatten(grads)[0], jax.tree.leaves(slopes)):
             assert (ours.numpy() == theirs).all()
 
 

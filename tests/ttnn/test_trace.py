@@ -188,9 +188,9 @@ def test_a_replay_asks_once_for_the_short_way(
     out = ttnn.embedding(ids, table)  # its ids are checked on the host, so there is no fast path
     ttnn.end_trace_capture(pair, trace)
     asked = []
-    straight = ts.lang.jit.Jit.straight
+    straight = ts.lang.jit.jit.Jit.straight
     monkeypatch.setattr(
-        ts.lang.jit.Jit, "straight", lambda jit, *xs: asked.append(1) or straight(jit, *xs)
+        ts.lang.jit.jit.Jit, "straight", lambda jit, *xs: asked.append(1) or straight(jit, *xs)
     )
     for _ in range(3):
         ttnn.execute_trace(pair, trace)

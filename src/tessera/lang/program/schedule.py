@@ -204,7 +204,7 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
     `microbatches`, `bucket_bytes`, `prefetch`, `reshard_after_forward`, `algorithm`, `topology` and
-    `measure` (see ScheduleOptions) are further options. With `measure`, `.ways` has the timed
+    `measure` (see ScheduleOptions) are further options. With `measure`, `.variants` has the timed
     variants. The result is like that of `ts.jit`, the same above `@ts.jit` and below it:
     `.schedule` is the Schedule of its last recording. A training step stays one. An option about a
     thing that the function does not have, such as a pipeline, gives an OptionWarning; so does an

@@ -233,7 +233,7 @@ def nets(rounds: int) -> list[str]:
             take about a tenth longer."""
         ),
         *torch_rows(found, "net"),
-        *(f"- {r['net']}: {'; '.join(r['ways'])}" for r in found if r["ways"]),
+        *(f"- {r['net']}: {'; '.join(r['variants'])}" for r in found if r["variants"]),
         "",
     ]
 

@@ -83,7 +83,7 @@ def finished(
     its host outputs."""
     ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
     for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
-        here().show(output.tensors, output.act, turns=True)
+        here().show(output.tensors, output.act)
     return ends, unflatten(iteration.y_spec, ys)
 
 

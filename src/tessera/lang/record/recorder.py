@@ -304,8 +304,8 @@ class Recorder:
             outer = outer.parent
         return outer is other
 
-    def show(self, tensors: Sequence[Tensor], act: Act, turns: bool = False) -> None:
-        self.host_outputs.append(HostOutput(tuple(tensors), act, turns))
+    def show(self, tensors: Sequence[Tensor], act: Act) -> None:
+        self.host_outputs.append(HostOutput(tuple(tensors), act))
 
     def check(self, t: Tensor) -> None:
         """Raises UsageError if `t`, of this recording, is used after the recording ended."""

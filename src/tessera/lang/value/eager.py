@@ -81,7 +81,7 @@ class Eager:
         value: np.ndarray[Any, Any] = engine().fetch(t.stored, t.type)
         return value
 
-    def show(self, tensors: Sequence[Tensor], act: Act, turns: bool = False) -> None:
+    def show(self, tensors: Sequence[Tensor], act: Act) -> None:
         HostOutput(tuple(tensors), act).run(tensors)
 
     def check(self, t: Tensor) -> None:
@@ -91,6 +91,7 @@ class Eager:
 EAGER: Trace = Eager()
 HERE: ContextVar[Trace] = ContextVar("tessera_trace", default=EAGER)
 here = HERE.get
+"""Returns the current trace, which applies ops on tensors."""
 
 
 @contextmanager
@@ -101,9 +102,6 @@ def eager() -> Iterator[None]:
         yield
     finally:
         HERE.reset(token)
-
-
-"""`HERE`: the current trace, which applies ops on tensors."""
 
 
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:

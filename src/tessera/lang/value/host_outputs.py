@@ -52,7 +52,6 @@ class HostOutput:
 
     tensors: tuple[Tensor, ...]
     act: Act
-    turns: bool = False  # the values are stacked over the iterations of a loop
 
     def run(self, values: Sequence[Tensor]) -> None:
         self.act([HostValue(v.numpy(), v.type) for v in values])
@@ -87,4 +86,4 @@ def on_rank(
     def run(values: Sequence[HostValue]) -> None:
         act([v.of(rank, axes, sizes) for v in values])
 
-    return HostOutput(tuple(tensors), run, output.turns)
+    return HostOutput(tuple(tensors), run)

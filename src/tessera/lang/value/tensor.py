@@ -42,11 +42,8 @@ class Trace(Protocol):
     def value(self, t: Tensor) -> np.ndarray[Any, Any]:
         """The whole value of `t` on the host."""
 
-    def show(
-        self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None], turns: bool = False
-    ) -> None:
-        """Calls `act` with the values of `tensors` on the host (`HostValue`) once they exist. With
-        `turns` they are the stacked values of a loop's iterations."""
+    def show(self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None]) -> None:
+        """Calls `act` with the values of `tensors` on the host (`HostValue`) once they exist."""
 
     def check(self, t: Tensor) -> None:
         """Raises UsageError if `t`, of this trace, is used after the trace ended."""

@@ -257,7 +257,7 @@ def test_tiles_of_attention_are_counted_by_the_scores_that_exist_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A causal chunk of queries sees only some of the scores, a quarter here."""
-    for module in ("at_once", "flash"):
+    for module in ("block_size", "flash"):
         monkeypatch.setattr(f"tessera.nn.{module}.platform", lambda: "gpu")
     q = parse_type("f32[8, 12, 1024, 64]", None)
     for causal in (True, False):

@@ -36,7 +36,7 @@ from tessera.checkpoint.storage import Storage
 root = os.environ["ROOT"]
 if RANK == 1:
     def write(self, key, value):
-        raise ts.CheckpointError("no space is left")
+        raise ts.CheckpointError("no space is left", at="")
     Storage.write = write
 x = ts.tensor(np.arange(4.0), mesh=MESH, layout="[4@dp]")
 try:

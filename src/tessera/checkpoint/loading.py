@@ -134,7 +134,7 @@ def _in_all(run: Callable[[], Checkpoint], tensors: Any, optimizer: Any) -> Chec
             fix = "mend it, or load an earlier one in all of them"
             engine().alike("checkpoint.load", mesh, {"error": told}, fix)
         except UsageError as error:
-            wrong = wrong or CheckpointError(str(error))
+            wrong = wrong or CheckpointError(str(error), at="")
     if wrong is not None:
         raise wrong
     assert found is not None

@@ -244,7 +244,7 @@ def _see_errors(said: Sequence[dict[str, Any]]) -> None:
         rank, error = wrong[0]
         lines = error.splitlines()
         raise CheckpointError(
-            error if len(said) == 1 else "\n".join([f"rank {rank}: {lines[0]}", *lines[1:]])
+            error if len(said) == 1 else "\n".join([f"rank {rank}: {lines[0]}", *lines[1:]]), at=""
         )
 
 

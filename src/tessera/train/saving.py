@@ -148,7 +148,7 @@ def first_whole(
             return found
         for said in wrong:
             if not said["damaged"]:
-                raise CheckpointError(said["error"])
+                raise CheckpointError(said["error"], at="")
         lines = [line.strip() for line in wrong[0]["error"].splitlines()]
         tell("run: " + "; ".join(lines[:-1]) + "; the one before it is tried")
     return None

@@ -21,7 +21,7 @@ from typing import Any
 from ..record.module_items import TensorDict, TensorList
 from ..record.parameter import Parameter
 from ..record.places import GONE, Place
-from ..record.tree import (  # fmt: skip
+from ..record.tree import (
     BOX,
     EMPTY,
     LEAF,

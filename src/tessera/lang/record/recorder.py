@@ -147,7 +147,7 @@ class Recorder:
         self.stages: Any = None  # the stages of the pipeline that it calls (pipelines/)
         self.chosen: dict[
             Any, None
-        ] = {}  # the schedule options of the functions that it calls: chosen.py
+        ] = {}  # the schedule options of the functions that it calls: jit/schedule_options.py
         self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE
         if parent is not None:

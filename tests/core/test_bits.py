@@ -14,7 +14,7 @@ from tessera import dist, graph, nn
 from tessera.core.context import replaced
 from tessera.core.dtypes import f32
 from tessera.core.layout import plain
-from tessera.passes.determinism import need_kept
+from tessera.passes.plan import need_kept
 
 MESH = dist.Mesh.parse("dp=2 tp=2")
 

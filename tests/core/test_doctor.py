@@ -10,8 +10,9 @@ import pytest
 import tessera as ts
 from tessera.core import limits
 from tessera.core.transports import OPS, Transport, Transports, choices
-from tessera.launch.doctor import host, ranks
-from tessera.launch.doctor.reduce import check_sum, reduced
+from tessera.launch.doctor import command as ranks
+from tessera.launch.doctor import host
+from tessera.launch.doctor.command import check_sum, reduced
 from tessera.launch.doctor.report import SYMPTOMS, Check, Report, merged
 
 MIB = 2**20

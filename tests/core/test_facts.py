@@ -22,7 +22,7 @@ from tessera.ir.graph.oracle import evaluate
 from tessera.ops.elementwise import unary
 from tessera.ops.op import OPS, Inferred, Op
 from tessera.ops.redistribute import CHANGES
-from tessera.passes.determinism import need_kept
+from tessera.passes.plan import need_kept
 from tessera.passes.simplify import simplify
 from tests.core.table import ROWS, Row
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import tessera as ts
 from tessera import nn
+from tessera.interop.hf import written_as
 from tessera.interop.hf_models import KNOWN
 from tessera.interop.hf_names import LAYER
-from tessera.interop.hf_written import written_as
 from tessera.interop.slices import Block, Piece
 from tessera.nn.positions import alibi_slopes
 from tests.core.numpy_engine import Oracle

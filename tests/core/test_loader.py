@@ -27,7 +27,7 @@ from tessera.data import (
     create_distributed_dataloader,
 )
 from tessera.data.create import host_rows
-from tessera.data.prefetch import Ahead
+from tessera.data.loader import Ahead
 from tests.core.loaders import S, flat, loader, samples, seen, text_of
 
 pytestmark = pytest.mark.usefixtures("oracle")
@@ -334,7 +334,7 @@ def test_our_own_errors_come_through_the_thread_as_they_are() -> None:
 def test_a_loader_whose_thread_died_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a forked process: it has the object, but not the thread."""
 
-    from tessera.data import prefetch
+    from tessera.data import loader as prefetch
 
     monkeypatch.setattr(prefetch, "_LOOK_S", 0.01)
     monkeypatch.setattr(prefetch, "_work", lambda items, shared: None)

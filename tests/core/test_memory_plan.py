@@ -16,10 +16,9 @@ from tessera import dist, nn, optim
 from tessera.core.layout import TensorType, parse_type
 from tessera.core.mesh import Mesh
 from tessera.cost import memory
-from tessera.cost.liveness import Liveness
+from tessera.cost.liveness import Liveness, Occupied
 from tessera.cost.memory import memory_plan, stage_plans
 from tessera.cost.program import of_graph, of_schedule
-from tessera.cost.result_buffers import Occupied
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.build import build_schedule

@@ -22,7 +22,7 @@ from tessera.ir.graph.oracle import evaluate
 from tessera.ir.schedule.algorithms.check import adjacent_pairs
 from tessera.ir.schedule.pipelines import pipeline as builder
 from tessera.ir.schedule.pipelines.merge import merged
-from tessera.ir.schedule.pipelines.microbatches import Totals
+from tessera.ir.schedule.pipelines.pipeline import Totals
 from tessera.ir.schedule.pipelines.stages import balanced
 from tessera.ir.schedule.schedule import Compute, Region, Schedule, Send
 from tessera.ir.schedule.text import parse

@@ -26,7 +26,8 @@ from rich.console import Console
 import tessera as ts
 from tessera import checkpoint, dist, nn, optim
 from tessera.data import create_dataloader
-from tessera.train import recipe, signals
+from tessera.train import guard as signals
+from tessera.train import recipe
 from tessera.train.bad_loss import LossError
 from tessera.train.guard import Guard, TrainState
 from tessera.train.metrics import read_metrics

@@ -6,15 +6,16 @@ XLA's buffer assignment on a CPU, as far as they affect large buffers.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from functools import cached_property
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cached_property, reduce
+from operator import or_
+from typing import NamedTuple
 
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import all_reduce
-from .fusion import buffered
 from .program import Program, of_graph
-from .result_buffers import Buffer, lent
 
 
 class Liveness:
@@ -225,3 +226,154 @@ def _bytes(n: Node) -> int:
 
 def _is_narrow(t: TensorType) -> bool:
     return t.dtype.is_float and t.dtype.bytes < 4
+
+
+# Buffers after the compiler's fusion: the values of a program that are stored in memory.
+#
+# An elementwise value is computed in its readers and has no buffer, unless that repeats expensive
+# work. The rules are those of XLA on a CPU, as far as they affect large buffers. The attribute
+# `memory` of an op (ops/op.py) is its class in these rules.
+
+
+def buffered(program: Program) -> list[Node]:
+    """Returns the nodes of `program` whose values get a buffer, in order."""
+    fusion = _Fusion(program)
+    return [n for n in program.nodes if fusion.has_buffer(n)]
+
+
+class _Fusion:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._conv: dict[Node, bool] = {}
+
+    def has_buffer(self, n: Node) -> bool:
+        if n.kind.memory == "view":
+            return False
+        if not n.kind.fuses:
+            return True
+        readers, is_result = self.program.uses(n)
+        if is_result or not all(_fuses_into(n, r) for r in readers):
+            return True
+        return len(readers) > 1 and self._is_expensive(n)
+
+    def _is_expensive(self, n: Node) -> bool:
+        """Returns whether `n` is stored rather than recomputed for each reader."""
+        match n.kind.memory:
+            case "expensive":
+                return True
+            case "cheap":
+                size = n.type.local_bytes
+                as_large = sum(a.type.local_bytes >= size for a in {*self.program.args[n]})
+                return as_large > 1 or self._of_conv(n)
+            case _:
+                return False
+
+    def _of_conv(self, n: Node) -> bool:
+        """Returns whether `n` is computed from a convolution's result, which has another order of
+        dims."""
+        known = self._conv.get(n)
+        if known is None:
+            cheap = n.kind.memory in ("view", "cheap")
+            args = self.program.args.get(n, ())
+            known = n.kind.memory == "conv" or (cheap and any(map(self._of_conv, args)))
+            self._conv[n] = known
+        return known
+
+
+WINDOW = 32  # largest dim that is reduced at once; a larger one is read in windows from a buffer
+
+
+def _fuses_into(n: Node, reader: Node) -> bool:
+    """Returns whether `reader` computes `n` element by element. A product does so for values
+    without operands, and reads a transposed operand in the other order of dims."""
+    match reader.kind.memory:
+        case "product":
+            return n.kind.memory in ("created", "transposed")
+        case "reduced":
+            size = reader.args[0].type.local_shape
+            return all(size[d] <= WINDOW for d in reader.attrs["dims"])
+    return reader.kind.fuses
+
+
+# Reuse of results' buffers for temporary values, before the results are written.
+#
+# Results that reuse no argument have their own buffers, which are free until they are written.
+# Values are placed largest first, each in the first result that is large enough, and free during
+# the value's lifetime.
+
+
+class Buffer(NamedTuple):
+    """The buffer of a node, with the first and the last time at which it is in use."""
+
+    node: Node
+    size: int
+    first: int
+    last: int
+
+
+def lent(results: Sequence[Buffer], values: Iterable[Buffer], times: int) -> set[Node]:
+    """Returns the nodes of `values` that are stored in the buffer of one of `results`.
+
+    The results come in the order in which they are written, which is their first use. No value is
+    empty, and all times are below `times`.
+    """
+    found: set[Node] = set()
+    written = [r.first for r in results]
+    by_size = sorted(range(len(results)), key=lambda i: results[i].size)
+    large = 0  # the results whose buffers are large enough, a bit each
+    taken = Occupied(times)
+    for node, size, first, last in sorted(values, key=lambda v: -v.size):
+        while by_size and results[by_size[-1]].size >= size:
+            large |= 1 << by_size.pop()
+        i = bisect_left(written, last)
+        # A result written at the value's last read is written in place, or too early.
+        if i < len(results) and written[i] == last:
+            result = results[i].node
+            # A partial result's array has one more dim, so it is not written in place.
+            over = result.kind.fuses and not result.type.partial
+            i += not over or results[i].size != size
+        free = (large & ~taken.at(first, last)) >> i
+        if free:
+            taken.take(first, last, (free & -free) << i)
+            found.add(node)
+    return found
+
+
+class Occupied:
+    """The buffers, a bit each, that are taken at each of `n` times: a segment tree."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._whole = [0] * (2 * n)  # taken at all times below a node
+        self._some = [0] * (2 * n)  # taken at some of these times
+
+    def at(self, first: int, last: int) -> int:
+        """Returns the buffers that are taken at some time from `first` to `last`."""
+        inside, above = self._nodes(first, last)
+        return reduce(or_, [*(self._some[m] for m in inside), *(self._whole[m] for m in above)])
+
+    def take(self, first: int, last: int, buffers: int) -> None:
+        """Takes `buffers` from `first` to `last`."""
+        inside, above = self._nodes(first, last)
+        for m in inside:
+            self._whole[m] |= buffers
+        for m in (*inside, *above):
+            self._some[m] |= buffers
+
+    def _nodes(self, first: int, last: int) -> tuple[list[int], set[int]]:
+        """Returns (the tree nodes that make up the times from `first` to `last`, the nodes above
+        them)."""
+        inside, above = list[int](), set[int]()
+        low, high = first + self.n, last + self.n + 1
+        while low < high:
+            if low & 1:
+                inside.append(low)
+                low += 1
+            if high & 1:
+                high -= 1
+                inside.append(high)
+            low, high = low >> 1, high >> 1
+        for m in inside:
+            while (m := m >> 1) and m not in above:
+                above.add(m)
+        return inside, above

@@ -14,13 +14,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from types import FunctionType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from ..core.checks import flag, instance, mapping, same_names, shown
 from ..core.dtypes import dtype_of
-from ..core.errors import DTypeError, UsageError, lines_up
+from ..core.errors import DTypeError, UnknownNameError, UsageError, lines_up
 from ..core.interrupts import whole
 from ..core.kinds import is_number
 from ..core.locks import TURN
@@ -39,7 +39,6 @@ from ..lang.value.tensor import Tensor
 from .module_calls import not_callable, scoped, seen
 from .module_tree import Holder, direct, modules_of, outer_modules, swap, tensors_of, walk
 from .torch_layout import need_fit, turned_names
-from .torch_names import WeightName
 
 
 def state(*shape: int, init: Init = "zeros") -> Tensor:
@@ -429,3 +428,36 @@ def _said(t: Tensor) -> str:
 def _equal(a: Any, b: Any) -> bool:
     x, y = (v.numpy() if isinstance(v, Tensor) else np.asarray(v) for v in (a, b))
     return x.shape == y.shape and bool((x == y).all())
+
+
+# Names of weights with a hint for users of PyTorch, who expect weights from `model.parameters()`.
+#
+# `parameters()` is a dict, as in JAX, so a loop over it gives names. Each is a string that, asked
+# for an attribute of a tensor, raises an error with the way to the tensor.
+
+_FIX = "parameters() is a dict: for p in model.parameters().values()"
+
+
+class WeightName(str):
+    """The name of a weight in `Module.parameters()`."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        text = f"{str(self)!r} is the name of a weight, it has no {name!r}"
+        if name.startswith("_"):  # a question of Python or of a library, no user's
+            raise AttributeError(text)
+        raise UnknownNameError(text, fix=_FIX)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        self.__getattr__(name)
+
+    def _no_number(self, other: object, *more: object) -> NoReturn:
+        raise UsageError(
+            f"{str(self)!r} is the name of a weight, it is not computed with", fix=_FIX
+        )
+
+    __pow__ = __mul__ = __rmul__ = _no_number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)

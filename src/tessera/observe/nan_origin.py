@@ -8,21 +8,22 @@ operands are not; in a loop, iteration by iteration.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..core.dtypes import f32
+from ..core.dtypes import f32, int32
 from ..core.layout import shard_count
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.build import Builder
+from ..ir.graph.node import Emit, Graph, Node
 from ..ir.graph.text import node_text
 from ..lang.math import functions as F
 from ..lang.record.tree import is_registered
+from ..lang.value.eager import run_graph
 from ..lang.value.tensor import Tensor
 from ..ops.create import full
 from ..ops.indexing import inside_range
-from .counted_loops import counted
 from .instrument import Array, Run, Spot, as_f32, every_float, measured, recorded, tidy
 
 FINITE, INF, NAN = 0, 1, 2
@@ -330,3 +331,62 @@ def _range(x: Tensor) -> list[Tensor]:
     high = F.max(F.where(finite, y, -LARGEST))
     infinite = ~finite & ~nan
     return [low, high, F.sum(nan.to(f32)), F.sum(infinite.to(f32))]
+
+
+# While loops as loops with a measured number of turns, so that their values can be measured.
+
+MOST = 100_000
+
+
+def counted(run: Run) -> Run:
+    """`run` with its while loops replaced by loops of a fixed length; it runs once to count their
+    turns. While loops inside other loops, with a condition that varies over devices, without a turn
+    or with more than `MOST` turns are not replaced."""
+    loops = [n for n in run.graph.nodes if _decides(n) and not n.types[0].varying]
+    if not loops:
+        return run
+    counts: list[Node] = []
+
+    def count(was: Node, now: Node, emit: Emit) -> Node | None:
+        if was not in loops:
+            return None
+        counting, turns = _counting(now, run.graph, emit)
+        counts.append(turns)
+        return counting
+
+    graph = run.graph.rewrite(count, _same)
+    every = run_graph(replace(graph, outputs=tuple(counts)), run.values)
+    turns = dict(zip(loops, (int(t.item()) for t in every), strict=True))
+
+    def over_turns(was: Node, now: Node, emit: Emit) -> Node | None:
+        length = turns.get(was, 0)
+        if not 0 < length <= MOST:
+            return None
+        return emit(replace(now, attrs={**now.attrs, "length": length}))
+
+    return replace(run, graph=run.graph.rewrite(over_turns, _same))
+
+
+def _decides(n: Node) -> bool:
+    return n.op == "scan" and n.attrs["length"] is None
+
+
+def _counting(loop: Node, graph: Graph, emit: Emit) -> tuple[Node, Node]:
+    """(`loop` with a further carry that counts its turns, the node of the count)."""
+    body, consts, carries = loop.attrs["body"], loop.attrs["consts"], loop.attrs["carries"]
+    inside = Builder(body.name, options=body.options)
+    inside.nodes, inside.inputs = list(body.nodes), list(body.inputs)
+    one = inside("cast", body.inputs[consts], dtype=int32)
+    more = inside("add", inside.input(one.type, "turns"), one)
+    attrs = {**loop.attrs, "body": inside.graph([*body.outputs, more]), "carries": carries + 1}
+    outside = Builder(graph.name, options=graph.options)
+    none = outside.redistribute(outside(full.name, dtype=int32, shape=(), value=0), one.type)
+    counting = outside("scan", *loop.args, none, **attrs)
+    turns = outside("item", counting, index=carries)
+    for n in outside.nodes:
+        emit(n)
+    return counting, turns
+
+
+def _same(body: Graph) -> Graph:
+    return body

@@ -274,7 +274,7 @@ def _cond_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
 
 
 # One of two bodies, chosen by each device's own bool. Bodies have no collectives, so devices that
-# take different branches never wait for each other. The gradient is in passes/branches.py.
+# take different branches never wait for each other. The gradient is in passes/differentiate.py.
 cond = define(
     Op("cond", _cond_rule, _cond_local, flops=_cond_flops, attrs="yes no",
        bodies=True, many=True, invariance="body")

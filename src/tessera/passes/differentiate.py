@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence, Set
+from functools import partial, reduce
+from itertools import pairwise
 
 from ..core.errors import GraphError
-from ..core.layout import Partial, TensorType
+from ..core.layout import Partial, TensorType, dim_axes
 from ..core.reshard import completed, gathered
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Node, reachable
+from ..ir.graph.node import Graph, Node, reachable
 from ..ops.elementwise import add, stop_gradient
 from ..ops.local import reinterpret
+from ..ops.movement import pad
 from ..ops.redistribute import NAMES
-from .branches import cond_gradient
-from .loops import scan_gradient
-from .slice_gradients import joined
+from .loops import Differentiate, resume, scan_gradient, zeros
 
 Grads = dict[tuple[Node, int], list[Node]]
 
@@ -168,3 +169,107 @@ def _joins(n: Node, active: set[Node]) -> bool:
         and n.type.rank > 1
         and all(a in active and a.type.shape == n.type.shape for a in n.args)
     )
+
+
+# The gradient of a `cond`: a second `cond` between the gradients of the two bodies.
+
+
+def cond_gradient(
+    b: Builder, node: Node, gs: Sequence[Node | None], differentiate: Differentiate
+) -> list[Node | None]:
+    """One gradient (or None) per argument of `node`, from the gradients of its results. The bodies
+    are recomputed."""
+    given = [i for i, g in enumerate(gs) if g is not None]
+    wanted = [i for i, a in enumerate(node.args) if i and a.type.dtype.is_float]
+    seeds = []
+    for i in given:
+        g = gs[i]
+        assert g is not None
+        seeds.append(b.redistribute(g, node.types[i].complete(), "for cond"))
+    bodies = {k: _backward(b, node.attrs[k], given, wanted, differentiate) for k in ("yes", "no")}
+    made = b("cond", *node.args, *seeds, **bodies)
+    out: list[Node | None] = [None] * len(node.args)
+    for k, i in enumerate(wanted):
+        out[i] = b("item", made, index=k)
+    return out
+
+
+def _backward(
+    b: Builder,
+    body: Graph,
+    given: Sequence[int],
+    wanted: Sequence[int],
+    differentiate: Differentiate,
+) -> Graph:
+    """The graph of a branch's gradients: the branch recomputed, then the derivatives of the results
+    `given` by the inputs `wanted`. An input without a gradient gets zeros, as the other branch may
+    have one."""
+    inner = resume(body, b)
+    gs = [inner.input(body.outputs[i].type.complete(), f"g_{i}") for i in given]
+    wrt = [body.inputs[i - 1] for i in wanted]
+    parts = differentiate(
+        inner, [(body.outputs[i], g) for i, g in zip(given, gs, strict=True)], wrt
+    )
+    outs = []
+    for n, part in zip(wrt, parts, strict=True):
+        t = n.type.complete()
+        outs.append(zeros(inner, t) if part is None else inner.redistribute(part, t, "for cond"))
+    whole = inner.graph(outs)
+    return whole.part([*body.inputs, *gs], whole.outputs)
+
+
+# Gradients of slices of one value, concatenated if the slices are adjacent.
+#
+# The gradient of a slice is a pad: zeros around the slice's gradient. A sum of pads writes every
+# element once for each slice; slices that fill a run of one dim are concatenated instead, which
+# writes each element once.
+
+
+def joined(b: Builder, parts: Sequence[Node]) -> list[Node]:
+    """`parts`, with gradients of slices that fill a run of one dim merged into one node at the
+    place of the first. The sum of the parts does not change."""
+    groups: dict[tuple[int, Partial], list[int]] = defaultdict(list)
+    for at, g in enumerate(parts):
+        dim = _grown(g)
+        if dim is not None:
+            groups[dim, g.type.partial].append(at)
+    found: list[Node | None] = list(parts)
+    for (dim, _), places in groups.items():
+        one = _side_by_side(b, dim, [parts[i] for i in places]) if len(places) > 1 else None
+        if one is not None:
+            for i in places:
+                found[i] = None
+            found[places[0]] = one
+    return [g for g in found if g is not None]
+
+
+def _grown(g: Node) -> int | None:
+    """The dim that the pad `g` enlarges, if it is the only one and the pad has no steps; else
+    None."""
+    if g.op != pad.name or any(k != 1 for k in g.attrs["steps"]):
+        return None
+    had = g.args[0].type.shape
+    grown = [i for i, (n, m) in enumerate(zip(had, g.type.shape, strict=True)) if n != m]
+    return grown[0] if len(grown) == 1 else None
+
+
+def _side_by_side(b: Builder, dim: int, pads: Sequence[Node]) -> Node | None:
+    """The sum of `pads` along `dim` if each begins where another ends, else None. Pads at the same
+    place are added."""
+    places: dict[tuple[int, int], list[Node]] = defaultdict(list)
+    for g in pads:
+        part = g.args[0]
+        places[g.attrs["starts"][dim], part.type.shape[dim]].append(part)
+    runs = sorted(places)
+    if any(start + n != then for (start, n), (then, _) in pairwise(runs)):
+        return None
+    # Blocks of a split dim are adjacent on each device only if all parts have the same size.
+    split = any(dim_axes(p.type.dims[dim]) for parts in places.values() for p in parts)
+    if split and len({n for _, n in runs}) > 1:
+        return None
+    made = b("concat", *(reduce(partial(b, "add"), places[run]) for run in runs), dim=dim)
+    shape = pads[0].type.shape
+    starts = tuple(runs[0][0] if i == dim else 0 for i in range(len(shape)))
+    if made.type.shape == shape:
+        return made
+    return b("pad", made, starts=starts, steps=(1,) * len(shape), shape=shape)

@@ -3,13 +3,14 @@ model and displays all use it."""
 
 from __future__ import annotations
 
-from ..ir.graph.node import Graph
+from ..core.errors import UsageError
+from ..ir.graph.node import Graph, Node
 from ..ir.graph.verify import verify
 from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..ir.schedule.verify import verify_schedule
+from ..ops.user import parse_groups, user
 from .algorithms import algorithms
-from .determinism import need_kept
 from .simplify import simplify
 from .time import in_turns
 
@@ -49,3 +50,35 @@ def scheduled(program: Graph | Schedule) -> Schedule:
     s = algorithms(s)
     verify_schedule(s)
     return s
+
+
+# Check of the determinism level "mesh_invariant": equal bits on every fold of a mesh.
+
+
+def need_kept(graph: Graph) -> None:
+    """Raises UsageError if an op of `graph` may give other bits on another fold of the mesh."""
+    for n in graph.nodes:
+        if n.op != "input" and not n.kind.mesh_invariance and not _apart(n):
+            name = n.attrs.get("name", n.op) if n.op == user.name else n.op
+            raise UsageError(
+                f"mesh_invariant: {name} may add up in another order on another mesh",
+                rows=[
+                    *((f"arg {i}", a.type) for i, a in enumerate(n.args)),
+                    *([("index", n.attrs["index"])] if n.op == user.name else []),
+                ],
+                fix="write it with ops of Tessera, which add up in a fixed order, or ask for less:"
+                ' level="run_to_run"',
+                at=n.loc or None,
+            )
+        for value in n.attrs.values():
+            if isinstance(value, Graph):
+                need_kept(value)
+
+
+def _apart(n: Node) -> bool:
+    """Returns whether a user function is elementwise by its index."""
+    if n.op != user.name or n.attrs.get("whole"):
+        return False
+    groups = parse_groups("user", n.attrs["index"], dict(n.attrs.get("sizes", ())))
+    sides = [set(g) for g in (*groups.args, *groups.outs)]
+    return all(s == sides[0] for s in sides)

@@ -20,8 +20,10 @@ import numpy as np
 from ..core.errors import BackendError
 from ..core.layout import TensorType
 from ..core.limits import limits
+from ..core.mesh import Mesh
 from ..core.options import PLAIN, ProgramOptions
 from ..core.wording import ranks_text
+from ..ir.graph.node import Graph
 from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.listener import watcher
 from ..ir.schedule.schedule import (
@@ -41,7 +43,6 @@ from .lower import jitted, run_step
 from .processes.flight import arrive, flight
 from .processes.program_consistency import processes_of
 from .send import sender
-from .stage_cache import kept
 from .transfer import absent
 
 Array = Any
@@ -197,7 +198,7 @@ class Stepped:
                 return self._inner(step.body)
             case Region() | Compute() if self.schedule.is_staged:
                 mesh, aliases = step.mesh or self.schedule.mesh, self._aliases[step.runs]
-                return kept(step.graph, mesh, self.under, aliases, lambda: self._compiled(step))
+                return cached(step.graph, mesh, self.under, aliases, lambda: self._compiled(step))
             case Compute() | Collective() | Region():
                 return self._compiled(step)
             case _:
@@ -310,3 +311,33 @@ def _ready(outs: Sequence[Array], start_s: float) -> dict[int, float]:
         if waiting:
             time.sleep(1e-5)
     return done or {0: start_s}
+
+
+# Compiled programs of pipeline stages, cached by graph.
+#
+# They are the same in every recording, and in every schedule with the same stages.
+
+Compiled = Callable[..., list[Any]]
+STAGE_PROGRAMS = 128
+_programs: dict[object, Compiled] = {}
+
+
+def cached(
+    graph: Graph, mesh: Mesh | None, under: ProgramOptions, aliases: Mapping[int, int],
+    make: Callable[[], Compiled],
+) -> Compiled:  # fmt: skip
+    """Returns the program that `make` makes for `graph`, or the cached one of an equal graph; the
+    last 128 are kept. `aliases` maps donated arguments to results."""
+    if graph.key is None:
+        return make()
+    key = mesh, under, tuple(aliases.items()), graph.key
+    found = _programs.pop(key, None) or make()
+    _programs[key] = found  # the last used comes last
+    if len(_programs) > STAGE_PROGRAMS:
+        _programs.pop(next(iter(_programs)))
+    return found
+
+
+def forget() -> None:
+    """Clears the cache; running pipelines keep their programs."""
+    _programs.clear()

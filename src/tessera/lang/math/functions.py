@@ -4,12 +4,14 @@ modules."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ...core.checks import flag, number, unfit
-from ...core.dtypes import bool_, f32, summed, uint8
+from ...core.dtypes import bool_, f32, int32, summed, uint8
 from ...core.errors import LayoutError
-from ...core.layout import TensorType
-from ..record.operands import as_tensor, cast, emit
+from ...core.layout import TensorType, dim_axes
+from ...core.reshard import gathered
+from ..record.operands import as_tensor, binary, cast, emit
 from ..value.host_data import is_array
 from ..value.tensor import Like, Tensor, method
 from .bitwise import (
@@ -22,7 +24,6 @@ from .bitwise import (
     bitwise_xor,
 )
 from .constants import arange, full, full_like, linspace, ones, ones_like, zeros, zeros_like
-from .cumulative import cummax, cummin, cumprod, cumsum
 from .derived import count_nonzero, diff, logaddexp, meshgrid, nan_to_num, outer, tan, trunc
 from .elementwise import (
     abs,
@@ -62,7 +63,19 @@ from .matmul import einsum, matmul
 from .matmul import narrowed as narrowed
 from .matrices import diag, diagonal, eye, tril, triu
 from .rearranging import flatten, pad, repeat_interleave, roll, squeeze, tile, unsqueeze
-from .shape import Dims, broadcast_to, concat, dims_of, need_some, permute, reshape, split, stack
+from .shape import (
+    Dims,
+    along,
+    broadcast_to,
+    concat,
+    dims_of,
+    need_some,
+    permute,
+    reshape,
+    sliced,
+    split,
+    stack,
+)
 from .shape import swap as swap
 from .subscript import getitem as getitem
 from .trigonometry import (
@@ -263,3 +276,85 @@ __all__ = [
     "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril", "triu", "trunc",
     "unsqueeze", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip
+
+
+# Cumulative functions along a dim: `cumsum`, `cumprod`, `cummax`, `cummin`.
+
+
+def cumsum(x: Like, dim: int = -1) -> Tensor:
+    """The running sum along `dim`, each element included, in the shape of `x`.
+
+    Raises ShapeError if `x` has no such dim.
+    """
+    t = as_tensor(x)
+    t = widened(t.to(summed(t.dtype)))
+    return along(lambda t, d: emit("cumsum", t, dim=d), "cumsum", t, dim)
+
+
+def cumprod(x: Like, dim: int = -1) -> Tensor:
+    """The running product along `dim`, each element included, in the shape of `x`.
+
+    Bools and integers of less than 32 bits are multiplied in int32. Raises ShapeError if `x` has no
+    such dim.
+    """
+    t = as_tensor(x)
+    t = widened(t.to(summed(t.dtype)))
+    return along(lambda t, d: _running(lambda a, b: [a[0] * b[0]], [t], d)[0], "cumprod", t, dim)
+
+
+def cummax(x: Like, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """(The largest element so far along `dim`, its int32 index): both in the shape of `x`.
+
+    Of equal elements the index is that of the last one, as in PyTorch. After a NaN all elements are
+    NaN. Raises ShapeError if `x` has no such dim.
+    """
+    return _running_extreme("cummax", "ge", x, dim)
+
+
+def cummin(x: Like, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """(The smallest element so far along `dim`, its int32 index): both in the shape of `x`.
+
+    Of equal elements the index is that of the last one, as in PyTorch. After a NaN all elements are
+    NaN. Raises ShapeError if `x` has no such dim.
+    """
+    return _running_extreme("cummin", "le", x, dim)
+
+
+def _running_extreme(name: str, beats: str, x: Like, dim: int) -> tuple[Tensor, Tensor]:
+    t = as_tensor(x)
+
+    def later(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+        wins = binary(beats, b[0], a[0])
+        wins = wins | (b[0] != b[0]) if t.dtype.is_float else wins
+        return [where(wins, q, p) for p, q in zip(a, b, strict=True)]
+
+    def place(t: Tensor, d: int) -> Tensor:
+        shape = tuple(n if i == d else 1 for i, n in enumerate(t.shape))
+        line = emit("broadcast_to", emit("iota", dtype=int32, shape=shape, dim=d), shape=t.shape)
+        return _running(later, [stop_gradient(t), line], d)[1]
+
+    ids = along(place, name, t, dim)
+    return (gather_or_zero(t, ids, dim) if t.ndim else t), ids
+
+
+def _running(
+    join: Callable[[list[Tensor], list[Tensor]], list[Tensor]], xs: list[Tensor], dim: int
+) -> list[Tensor]:
+    """The associative scan of `xs` along `dim` by `join`, each element included: by doubling
+    (Hillis & Steele 1986), in about log2 of the size steps."""
+    xs = [_whole(x, dim) for x in xs]
+    size, by = xs[0].shape[dim], 1
+    while by < size:
+        first = [sliced(x, {dim: (0, by, 1)}) for x in xs]
+        before = [sliced(x, {dim: (0, size - by, 1)}) for x in xs]
+        now = [sliced(x, {dim: (by, size, 1)}) for x in xs]
+        joined = join(before, now)
+        xs = [concat(pair, dim) for pair in zip(first, joined, strict=True)]
+        by *= 2
+    return xs
+
+
+def _whole(x: Tensor, dim: int) -> Tensor:
+    """Returns `x` complete, with `dim` not split, so that no step of the scan communicates."""
+    to = gathered(x.type.complete(), dim_axes(x.type.dims[dim]))
+    return x if to is x.type else emit("redistribute", x, to=to)

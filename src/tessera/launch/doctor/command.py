@@ -8,17 +8,24 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from ...core import environment as switches
 from ...core.errors import TesseraError
 from ...core.limits import set_limits
+from ...core.mesh import auto
+from ...core.wording import ranks_text
+from ...lang.jit.jit import jit
+from ...lang.math.create import tensor
+from ...lang.math.functions import sum as total
+from ...lang.parallel.collectives import all_reduce
+from ...lang.value.tensor import Tensor
 from .host import first_line, host_checks, versions, way_out
-from .ranks import rank_checks
 from .report import Check, Report, merged
 
 LIMIT_S = 60.0  # time limit of each wait for other ranks
@@ -72,7 +79,6 @@ def examined() -> tuple[Report, bool]:
         return Report((*own, Check("devices", "fix", first_line(error), fix))), True
     hosts = [(s["host"], [Check(**c) for c in s["checks"]]) for s in said]
     checks = [*merged(hosts), *rank_checks(said), _transports()]
-    from .reduce import reduce_checks
 
     return Report((*checks, *reduce_checks())), engine["process"] == 0
 
@@ -111,3 +117,179 @@ def _transports() -> Check:
         "unset JAX_CPU_COLLECTIVES_IMPLEMENTATION" if bad else "",
         facts=facts,
     )
+
+
+# Checks that the ranks of a run agree: devices, versions, clocks, hash seeds; and of the engine.
+
+MOST_SKEW_S = 1.0
+COMPARED = ("tessera", "jax", "jaxlib", "python")
+
+
+def rank_checks(said: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Returns the checks of the facts of each rank: its host, engine, versions, time and hash."""
+    return [
+        check_devices([s["engine"] for s in said], [s["host"] for s in said]),
+        check_alike([s["versions"] for s in said]),
+        check_clocks([s["time_s"] for s in said]),
+        check_hashes([s["hash"] for s in said]),
+        check_bits(said[0]["engine"]),
+        check_overlap(said[0]["engine"]["platform"]),
+        check_bubbles(),
+    ]
+
+
+def check_devices(engines: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> Check:
+    """Checks that all ranks have the same kind and number of devices."""
+    first, count = engines[0], len(engines)
+    kinds = {(e["platform"], e["kind"]) for e in engines}
+    numbers = [e["local"] for e in engines]
+    facts = {"devices": first["devices"], "processes": count, "hosts": len(set(hosts)),
+             "platform": first["platform"], "kind": first["kind"], "local": numbers}  # fmt: skip
+    if len(kinds) > 1 or len(set(numbers)) > 1:
+        rows = ", ".join(f"rank {r}: {e['local']} {e['kind']}" for r, e in enumerate(engines))
+        fix = "give every rank the same devices: TESSERA_VISIBLE_DEVICES, TESSERA_DEVICES"
+        return Check("devices", "fix", rows, fix, facts=facts)
+    kind = first["kind"] if first["kind"] != first["platform"] else "virtual"
+    many = f"{count} process{'es' * (count > 1)}"
+    where = f"{len(set(hosts))} host{'s' * (len(set(hosts)) > 1)}"
+    found = f"{first['devices']} x {first['platform']} ({kind}), {many} on {where}"
+    return Check("devices", "ok", found, facts=facts)
+
+
+def check_alike(versions: Sequence[Mapping[str, str]]) -> Check:
+    """Checks that all ranks have the same versions."""
+    differ = [n for n in COMPARED if len({v.get(n) for v in versions}) > 1]
+    if not differ:
+        return Check("ranks' versions", "ok", "one process" if len(versions) == 1 else "all alike")
+    rows = "; ".join(
+        f"{n}: " + ", ".join(
+            f"{v} on {ranks_text([r for r, x in enumerate(versions) if x.get(n) == v])}"
+            for v in dict.fromkeys(x.get(n) for x in versions)
+        )
+        for n in differ
+    )  # fmt: skip
+    fix = "install the same versions on every host"
+    return Check("ranks' versions", "fix", rows, fix)
+
+
+def check_clocks(times_s: Sequence[float]) -> Check:
+    """Checks the skew of the clocks, read at about the same moment."""
+    skew_s = max(times_s) - min(times_s)
+    facts = {"skew_s": skew_s}
+    if len(times_s) == 1:
+        return Check("clocks", "ok", "one process has one clock", facts=facts)
+    if skew_s <= MOST_SKEW_S:
+        return Check("clocks", "ok", f"less than {MOST_SKEW_S:g} s apart", facts=facts)
+    late = min(range(len(times_s)), key=lambda r: times_s[r])
+    return Check(
+        "clocks", "fix", f"{skew_s:.1f} s apart; rank {late} is behind",
+        "run chronyd or ntpd on every host: records of ranks cannot be put in order",
+        facts=facts,
+    )  # fmt: skip
+
+
+def check_hashes(hashes: Sequence[int]) -> Check:
+    """Checks that hash("text") is equal on all ranks, as code that picks an owner by it needs."""
+    if len(set(hashes)) == 1:
+        one = "one process" if len(hashes) == 1 else "the same on all ranks"
+        return Check("hash seed", "ok", one)
+    return Check(
+        "hash seed", "fix", "hash(name) differs from rank to rank",
+        "set PYTHONHASHSEED=0 on every rank, or start them with tessera run",
+    )  # fmt: skip
+
+
+def check_bits(engine: Mapping[str, Any]) -> Check:
+    """Reports the backend's level of determinism, and checks that its sums are right."""
+    if not engine["exact"]:
+        return Check(
+            "determinism", "fix", "this jaxlib computes some sums on a CPU wrongly",
+            "import tessera before the first array of jax, which sets the flag that prevents it",
+        )  # fmt: skip
+    level = "mesh_invariant" if engine["invariant"] else "run_to_run"
+    found = f"dist.deterministic() keeps the level {level} here"
+    return Check("determinism", "ok", found, facts={"level": level})
+
+
+def check_overlap(platform: str) -> Check:
+    """Reports whether communication and compute can overlap here."""
+    if platform == "cpu":
+        found = "on CPUs nothing overlaps inside a program; the schedule shows what may"
+        return Check("overlap", "note", found)
+    found = "schedule.all_reduce_overlap(True) asks for it; dist.profile() measures the wait"
+    return Check("overlap", "ok", found)
+
+
+def check_bubbles() -> Check:
+    """Reports how to see idle pipeline stages."""
+    found = "take twice as many microbatches as stages; dist.inspect(step) shows what idles"
+    return Check("bubbles", "ok", found)
+
+
+# Measurement of an all-reduce between all devices, and a check of its sum.
+
+SMALL, LARGE = 1, 2**22  # elements of f32 per device
+MOST_BYTES = 2**30  # of all devices together
+
+
+def reduce_checks() -> list[Check]:
+    """Returns the latency of an all-reduce of 4 bytes, and the bandwidth of one of 16 MiB."""
+    try:
+        mesh = auto(("all",))
+        if mesh.size == 1:
+            return [Check("all_reduce", "note", "one device: there is nothing to reduce between")]
+        # The large one first: after a small one, gloo's later ones are slower.
+        large = max(min(LARGE, MOST_BYTES // 4 // mesh.size), SMALL)
+        times_s = {}
+        for elements, times in ((large, 5), (SMALL, 20)):
+            took, right = _measured(mesh.size, elements, times)
+            if not right:
+                return [check_sum(mesh.size, elements)]
+            times_s[elements] = took
+    except TesseraError as error:
+        fix = way_out(error) or "see the checks above"
+        return [Check("all_reduce", "fix", first_line(error), fix)]
+    return [reduced(mesh.size, times_s[SMALL], 4 * large, times_s[large])]
+
+
+def _measured(devices: int, elements: int, times: int) -> tuple[float, bool]:
+    """Returns the seconds of one all-reduce of `elements` per device, and whether its sum is
+    right."""
+    from ...runtime.processes.diagnose import took_s  # it loads the engine
+
+    mesh = auto(("all",))
+    block = np.arange(elements, dtype=np.float32) % 64
+    data = np.broadcast_to(block, (devices, elements))
+    x = tensor(data, mesh=mesh, layout=f"[{devices}@all, {elements}]")
+
+    @jit
+    def summed(x: Tensor) -> Tensor:
+        made: Tensor = all_reduce(total(x, dim=0), axis="all")
+        return made
+
+    right = bool((summed(x).numpy() == block * devices).all())
+    return took_s(lambda: summed(x), times), right
+
+
+def check_sum(devices: int, elements: int) -> Check:
+    """Returns the check of a wrong sum."""
+    return Check(
+        "all_reduce", "fix", f"the sum of {elements:,} numbers over {devices} devices is wrong",
+        "do not train here: update jaxlib and the driver, and run tessera doctor again",
+    )  # fmt: skip
+
+
+def reduced(devices: int, small_s: float, size: int, large_s: float) -> Check:
+    """Returns the check of an all-reduce that works.
+
+    >>> reduced(8, 20e-6, 2**24, 0.01).found
+    'right among 8 devices: 20 µs for 4 B; 16 MiB in 10.0 ms, 2.9 GB/s on a ring'
+    """
+    ring = 2 * (devices - 1) / devices * size / large_s
+    return Check(
+        "all_reduce", "ok",
+        f"right among {devices} devices: {small_s * 1e6:.0f} µs for 4 B; {size / 2**20:g} MiB in "
+        f"{large_s * 1e3:.1f} ms, {ring / 1e9:.1f} GB/s on a ring",
+        facts={"devices": devices, "latency_s": small_s, "bytes": size, "time_s": large_s,
+               "bus_bytes_per_s": ring},
+    )  # fmt: skip

@@ -266,9 +266,6 @@ def test_bad_batches() -> None:
     with pytest.raises(UsageError) as caught:
         TokenBatches(np.zeros(10, np.uint16), 1, 10)
     assert first_line(caught) == ("tokens: 10 tokens hold no window of 10 and the token after it")
-    with pytest.raises(UsageError) as caught:
-        TokenBatches(np.zeros(10, np.uint16), 0, 4)
-    assert first_line(caught) == "tokens: batch_size cannot be 0"
 
 
 # ---- bigram ------------------------------------------------------------------------------------

@@ -335,7 +335,6 @@ def test_what_is_no_program_has_no_plan() -> None:
     for make, said in (
         (lambda: memory_plan(ts.tanh), "memory_plan: takes a Graph, not a function"),
         (lambda: stage_plans(g), "stage_plans: takes a Schedule, not a Trace"),
-        (lambda: planned(3), "planned: the step cannot be 3"),
         (lambda: planned_memory(g, [g]), "planned_memory: what is held cannot be"),
     ):
         with pytest.raises(ts.UsageError, match=said):

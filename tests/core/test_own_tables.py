@@ -15,7 +15,6 @@ from tessera.core.errors import GraphError, UsageError
 from tessera.ir.schedule.pipelines.check import run_order, verify_table
 from tessera.ir.schedule.pipelines.formulas import bubble_s, peak_activations
 from tessera.ir.schedule.pipelines.orders import SCHEDULES, pipeline_table
-from tessera.ir.schedule.pipelines.simulate import simulate
 from tessera.ir.schedule.pipelines.tables import Action, Table
 
 
@@ -68,7 +67,6 @@ def test_a_schedule_is_a_name_a_table_a_file_or_a_function(tmp_path: Path) -> No
         (lambda: peak_activations("1F1B", 2, -4), "microbatches cannot be -4"),
         (lambda: Table.from_csv(3), "a table is read from text"),  # type: ignore[arg-type]
         (lambda: Table.from_csv("nowhere.csv"), "the table cannot be read"),
-        (lambda: simulate("1F1B"), "the table cannot be '1F1B'"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_schedule_is_refused(call: Any, what: str) -> None:

@@ -308,13 +308,3 @@ def test_one_hash_on_every_fold() -> None:
         cwd=Path(__file__).resolve().parents[2], check=False,
     )  # fmt: skip
     assert done.stdout == "one hash\n", done.stderr[-2000:]
-
-
-def test_what_is_no_level_and_no_order_is_refused() -> None:
-    with (
-        pytest.raises(ts.UsageError, match="reduce_tree cannot be 'star'"),
-        dist.deterministic("star"),
-    ):
-        pass
-    with pytest.raises(ts.UsageError, match="level cannot be 'always'"):
-        dist.set_deterministic(level="always")

@@ -203,13 +203,6 @@ def test_an_earlier_runs_files_do_not_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"steps": 2.5}, "Run: steps cannot be 2.5"),
-        ({"steps": -1}, "Run: steps cannot be -1"),
-        ({"tokens_per_step": -1}, "Run: tokens_per_step cannot be -1"),
-        ({"settings": 3}, "Run: settings cannot be 3"),
-        ({"settings": []}, r"Run: settings cannot be \[\]"),
-        ({"peak_flops": "many"}, "Run: peak_flops cannot be 'many'"),
-        ({"console": False}, "Run: console cannot be False"),
         ({"spare": 3}, "Run: spare cannot be 3"),
         ({"trackers": [MetricsWriter]}, "trackers: a tracker cannot be an object of type type"),
     ],
@@ -226,7 +219,7 @@ def test_arguments_without_a_meaning_remove_nothing(
 @pytest.mark.parametrize("number", [-1, 0.5, "first", None])
 def test_a_step_has_a_number(number: Any, tmp_path: Path) -> None:
     run = Run(tmp_path, steps=1, tokens_per_step=1, console=Console(file=io.StringIO()))
-    with run, pytest.raises(UsageError, match=r"Run\.step: the number cannot be"), run.step(number):
+    with run, pytest.raises(UsageError, match=r"Run\.step: number cannot be"), run.step(number):
         pass
     with pytest.raises(UsageError, match="the row of step 0 comes after the end"), run.step(0):
         pass

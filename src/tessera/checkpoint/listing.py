@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.checks import flag, mapping, string, unfit, whole
+from ..core.checks import mapping, unfit, whole
+from ..core.declared import Count, Flag, Natural, String
 from ..core.devices import process_index
 from ..core.errors import CheckpointError, UsageError
 from ..core.kinds import is_whole
@@ -41,19 +42,11 @@ class Keep:
     of `every` steps, and the `best` by `metric` (the smallest values, or with `largest=True` the
     largest)."""
 
-    last: int = 1
-    every: int | None = None
-    best: int = 0
-    metric: str = "loss"
-    largest: bool = False
-
-    def __post_init__(self) -> None:
-        whole("checkpoint.Keep", "last", self.last, 1)
-        whole("checkpoint.Keep", "best", self.best, 0)
-        string("checkpoint.Keep", "metric", self.metric)
-        flag("checkpoint.Keep", "largest", self.largest)
-        if self.every is not None:
-            whole("checkpoint.Keep", "every", self.every, 1)
+    last: Count = 1
+    every: Count | None = None
+    best: Natural = 0
+    metric: String = "loss"
+    largest: Flag = False
 
     def stay(self, found: Sequence[Manifest]) -> set[str]:
         """The tags to keep among `found`, which is sorted from the oldest."""

@@ -9,7 +9,8 @@ from functools import partial
 from threading import Timer
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.checks import flag, unfit
+from ..core.checks import unfit
+from ..core.declared import Flag
 from ..core.devices import process_count, process_index
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import CheckpointError, UsageError, warn_no_effect
@@ -82,7 +83,7 @@ def load(
     *,
     only: str | Sequence[str] | None = None,
     dtype: Any = None,
-    restore_random: bool = True,
+    restore_random: Flag = True,
 ) -> Checkpoint:
     """The checkpoint `tag` below `root`; without a tag the latest complete one.
 
@@ -102,7 +103,6 @@ def load(
     Raises CheckpointError, with the names, if the checkpoint does not exist, is damaged or does not
     fit.
     """
-    flag("checkpoint.load", "restore_random", restore_random)
     not_recorded("checkpoint.load")
     no_folder("checkpoint.load", optimizer)
     want = None if dtype is None else dtype_of(dtype)

@@ -25,12 +25,9 @@ import numpy as np
 
 from ..core.checks import flag, unfit, whole
 from ..core.context import settings
+from ..core.declared import Flag
 from ..core.devices import process_count, process_index
-from ..core.errors import (
-    DTypeError,
-    TesseraError,
-    UsageError,
-)
+from ..core.errors import DTypeError, TesseraError, UsageError
 from ..core.mesh import Mesh
 from ..core.version import VERSION
 from ..core.wording import digest
@@ -45,15 +42,7 @@ from ..lang.value.eager import redistribute_now
 from ..lang.value.engine import engine
 from ..lang.value.tensor import Tensor
 from ..nn.module import Module
-from .listing import (
-    ROOT,
-    Keep,
-    Root,
-    keep_of,
-    numbers,
-    see_metric,
-    tag_of,
-)
+from .listing import ROOT, Keep, Root, keep_of, numbers, see_metric, tag_of
 from .pieces import Block
 from .storage import Storage, begun
 from .writing import Job, Tell, written
@@ -129,7 +118,7 @@ def save(
     tensors: Any,
     optimizer: Any = None,
     atomic: bool = True,
-    async_io: bool = True,
+    async_io: Flag = True,
     mesh: Mesh | None = None,
     root: Root = ROOT,
     keep: int | Keep | None = None,
@@ -137,7 +126,7 @@ def save(
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
     state: Any = None,
-    quiet: bool = False,
+    quiet: Flag = False,
 ) -> None:
     """Saves a checkpoint called `tag` below `root`, a folder or "gs://..." or "s3://...".
 
@@ -173,11 +162,10 @@ def save(
     if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in found):
         fix = 'give a module or a tree of tensors, such as {"w": w}; numbers alone go into state='
         raise unfit("checkpoint.save", "tensors", tensors, fix)
-    behind = flag("checkpoint.save", "async_io", async_io)
-    tell = None if flag("checkpoint.save", "quiet", quiet) else _to_stderr
+    tell = None if quiet else _to_stderr
     see_metric(keep_of(keep), numbers(metrics))
     start(Save(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell))
-    if not behind:
+    if not async_io:
         _WRITER.check(0)
 
 

@@ -1,5 +1,6 @@
-"""Checks of arguments: public functions call them first, so that a wrong argument gives an error
-that names it and a fix, not a traceback from inside the library.
+"""Checks of arguments, so that a wrong argument gives an error that names it and a fix, not a
+traceback from inside the library. Public functions declare them in their signatures
+(`declared.py`); checks that depend on other arguments are calls at their head.
 
 There is one check of each kind: the type of a value, one word of several, a number within bounds, a
 size that divides, the dims and the dtype of a tensor, equal names, a file, a library.
@@ -16,12 +17,13 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .errors import DTypeError, ShapeError, TesseraError, UsageError
-from .kinds import is_whole, numbers, whole_numbers, within
+from .kinds import is_list, is_whole, numbers, python_numbers, whole_numbers, within
 from .version import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -122,12 +124,12 @@ def one_of(
     name: str,
     what: str,
     value: object,
-    known: Iterable[str | None],
+    known: Iterable[str | bool | None],
     error: type[TesseraError] = UsageError,
 ) -> Any:
-    """Returns `value` if it is one of the words `known`. Raises `error`."""
+    """Returns `value` if it is one of `known`. Raises `error`."""
     words = tuple(known)
-    if (value is None or isinstance(value, str)) and value in words:
+    if isinstance(value, (str, bool, NoneType)) and value in words:
         return value
     raise unfit(name, what, value, "use " + ", ".join(map(str, words)), error)
 
@@ -173,9 +175,18 @@ def number(name: str, what: str, value: object, **bounds: float) -> float:
     raise unfit(name, what, value, "give " + numbers(**bounds)[0])
 
 
-def probability(name: str, value: object) -> float:
-    """Returns a number from 0 to, but not including, 1. Raises UsageError."""
-    return number(name, "p", value, least=0, below=1)
+def listed(
+    name: str,
+    what: str,
+    value: object,
+    of: Callable[[Any], bool] = is_whole,
+    count: int | None = None,
+) -> tuple[Any, ...]:
+    """Returns numbers as a tuple, `count` of them if given. Raises UsageError."""
+    if is_list(value, of, count):
+        return tuple(map(python_numbers, value))  # type: ignore[call-overload]
+    many = f"a tuple of {count}" if count else "a list of whole" if of is is_whole else "a list of"
+    raise unfit(name, what, value, f"give {many} numbers")
 
 
 def sizes(name: str, shape: object) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType, NoneType
 from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
 from .callable_module import make_callable
+from .declared import Declaration, declarations, fitted
 from .errors import PACKAGE, TesseraError, UnknownNameError, UsageError
 from .peers import LATE, SPACES, argument_fix, name_fix, no_attribute, no_name, way_out
 from .tracebacks import boundary
@@ -137,14 +138,20 @@ def _refusal(frozen: Any, what: str) -> Callable[..., None]:
 
 # -- arguments ------------------------------------------------------------------------------------
 def asking(fn: F, name: str, of_object: bool = False) -> F:
-    """Returns `fn`, named `name` in errors, with a UsageError for wrong or missing arguments. With
-    `of_object` the first argument is the object, which errors do not list."""
+    """Returns `fn`, named `name` in errors, with a UsageError for wrong or missing arguments, and
+    checks of those that are declared. With `of_object` the first argument is the object, which
+    errors do not list."""
+
+    have: tuple[Declaration, ...] | None = None
 
     @boundary
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal have
+        if have is None:  # at the first call, as annotations take time to evaluate
+            have = declarations(fn)
         try:
-            return fn(*args, **kwargs)
+            return fn(*(fitted(fn, have, name, args, kwargs) if have else args), **kwargs)
         except (TypeError, AttributeError) as error:
             spread = _spread(fn, args, kwargs) if kwargs else None
             wrong = None if spread else unfit_call(error, fn, name, args, kwargs, of_object)

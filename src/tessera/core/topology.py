@@ -17,31 +17,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from .checks import flag, instance, number, one_of, unfit, whole
+from .checks import unfit
+from .declared import Count, Flag, Given, OneOf, Positive, Rate, Scale
 from .errors import UsageError
+from .public import checked
 
 Wiring = Literal["all", "ring", "line", "pairs"]
 # Sets a field of a frozen dataclass to its checked value.
 _set = object.__setattr__
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Link:
     """A class of links: α, the seconds of a message besides its bytes; bytes/s each way."""
 
     name: str
-    latency_s: float
-    bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        who = f"Link {self.name!r}"
-        _set(self, "latency_s", number(who, "latency_s", self.latency_s, least=0, below=math.inf))
-        rate = number(who, "bytes_per_s", self.bytes_per_s, above=0, below=math.inf)
-        _set(self, "bytes_per_s", rate)
+    latency_s: Rate
+    bytes_per_s: Scale
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Level:
     """`size` units joined by `link`: all to a switch, in a ring, in a line, or each pair by a wire.
@@ -51,16 +49,10 @@ class Level:
     or its wire (a host with one network card).
     """
 
-    size: int
-    link: Link
-    wiring: Wiring = "all"
-    shared: bool = False
-
-    def __post_init__(self) -> None:
-        _set(self, "size", whole("Level", "size", self.size, 1))
-        instance("Level", "the link", self.link, Link, 'give Link("wire", 1e-6, 50e9)')
-        one_of("Level", "the wiring", self.wiring, get_args(Wiring))
-        flag("Level", "shared", self.shared)
+    size: Count
+    link: Annotated[Link, Given('give Link("wire", 1e-6, 50e9)')]
+    wiring: Annotated[Wiring, OneOf(*get_args(Wiring))] = "all"
+    shared: Flag = False
 
     def __str__(self) -> str:
         link = self.link
@@ -89,6 +81,7 @@ class Port:
         return self.text
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Topology:
     """`levels` of links, outermost first. `add_bytes_per_s` is the speed of additions on a device
@@ -96,7 +89,7 @@ class Topology:
 
     name: str
     levels: tuple[Level, ...]
-    add_bytes_per_s: float = math.inf
+    add_bytes_per_s: Positive = math.inf
 
     def __post_init__(self) -> None:
         who, given = f"Topology {self.name!r}", self.levels
@@ -104,8 +97,6 @@ class Topology:
         if not levels or not all(isinstance(level, Level) for level in levels):
             raise unfit(who, "its levels", given, "give a tuple of Level, outermost first")
         _set(self, "levels", levels)
-        adds = number(who, "add_bytes_per_s", self.add_bytes_per_s, above=0)
-        _set(self, "add_bytes_per_s", adds)
 
     @property
     def size(self) -> int:

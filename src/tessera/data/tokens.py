@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import whole
+from ..core.declared import Count
 from ..core.errors import UsageError
+from ..core.public import checked
 from .shuffle import mix, word
 
 
@@ -49,18 +50,17 @@ def open_tokens(path: str | Path) -> NDArray[np.uint16]:
     return tokens
 
 
+@checked
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatches:
     """Windows of `seq_len` + 1 tokens, `batch_size` of them a step, at places drawn from `seed`."""
 
     tokens: NDArray[np.uint16]
-    batch_size: int
-    seq_len: int
+    batch_size: Count
+    seq_len: Count
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("tokens", "batch_size", self.batch_size, 1)
-        whole("tokens", "seq_len", self.seq_len, 1)
         if self.tokens.size <= self.seq_len:
             raise UsageError(
                 f"tokens: {self.tokens.size} tokens hold no window of {self.seq_len} and the "

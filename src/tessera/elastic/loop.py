@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from ..core.checks import mapping, whole
+from ..core.checks import mapping
+from ..core.declared import Natural
 from ..core.errors import UsageError
 from ..core.mesh import Mesh
 from ..lang.record.box import Box
@@ -79,9 +80,9 @@ class steps:
     the state unchanged; MeshError if the mesh is ambiguous.
     """
 
-    def __init__(self, state: State, stop: int, mesh: Mesh | None = None) -> None:
+    def __init__(self, state: State, stop: Natural, mesh: Mesh | None = None) -> None:
         mapping("elastic.steps", "state", state, 'give a dict: {"model": model, "state": state}')
-        self.stop = whole("elastic.steps", "stop", stop, 0)
+        self.stop = stop
         self.state = state
         self._going = GoingBack(state, stop, mesh_or_none("elastic.steps", mesh))
 

@@ -7,7 +7,8 @@ import warnings
 from contextvars import ContextVar, Token
 from types import TracebackType
 
-from ..core.checks import flag, one_of, whole
+from ..core.checks import one_of, whole
+from ..core.declared import Flag
 from ..core.errors import EngineWarning, lines_up, warn_no_effect
 from ..core.kinds import is_whole
 
@@ -25,8 +26,8 @@ class elastic:
     (guide 2, 5.2).
     """
 
-    def __init__(self, rejoin: bool = True, safe_point: str | int = "pipeline_boundary") -> None:
-        self.rejoin = flag("dist.elastic", "rejoin", rejoin)
+    def __init__(self, rejoin: Flag = True, safe_point: str | int = "pipeline_boundary") -> None:
+        self.rejoin = rejoin
         if is_whole(safe_point):
             self.every = whole("dist.elastic", "safe_point", safe_point, 1)
         else:

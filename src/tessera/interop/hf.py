@@ -16,12 +16,13 @@ from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ..core.checks import file_access, instance, one_of, same_names, shown, whole
+from ..core.checks import file_access, one_of, same_names, shown
 from ..core.context import settings
+from ..core.declared import Count, Given
 from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, ShapeError, UsageError
 from ..core.files import sync
@@ -124,10 +125,10 @@ def load_hf(
 
 
 def save_hf(
-    model: GPT,
+    model: Annotated[GPT, Given("give an nn.GPT, then the folder: save_hf(model, folder)")],
     folder: str | Path,
     architecture: str | None = None,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: Count = SHARD_BYTES,
 ) -> None:
     """Writes `model` as a HuggingFace folder (weights, config.json) that `transformers` loads.
 
@@ -140,14 +141,6 @@ def save_hf(
     cannot be written, if the architecture cannot express the model, or if experts are in the order
     of a placement.
     """
-    instance(
-        "save_hf",
-        "the model",
-        model,
-        GPT,
-        "give an nn.GPT, then the folder: save_hf(model, folder)",
-    )
-    most = whole("save_hf", "shard_bytes", shard_bytes, 1)
     for name, module in model.named_modules():
         if isinstance(module, MoE) and module.placement is not None and module.placed:
             raise UsageError(
@@ -166,7 +159,7 @@ def save_hf(
     out = _outgoing(weights, known.table(config), config, model.config.stacked)
     part = by_first(label, lambda: _begun(path))
     try:
-        write_weights(label, part or path, out, most)
+        write_weights(label, part or path, out, shard_bytes)
         by_first(label, lambda: _finished(part or path, path, {**options, **stored}))
     finally:  # of a disk that is full, or an interrupt
         if part is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.checks import number
+from ..core.declared import Positive, Real
 from ..core.dtypes import f32
 from ..lang.math import functions as F
 from ..lang.math.elementwise import as_float
@@ -13,32 +13,32 @@ from .functional import rounded_once
 
 
 @rounded_once
-def softplus(x: Like, beta: float = 1.0) -> Tensor:
+def softplus(x: Like, beta: Positive = 1.0) -> Tensor:
     """`log(1 + exp(beta * x)) / beta`, elementwise, without overflow.
 
     It needs no `threshold`, unlike PyTorch's: for a large `beta * x` the result is `x`. Raises
     UsageError if `beta` is not above 0.
     """
-    t, b = as_float("softplus", x), number("softplus", "beta", beta, above=0)
-    z = t if b == 1 else t * b
+    t = as_float("softplus", x)
+    z = t if beta == 1 else t * beta
     y = F.maximum(z, 0.0) + F.log1p(F.exp(-F.abs(z))).to(z.dtype)
-    return y if b == 1 else y * (1.0 / b)
+    return y if beta == 1 else y * (1.0 / beta)
 
 
 @rounded_once
-def leaky_relu(x: Like, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(x: Like, negative_slope: Real = 0.01) -> Tensor:
     """`x` where it is above 0, else `negative_slope * x`, elementwise (Maas et al. 2013)."""
-    t, slope = as_tensor(x), number("leaky_relu", "negative_slope", negative_slope)
-    return F.where(t > 0, t, t * slope)
+    t = as_tensor(x)
+    return F.where(t > 0, t, t * negative_slope)
 
 
 @rounded_once
-def elu(x: Like, alpha: float = 1.0) -> Tensor:
+def elu(x: Like, alpha: Real = 1.0) -> Tensor:
     """`x` where it is above 0, else `alpha * (exp(x) - 1)`, elementwise (Clevert et al. 2015)."""
-    t, a = as_tensor(x), number("elu", "alpha", alpha)
+    t = as_tensor(x)
     above = t > 0  # a large x would overflow, and its gradient with it
     low = F.expm1(F.where(above, 0.0, t)).to(t.dtype if t.dtype.is_float else f32)
-    return F.where(above, t, low if a == 1 else low * a)
+    return F.where(above, t, low if alpha == 1 else low * alpha)
 
 
 @rounded_once
@@ -54,11 +54,10 @@ def selu(x: Like) -> Tensor:
     return elu(x, 1.6732632423543772) * 1.0507009873554805
 
 
-def hardtanh(x: Like, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+def hardtanh(x: Like, min_val: Real = -1.0, max_val: Real = 1.0) -> Tensor:
     """`x` clamped to `min_val` and `max_val`, elementwise. The gradient at both ends is 0."""
     t = as_tensor(x)
-    low, high = number("hardtanh", "min_val", min_val), number("hardtanh", "max_val", max_val)
-    return F.where(t <= low, low, F.where(t >= high, high, t))
+    return F.where(t <= min_val, min_val, F.where(t >= max_val, max_val, t))
 
 
 def relu6(x: Like) -> Tensor:

@@ -3,7 +3,6 @@ elsewhere. A block is launched kernel by kernel, so small blocks would leave a G
 
 from __future__ import annotations
 
-from ..core.checks import whole
 from ..core.context import settings
 from ..core.devices import platform
 from ..core.dtypes import dtype_of, f32
@@ -17,11 +16,11 @@ ROWS = 512
 BYTES, SCORES = 1 << 30, 1 << 26
 
 
-def rows_at_once(name: str, rows: int | None, x: Tensor, width: int) -> int:
+def rows_at_once(rows: int | None, x: Tensor, width: int) -> int:
     """The maximum number of rows in a block whose product with `x` has `width` elements per row;
-    `rows` if given. Raises UsageError unless `rows` is a whole number from 1 on."""
+    `rows` if given."""
     if rows is not None:
-        return whole(name, "rows", rows, 1)
+        return rows
     if platform() == "cpu":
         return ROWS
     narrow = settings().autocast if x.dtype is f32 else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checks import floats, one_of, ranked, whole
+from ..core.checks import floats, one_of, ranked
+from ..core.declared import Count
 from ..lang.jit.weight_store import weights
 from ..lang.record.operands import as_tensor
 from ..lang.record.recorder import named_scope
@@ -28,7 +29,7 @@ def default_heads(d: int) -> int:
 
 def transformer_block(
     x: Tensor,
-    depth: int = 1,
+    depth: Count = 1,
     heads: int | None = None,
     hidden: int | None = None,
     *,
@@ -51,7 +52,6 @@ def transformer_block(
     t = as_tensor(x)
     ranked("transformer_block", "x", t.type, 3, "give [batch, sequence, d]; embed token ids first")
     floats("transformer_block", "x", t.type, "embed token ids first, or cast with .to(ts.f32)")
-    depth = whole("transformer_block", "depth", depth, 1)
     d = t.shape[-1]
     if heads is None:
         heads = default_heads(d)

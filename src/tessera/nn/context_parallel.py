@@ -10,8 +10,9 @@ parallelism (Korthikanti et al. 2022).
 
 from __future__ import annotations
 
-from ..core.checks import axes_of, divides, flag, unfit, whole
+from ..core.checks import axes_of, divides, unfit
 from ..core.context import settings
+from ..core.declared import Count, Flag, Real
 from ..core.errors import MeshError, ShapeError, UsageError
 from ..core.layout import dim_axes, shard_count
 from ..core.reshard import completed, gathered
@@ -35,7 +36,6 @@ def zigzag_positions(seq: int, parts: int) -> Tensor:
     >>> zigzag_positions(8, 2).numpy().tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]
     """
-    seq, parts = whole("zigzag", "seq", seq, 0), whole("zigzag", "parts", parts, 1)
     if parts == 1:
         return F.arange(seq)
     divides("zigzag", seq, 2 * parts, "a sequence of {count} does not divide into {parts} chunks")
@@ -45,7 +45,7 @@ def zigzag_positions(seq: int, parts: int) -> Tensor:
     return (chunks * size + F.arange(size)).reshape(seq)
 
 
-def zigzag(x: Like, parts: int, dim: int = 1) -> Tensor:
+def zigzag(x: Like, parts: Count, dim: int = 1) -> Tensor:
     """`x` with `dim` in zig-zag order, as causal `ring_attention` over `parts` devices needs it.
 
     The sequence is cut into 2 * `parts` chunks, and device i gets chunks i and 2 * `parts` - 1 - i,
@@ -54,11 +54,10 @@ def zigzag(x: Like, parts: int, dim: int = 1) -> Tensor:
     """
     t = as_tensor(x)
     d = one_dim("zigzag", t, dim)
-    parts = whole("zigzag", "parts", parts, 1)
     return t if parts == 1 else _taken(t, zigzag_positions(t.shape[d], parts), d)
 
 
-def unzigzag(x: Like, parts: int, dim: int = 1) -> Tensor:
+def unzigzag(x: Like, parts: Count, dim: int = 1) -> Tensor:
     """The inverse of `zigzag`.
 
     >>> unzigzag(zigzag(F.arange(8), 2, 0), 2, 0).numpy().tolist()
@@ -66,7 +65,6 @@ def unzigzag(x: Like, parts: int, dim: int = 1) -> Tensor:
     """
     t = as_tensor(x)
     d = one_dim("unzigzag", t, dim)
-    parts = whole("unzigzag", "parts", parts, 1)
     return t if parts == 1 else _taken(t, F.argsort(zigzag_positions(t.shape[d], parts)), d)
 
 
@@ -122,8 +120,8 @@ def all_to_all_attention(
     k: Tensor,
     v: Tensor,
     axis: str = "cp",
-    causal: bool = False,
-    scale: float | None = None,
+    causal: Flag = False,
+    scale: Real | None = None,
     bias: Like | None = None,
     mask: Like | None = None,
 ) -> Tensor:
@@ -135,7 +133,7 @@ def all_to_all_attention(
     do not divide over it, UsageError in a local body over `axis`.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
-    axis, n = checked("all_to_all_attention", q, k, v, axis, causal)
+    axis, n = checked("all_to_all_attention", q, k, v, axis)
     if n == 1:
         return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
     (batch, heads, seq, d), groups = q.shape, k.shape[1]
@@ -178,10 +176,9 @@ def _moved_to(dim: int, axis: str, x: Tensor) -> Tensor:
     return F.relayout(x, split_over(bare, dim, (axis,)))
 
 
-def checked(name: str, q: Tensor, k: Tensor, v: Tensor, axis: str, causal: bool) -> tuple[str, int]:
+def checked(name: str, q: Tensor, k: Tensor, v: Tensor, axis: str) -> tuple[str, int]:
     """(axis, number of devices along it). Raises ShapeError, MeshError or UsageError if the
     arguments do not fit."""
-    flag(name, "causal", causal)
     check_heads(name, q, k, v)
     axes = axes_of(name, axis)
     if len(axes) != 1:

@@ -12,7 +12,8 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from ..core.checks import MOST, divides, flag, number, ranked, shaped, shown, unfit, whole
+from ..core.checks import MOST, divides, ranked, shaped, shown, unfit, whole
+from ..core.declared import Count, Flag, Real
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
@@ -83,7 +84,6 @@ def _conv(
     added."""
     rank = spatial_dims(name)
     t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
-    groups = whole(name, "groups", groups, 1)
     n, c, *sizes = t.shape
     outs, per, *kernel = w.shape
     if c != per * groups or outs % groups:
@@ -120,7 +120,7 @@ def _channels(name: str, what: str, v: Like, x: Tensor) -> Tensor:
 
 def conv1d(
     x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
-    dilation: Size = 1, groups: int = 1,
+    dilation: Size = 1, groups: Count = 1,
 ) -> Tensor:  # fmt: skip
     """The cross-correlation of x [N, C, L] with weight [O, C / groups, K]; otherwise as
     `conv2d`."""
@@ -129,7 +129,7 @@ def conv1d(
 
 def conv2d(
     x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
-    dilation: Size = 1, groups: int = 1,
+    dilation: Size = 1, groups: Count = 1,
 ) -> Tensor:  # fmt: skip
     """The cross-correlation of x [N, C, H, W] with weight [O, C / groups, KH, KW], plus bias [O].
 
@@ -144,7 +144,7 @@ def conv2d(
 
 def conv3d(
     x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Padding = 0,
-    dilation: Size = 1, groups: int = 1,
+    dilation: Size = 1, groups: Count = 1,
 ) -> Tensor:  # fmt: skip
     """The cross-correlation of x [N, C, D, H, W] with weight [O, C / groups, KD, KH, KW]; otherwise
     as `conv2d`."""
@@ -159,7 +159,6 @@ def _conv_transpose(
     flipped kernel."""
     rank = spatial_dims(name)
     t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
-    groups = whole(name, "groups", groups, 1)
     n, c, *sizes = t.shape
     ins, per, *kernel = w.shape
     if c != ins or c % groups:
@@ -190,7 +189,7 @@ def _conv_transpose(
 
 def conv_transpose1d(
     x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Size = 0,
-    output_padding: Size = 0, *, groups: int = 1, dilation: Size = 1,
+    output_padding: Size = 0, *, groups: Count = 1, dilation: Size = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of `conv1d` as a linear map, of x [N, C, L] with weight [C, O / groups, K];
     otherwise as `conv_transpose2d`."""
@@ -200,7 +199,7 @@ def conv_transpose1d(
 
 def conv_transpose2d(
     x: Like, weight: Like, bias: Like | None = None, stride: Size = 1, padding: Size = 0,
-    output_padding: Size = 0, *, groups: int = 1, dilation: Size = 1,
+    output_padding: Size = 0, *, groups: Count = 1, dilation: Size = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of `conv2d` as a linear map, with weight [C, O / groups, KH, KW].
 
@@ -217,7 +216,7 @@ def conv_transpose2d(
 def _normed(
     name: str, c: Tensor, variance: Tensor, eps: float, weight: Like | None, bias: Like | None
 ) -> Tensor:
-    y = c * F.rsqrt(variance + number(name, "eps", eps))
+    y = c * F.rsqrt(variance + eps)
     if weight is not None:
         y = y * _channels(name, "weight", weight, c).to(f32)
     return y if bias is None else y + _channels(name, "bias", bias, c).to(f32)
@@ -236,9 +235,9 @@ def batch_norm(
     running: tuple[Tensor, Tensor],
     weight: Like | None = None,
     bias: Like | None = None,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
+    training: Flag = True,
+    momentum: Real = 0.1,
+    eps: Real = 1e-5,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Returns (x [N, C, ...] with zero mean and unit variance per channel, the new `running`).
 
@@ -255,9 +254,8 @@ def batch_norm(
         raise unfit(name, "running", running, "give (mean, variance), one value per channel each")
     mean, variance = (as_tensor(v) for v in running)
     old_mean, old_var = (_channels(name, "running", v, t) for v in (mean, variance))
-    if not flag(name, "training", training):
+    if not training:
         return _normed(name, w - old_mean, old_var, eps, weight, bias).to(t.dtype), (mean, variance)
-    rate = number(name, "momentum", momentum)
     if not t.size:
         raise ShapeError(
             f"{name}: a batch without elements has no mean to train with",
@@ -280,13 +278,13 @@ def batch_norm(
     seen = [F.stop_gradient(v).reshape(t.shape[1]) for v in (here, spread)]
     seen[1] = seen[1] * (count / (count - 1))
     new_mean, new_var = (
-        (v + rate * (s - v)).to(v.dtype) for v, s in zip((mean, variance), seen, strict=True)
+        (v + momentum * (s - v)).to(v.dtype) for v, s in zip((mean, variance), seen, strict=True)
     )
     return y, (new_mean, new_var)
 
 
 def group_norm(
-    x: Like, groups: int, weight: Like | None = None, bias: Like | None = None, eps: float = 1e-5
+    x: Like, groups: Count, weight: Like | None = None, bias: Like | None = None, eps: Real = 1e-5
 ) -> Tensor:
     """x [N, C, ...] with zero mean and unit variance per example and group of channels.
 
@@ -295,12 +293,11 @@ def group_norm(
     """
     name = "group_norm"
     t, w = _at_least(name, x, 2)
-    count = whole(name, "groups", groups, 1)
     n, c = t.shape[:2]
-    into_groups(name, count, channels=c)
-    parts = w.reshape(n, count, math.prod(t.shape[1:]) // count)
+    into_groups(name, groups, channels=c)
+    parts = w.reshape(n, groups, math.prod(t.shape[1:]) // groups)
     parts = parts - F.mean(parts, -1, True)
-    y = parts * F.rsqrt(F.mean(parts * parts, -1, True) + number(name, "eps", eps))
+    y = parts * F.rsqrt(F.mean(parts * parts, -1, True) + eps)
     y = y.reshape(t.shape)
     if weight is not None:
         y = y * _channels(name, "weight", weight, t).to(f32)

@@ -10,13 +10,13 @@ import math
 from typing import Any
 
 from ..core.checks import shaped
+from ..core.declared import Flag, Positive, Real
 from ..core.dtypes import bool_, f32
 from ..core.errors import DTypeError, ShapeError
 from ..core.layout import TensorType
 from ..lang.math import functions as F
 from ..lang.math.elementwise import as_float
 from ..lang.record.operands import as_tensor, emit
-from ..lang.value.checks import typed
 from ..lang.value.tensor import Like, Tensor
 from .functional import soft_cap, softmax
 
@@ -25,16 +25,15 @@ from .functional import soft_cap, softmax
 HIDDEN, LEAST = -1e30, -1e29
 
 
-@typed
 def attention(
     q: Like,
     k: Like,
     v: Like,
-    causal: bool = False,
-    scale: float | None = None,
+    causal: Flag = False,
+    scale: Real | None = None,
     bias: Like | None = None,
     mask: Like | None = None,
-    cap: float | None = None,
+    cap: Positive | None = None,
 ) -> Tensor:
     """Scaled dot-product attention of q [..., H, S, D], k [..., G, T, D] and v [..., G, T, E].
 

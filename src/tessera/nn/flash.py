@@ -14,10 +14,10 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from ..core.checks import one_of
 from ..core.context import settings
+from ..core.declared import Count, Flag, OneOf, Positive, Real
 from ..core.devices import platform
 from ..core.dtypes import bool_, f32
 from ..core.errors import BackendError, UsageError
@@ -37,19 +37,20 @@ from .functional import row_order, rows_of
 # Scores of one tile on a device: with their temporaries they fit a core's cache.
 TILE = 1 << 18
 IMPLEMENTATIONS = ("sequences", "tiles", "cudnn")
+Implementation = Annotated[str, OneOf(*IMPLEMENTATIONS)]
 
 
 def flash_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    rows: int | None = None,
+    causal: Flag = False,
+    scale: Real | None = None,
+    rows: Count | None = None,
     bias: Like | None = None,
     mask: Like | None = None,
-    cap: float | None = None,
-    implementation: str | None = None,
+    cap: Positive | None = None,
+    implementation: Implementation | None = None,
 ) -> Tensor:
     """`attention` of [B, H, S, D] that does not store all scores, to save memory.
 
@@ -64,7 +65,7 @@ def flash_attention(
     that does not work.
     """
     q, k, v = (as_float("flash_attention", t) for t in (q, k, v))
-    how = one_of("flash_attention", "implementation", implementation, (None, *IMPLEMENTATIONS))
+    how = implementation
     if q.ndim != 4 or k.shape[:1] != q.shape[:1] or v.shape[:1] != q.shape[:1]:
         if how == "cudnn":
             raise _none("it takes [B, H, S, D]", q, k, v)

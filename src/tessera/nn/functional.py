@@ -9,10 +9,11 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
-from ..core.checks import integers, number, one_of, probability, unfit
+from ..core.checks import integers, unfit
 from ..core.context import settings
+from ..core.declared import Count, Flag, OneOf, Probability, Scale
 from ..core.dtypes import f32
 from ..core.errors import ShapeError
 from ..core.peers import no_name
@@ -23,7 +24,6 @@ from ..lang.math.elementwise import as_float
 from ..lang.math.shape import dims_of
 from ..lang.record.index_bounds import check_ids
 from ..lang.record.operands import as_tensor, emit
-from ..lang.value.checks import typed
 from ..lang.value.tensor import Like, Tensor
 from .block_size import rows_at_once
 
@@ -85,14 +85,13 @@ def silu(x: Like) -> Tensor:
 
 
 @rounded_once
-def gelu(x: Like, approximate: str = "tanh") -> Tensor:
+def gelu(x: Like, approximate: Annotated[str, OneOf("tanh", "none")] = "tanh") -> Tensor:
     """The Gaussian error linear unit, elementwise (Hendrycks & Gimpel 2016).
 
     `approximate` is "tanh" (the approximation by tanh) or "none" (exact, by erf). Raises UsageError
     if it is anything else.
     """
     t = as_tensor(x)
-    one_of("gelu", "approximate", approximate, ("tanh", "none"))
     if approximate == "none":
         return t * (0.5 * (1.0 + F.erf(t * (1.0 / math.sqrt(2.0)))))
     inner = t * (math.sqrt(2.0 / math.pi) * (1.0 + 0.044715 * (t * t)))
@@ -107,13 +106,8 @@ def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
-    """`x` bounded to -cap and cap, smoothly: `cap * tanh(x / cap)`; unchanged if `cap` is None.
-    Raises UsageError if `cap` is not above 0."""
-    if cap is None:
-        return x
-    if not number("soft_cap", "cap", cap) > 0:
-        raise unfit("soft_cap", "cap", cap, "give a number above 0, or None for no cap")
-    return F.tanh(x * (1.0 / cap)) * cap
+    """`x` bounded to -cap and cap, smoothly: `cap * tanh(x / cap)`; unchanged if `cap` is None."""
+    return x if cap is None else F.tanh(x * (1.0 / cap)) * cap
 
 
 def layer_norm(
@@ -191,14 +185,12 @@ def embedding(ids: Like, table: Tensor) -> Tensor:
     return emit("take", rows, at, dim=0, ids="exact").to(t.dtype)
 
 
-@typed
-def dropout(x: Like, p: float, training: bool = True) -> Tensor:
+def dropout(x: Like, p: Probability, training: Flag = True) -> Tensor:
     """`x` with elements set to zero with probability `p` and the rest multiplied by 1/(1-p).
 
     Returns `x` if `training` is False. Raises UsageError if `p` is not in 0 <= p < 1.
     """
     t = as_tensor(x)
-    p = probability("dropout", p)
     if not training or p == 0.0:
         return t
     keep = random.bernoulli(t.shape, 1.0 - p, like=t.type)
@@ -207,7 +199,7 @@ def dropout(x: Like, p: float, training: bool = True) -> Tensor:
 
 def rotary(
     x: Like,
-    base: float = 10000.0,
+    base: Scale = 10000.0,
     positions: Tensor | None = None,
     rates: Tensor | None = None,
     scale: float = 1.0,
@@ -229,7 +221,6 @@ def rotary(
             fix="give [..., S, D] with an even D",
         )
     seq, d = t.shape[-2], t.shape[-1]
-    base = number("rotary", "base", base, above=0, below=math.inf)
     at = F.arange(seq, dtype=f32) if positions is None else _positions(as_tensor(positions), t)
     if rates is None:
         rates = F.exp(F.arange(d // 2, dtype=f32) * (-2.0 * math.log(base) / max(1, d)))
@@ -324,7 +315,7 @@ def mlp(
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: Callable[[Tensor], Tensor] = gelu,
-    rows: int | None = None,
+    rows: Count | None = None,
 ) -> Tensor:
     """`activation(x @ up + b) @ down + b`, computed in blocks of rows of x [..., d].
 
@@ -334,7 +325,7 @@ def mlp(
     is a whole number from 1 on.
     """
     t, up = as_tensor(x), as_tensor(up)
-    most = rows_at_once("mlp", rows, t, up.shape[-1] if up.ndim else 1)
+    most = rows_at_once(rows, t, up.shape[-1] if up.ndim else 1)
     y = by_rows(
         lambda r: F.matmul(activation(F.save_for_backward(linear(r, up, up_bias))), down), t, most
     )

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from ..core.checks import (
-    axes_of,
-    instance,
-    number,
-    one_of,
-    probability,
-    shown,
-    unfit,
-    unread,
-    whole,
+from ..core.checks import axes_of, shown, unfit, unread, whole
+from ..core.declared import (
+    Count,
+    Flag,
+    Given,
+    Integer,
+    Listed,
+    Natural,
+    OneOf,
+    Probability,
+    Rate,
+    Real,
+    Scale,
+    String,
 )
 from ..core.errors import UsageError
-from ..lang.value.checks import annotated_fields
 from . import functional as fn
-from .experts.layer import BALANCE, RATE
-from .flash import IMPLEMENTATIONS
+from .experts.layer import RATE
+from .flash import Implementation
 from .layers import LayerNorm, RMSNorm
 from .positions import Rope
 
@@ -39,6 +42,7 @@ EXPERTS = (
     "gate_scale", "expert_groups", "topk_groups", "balance", "balance_rate",
 )  # fmt: skip
 
+RopeGiven = Annotated[Rope, Given("give nn.Rope(base=...)")]
 REMAT = ("save", "recompute", "products")
 
 
@@ -82,71 +86,53 @@ class GPTConfig:
     has no effect beside the others.
     """
 
-    vocab: int = 1024
-    seq: int = 256
-    d: int = 256
-    layers: int = 4
-    heads: int = 8
-    kv_heads: int | None = None
-    hidden: int | None = None
-    norm: str = "layer"
-    activation: str = "gelu"
-    positions: str = "learned"
-    tied: bool = False
-    dropout: float = 0.0
-    loop: bool | None = None
-    remat: bool | str = False
-    head_size: int | None = None
-    norm_eps: float | None = None
-    rope: Rope = field(default_factory=Rope)
-    block: str = "sequential"
+    vocab: Count = 1024
+    seq: Count = 256
+    d: Count = 256
+    layers: Count = 4
+    heads: Count = 8
+    kv_heads: Count | None = None
+    hidden: Count | None = None
+    norm: Annotated[str, OneOf(*NORMS)] = "layer"
+    activation: Annotated[str, OneOf(*ACTIVATIONS)] = "gelu"
+    positions: Annotated[str, OneOf(*POSITIONS)] = "learned"
+    tied: Flag = False
+    dropout: Probability = 0.0
+    loop: Flag | None = None
+    remat: Annotated[bool | str, OneOf(True, False, *REMAT)] = False
+    head_size: Count | None = None
+    norm_eps: Real | None = None
+    rope: RopeGiven = field(default_factory=Rope)
+    block: Annotated[str, OneOf(*BLOCKS)] = "sequential"
     biases: tuple[str, ...] = ()
-    context: str | None = None
-    context_axis: str = "cp"
-    sequence_parallel: str | None = None
-    experts: int = 0
-    experts_per_token: int = 2
-    capacity: float | None = 1.25
-    aux_weight: float = 0.01
-    router: str = "topk"
-    shared_experts: int = 0
-    normalize_gates: bool | None = None
-    gate_scale: float = 1.0
-    expert_groups: int | None = None
-    topk_groups: int | None = None
-    balance: str | None = None
-    balance_rate: float = RATE
-    stacked: bool = True
-    qk_norm: bool = False
-    query_scale: float | None = None
-    attention_cap: float | None = None
-    logit_cap: float | None = None
-    windows: tuple[int, ...] = ()
-    local_rope: Rope | None = None
-    embed_scale: bool = False
-    attention_implementation: str | None = None
+    context: Annotated[str, OneOf(*CONTEXTS)] | None = None
+    context_axis: String = "cp"
+    sequence_parallel: String | None = None
+    experts: Natural = 0
+    experts_per_token: Count = 2
+    capacity: Real | None = 1.25
+    aux_weight: Rate = 0.01
+    router: String = "topk"
+    shared_experts: Integer = 0
+    normalize_gates: Flag | None = None
+    gate_scale: Real = 1.0
+    expert_groups: Integer | None = None
+    topk_groups: Integer | None = None
+    balance: Annotated[str, OneOf("bias")] | None = None
+    balance_rate: Real = RATE
+    stacked: Flag = True
+    qk_norm: Flag = False
+    query_scale: Scale | None = None
+    attention_cap: Scale | None = None
+    logit_cap: Scale | None = None
+    windows: Annotated[tuple[int, ...], Listed()] = ()
+    local_rope: RopeGiven | None = None
+    embed_scale: Flag = False
+    attention_implementation: Implementation | None = None
 
     def __post_init__(self) -> None:
-        annotated_fields(self)
-        optional = ("kv_heads", "hidden", "head_size")
-        for what in ("vocab", "seq", "d", "layers", "heads", *optional):
-            value = getattr(self, what)
-            if value is not None or what not in optional:
-                whole("GPTConfig", what, value, 1)
-        whole("GPTConfig", "experts", self.experts, 0)
-        whole("GPTConfig", "experts_per_token", self.experts_per_token, 1)
-        number("GPTConfig", "aux_weight", self.aux_weight, least=0, below=math.inf)
-        probability("GPTConfig", self.dropout)
-        if self.norm_eps is not None:
-            number("GPTConfig", "norm_eps", self.norm_eps)
-        for what in ("query_scale", "attention_cap", "logit_cap"):
-            if getattr(self, what) is not None:
-                number("GPTConfig", what, getattr(self, what), above=0, below=math.inf)
-        if self.local_rope is not None:
-            instance("GPTConfig", "local_rope", self.local_rope, Rope, "give nn.Rope(base=...)")
         for window in self.windows:
             whole("GPTConfig", "a window", window, 0)
-        instance("GPTConfig", "rope", self.rope, Rope, "give nn.Rope(base=...)")
         if not isinstance(self.biases, tuple) or not set(map(str, self.biases)) <= set(BIASES):
             raise unfit("GPTConfig", "biases", self.biases, "give a tuple of " + ", ".join(BIASES))
         self._check_together()
@@ -156,18 +142,6 @@ class GPTConfig:
                 f"GPTConfig: d={self.d}, heads={self.heads}, kv_heads={groups} do not divide",
                 fix="heads divides d, kv_heads divides heads",
             )
-        for what, value, known in (
-            ("norm", self.norm, NORMS),
-            ("activation", self.activation, ACTIVATIONS),
-            ("positions", self.positions, POSITIONS),
-            ("block", self.block, BLOCKS),
-            ("remat", "recompute" if self.remat is True else self.remat or "save", REMAT),
-            ("balance", self.balance, BALANCE),
-            ("context", CONTEXTS[0] if self.context is None else self.context, CONTEXTS),
-            ("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS)),
-        ):
-            one_of("GPTConfig", what, value, known)
-
         for axis in (self.context_axis, self.sequence_parallel):
             if axis is not None and len(axes_of("GPTConfig", axis)) != 1:
                 raise UsageError(
@@ -247,7 +221,6 @@ class GPTConfig:
         return RMSNorm(size or self.d, offset=self.norm == "rms_offset", **more)
 
 
-def checked(config: object) -> GPTConfig:
-    """`config` as a GPTConfig. Raises UsageError if it is anything else."""
-    fix = "give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)"
-    return instance("GPT", "the config", config, GPTConfig, fix)
+Config = Annotated[
+    GPTConfig, Given("give nn.GPTConfig(vocab=..., seq=..., d=..., layers=..., heads=...)")
+]

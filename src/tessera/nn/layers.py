@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..core.checks import number, probability, sizes, unfit, whole
+from ..core.checks import sizes, unfit
+from ..core.declared import Count, Flag, Integer, Probability, Real
 from ..lang.math.create import Init, Normal
 from ..lang.record.parameter import Parameter
-from ..lang.value.checks import typed
 from ..lang.value.tensor import Tensor
 from . import functional as fn
 from .module import Module
@@ -17,7 +17,6 @@ from .torch_layout import TURNED
 
 def normal(std: float) -> Init:
     """An initializer: normal with standard deviation `std`."""
-    number("normal", "std", std)
     return Normal(std)
 
 
@@ -28,13 +27,13 @@ class Linear(Module):
     1/sqrt(in_features)), `bias` [out_features] is zero.
     """
 
-    @typed
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, std: float | None = None
+        self, in_features: Count, out_features: Count, bias: Flag = True, std: Real | None = None
     ):
-        ins, outs = (whole("Linear", "a size", n, 1) for n in (in_features, out_features))
-        self.weight = Parameter(ins, outs, init=normal(std or 1.0 / math.sqrt(ins)))
-        self.bias = Parameter(outs, init="zeros") if bias else None
+        self.weight = Parameter(
+            in_features, out_features, init=normal(std or 1.0 / math.sqrt(in_features))
+        )
+        self.bias = Parameter(out_features, init="zeros") if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return fn.linear(x, self.weight, self.bias)
@@ -46,8 +45,7 @@ TURNED.add(Linear)
 class Embedding(Module):
     """Rows of `weight` [vocab, d] by integer ids [...]: [..., d], as `nn.embedding`."""
 
-    @typed
-    def __init__(self, vocab: int, d: int, *, std: float = 0.02):
+    def __init__(self, vocab: Integer, d: Integer, *, std: Real = 0.02):
         self.weight = Parameter(vocab, d, init=normal(std))
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -69,12 +67,11 @@ class LayerNorm(Module):
     `weight` and `bias` have the shape [4, 5].
     """
 
-    @typed
-    def __init__(self, d: int | Sequence[int], eps: float = 1e-5):
+    def __init__(self, d: int | Sequence[int], eps: Real = 1e-5):
         shape = _normed("LayerNorm", d)
         self.weight = Parameter(*shape, init="ones")
         self.bias = Parameter(*shape, init="zeros")
-        self.eps = number(type(self).__name__, "eps", eps)
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         return fn.layer_norm(x, self.weight, self.bias, self.eps)
@@ -86,10 +83,9 @@ class RMSNorm(Module):
     With `offset` the norm multiplies by 1 + `weight`, which begins at zeros (Gemma).
     """
 
-    @typed
-    def __init__(self, d: int | Sequence[int], eps: float = 1e-6, *, offset: bool = False):
+    def __init__(self, d: int | Sequence[int], eps: Real = 1e-6, *, offset: Flag = False):
         self.weight = Parameter(*_normed("RMSNorm", d), init="zeros" if offset else "ones")
-        self.eps = number(type(self).__name__, "eps", eps)
+        self.eps = eps
         self.offset = offset
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -100,9 +96,8 @@ class RMSNorm(Module):
 class Dropout(Module):
     """`nn.dropout` with probability `p` while `training` is True; `eval()` turns it off."""
 
-    @typed
-    def __init__(self, p: float):
-        self.p = probability("Dropout", p)
+    def __init__(self, p: Probability):
+        self.p = p
         self.training = True
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from ..core.checks import flag, floats, integers, number, one_of, shaped, whole
+from ..core.checks import floats, integers, shaped
+from ..core.declared import Count, Flag, Integer, OneOf, Positive, Share
 from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError
 from ..lang.autodiff.custom import custom_gradient
@@ -15,11 +16,14 @@ from ..lang.autodiff.scan import scan
 from ..lang.math import functions as F
 from ..lang.record.index_bounds import check_ids
 from ..lang.record.operands import as_tensor, emit, scalar
-from ..lang.value.checks import fitting, typed
+from ..lang.value.checks import fitting
 from ..lang.value.tensor import Like, Tensor
 from .activations import softplus
 from .block_size import rows_at_once
 from .functional import linear, row_order, rows_of, soft_cap, wide
+
+Reduction = Annotated[str, OneOf("mean", "sum", "none")]
+BatchReduction = Annotated[str, OneOf("mean", "sum", "none", "batchmean")]
 
 
 def _check_labels(
@@ -50,7 +54,7 @@ def _classes_last(x: Tensor, labels: Tensor) -> str:
 
 
 def _ignored(name: str, value: object) -> int:
-    return int(fitting(name, whole(name, "ignore_index", value), int32))
+    return int(fitting(name, value, int32))
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,7 @@ def _classes(name: str, count: int, weight: Like | None, smoothing: float) -> _C
     if w is not None:
         shaped(name, "weight", w.type, (count,))
         floats(name, "weight", w.type)
-    spread = number(name, "label_smoothing", smoothing, least=0, most=1)
-    return _Classes(w, spread)
+    return _Classes(w, smoothing)
 
 
 def _of_label(x: Tensor, labels: Tensor) -> Tensor:
@@ -97,14 +100,13 @@ def _nll(logits: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Ten
     return loss * (1.0 - classes.smoothing) + spread
 
 
-@typed
 def cross_entropy(
     logits: Like,
     labels: Like,
-    ignore_index: int = -100,
+    ignore_index: Integer = -100,
     *,
     weight: Like | None = None,
-    label_smoothing: float = 0.0,
+    label_smoothing: Share = 0.0,
 ) -> Tensor:
     """The mean negative log-likelihood of integer `labels` [...] under `logits` [..., V]: f32[].
 
@@ -136,18 +138,17 @@ def _mean(total: Tensor, labels: Tensor, keep: Tensor, classes: _Classes) -> Ten
     return total / F.where(weight == 0.0, 1.0, weight)
 
 
-@typed
 def linear_cross_entropy(
     x: Like,
     weight: Like,
     labels: Like,
-    ignore_index: int = -100,
-    rows: int | None = None,
+    ignore_index: Integer = -100,
+    rows: Count | None = None,
     *,
     class_weight: Like | None = None,
-    label_smoothing: float = 0.0,
+    label_smoothing: Share = 0.0,
     bias: Like | None = None,
-    cap: float | None = None,
+    cap: Positive | None = None,
 ) -> Tensor:
     """`cross_entropy(x @ weight, labels)` in blocks of rows, so the logits never exist whole.
 
@@ -161,7 +162,7 @@ def linear_cross_entropy(
     ignore_index = _ignored("linear_cross_entropy", ignore_index)
     weight, bias = as_tensor(weight), None if bias is None else as_tensor(bias)
     classes = weight.shape[-1] if weight.ndim else 0
-    most = rows_at_once("linear_cross_entropy", rows, t, classes)
+    most = rows_at_once(rows, t, classes)
     _check_labels("linear_cross_entropy", "x", t, y, classes, ignore_index)
     if t.mesh is not None:  # a label is on the device of its row
         y = F.relayout(y, y.type.on(t.mesh).with_dims(t.type.dims[:-1]))
@@ -181,12 +182,10 @@ def linear_cross_entropy(
 
 
 # -- of numbers -----------------------------------------------------------------------------------
-REDUCTIONS = ("mean", "sum", "none")
 
 
-def reduced(name: str, loss: Tensor, reduction: str) -> Tensor:
-    how = one_of(name, "reduction", reduction, REDUCTIONS)
-    return loss if how == "none" else F.mean(loss) if how == "mean" else F.sum(loss)
+def reduced(loss: Tensor, reduction: str) -> Tensor:
+    return loss if reduction == "none" else F.mean(loss) if reduction == "mean" else F.sum(loss)
 
 
 def pair(name: str, x: Like, target: Like) -> tuple[Tensor, Tensor]:
@@ -202,7 +201,7 @@ def pair(name: str, x: Like, target: Like) -> tuple[Tensor, Tensor]:
     return wide(a), wide(b)
 
 
-def mse_loss(x: Like, target: Like, reduction: str = "mean") -> Tensor:
+def mse_loss(x: Like, target: Like, reduction: Reduction = "mean") -> Tensor:
     """The squared difference of `x` and `target`, in f32: by default its mean over all elements.
 
     `reduction` is "mean", "sum" or "none". Raises ShapeError if the shapes differ (PyTorch
@@ -210,14 +209,14 @@ def mse_loss(x: Like, target: Like, reduction: str = "mean") -> Tensor:
     """
     a, b = pair("mse_loss", x, target)
     d = a - b
-    return reduced("mse_loss", d * d, reduction)
+    return reduced(d * d, reduction)
 
 
 def binary_cross_entropy_with_logits(
     logits: Like,
     target: Like,
     weight: Like | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     pos_weight: Like | None = None,
 ) -> Tensor:
     """The cross-entropy in nats of `sigmoid(logits)` and `target` from 0 to 1, in f32.
@@ -235,7 +234,7 @@ def binary_cross_entropy_with_logits(
     loss = z * (1.0 - y) + late
     if weight is not None:
         loss = loss * _spread(name, "weight", weight, z)
-    return reduced(name, loss, reduction)
+    return reduced(loss, reduction)
 
 
 def _spread(name: str, what: str, value: Like, like: Tensor) -> Tensor:
@@ -255,8 +254,8 @@ def nll_loss(
     log_probs: Like,
     labels: Like,
     weight: Like | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
+    ignore_index: Integer = -100,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Minus the log-probability of each label, in f32: by default the mean over labels that count.
 
@@ -271,13 +270,13 @@ def nll_loss(
     _check_labels("nll_loss", "log_probs", t, at, size, ignore)
     counted = classes.counted(at, (at != ignore).to(f32))
     each = -_of_label(t, at) * counted
-    if one_of("nll_loss", "reduction", reduction, REDUCTIONS) == "mean":
+    if reduction == "mean":
         return F.sum(each) / F.sum(counted)
-    return reduced("nll_loss", each, reduction)
+    return reduced(each, reduction)
 
 
 def binary_cross_entropy(
-    probs: Like, target: Like, weight: Like | None = None, reduction: str = "mean"
+    probs: Like, target: Like, weight: Like | None = None, reduction: Reduction = "mean"
 ) -> Tensor:
     """The cross-entropy in nats of the probabilities `probs` and `target` from 0 to 1, in f32.
 
@@ -290,7 +289,7 @@ def binary_cross_entropy(
     loss = _binary(p, y)
     if weight is not None:
         loss = loss * _spread(name, "weight", weight, p)
-    return reduced(name, loss, reduction)
+    return reduced(loss, reduction)
 
 
 @custom_gradient
@@ -304,7 +303,9 @@ def _binary(p: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tens
     return -(y * yes + (1.0 - y) * no), backward
 
 
-def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = False) -> Tensor:
+def kl_div(
+    x: Like, target: Like, reduction: BatchReduction = "mean", log_target: Flag = False
+) -> Tensor:
     """`target * (log(target) - x)`, with `x` the logarithms of probabilities, in f32.
 
     This is the Kullback-Leibler divergence of the distribution `target` from `exp(x)`. With
@@ -314,12 +315,12 @@ def kl_div(x: Like, target: Like, reduction: str = "mean", log_target: bool = Fa
     for another reduction.
     """
     p, q = pair("kl_div", x, target)
-    if flag("kl_div", "log_target", log_target):
+    if log_target:
         each = F.exp(q) * (q - p)
     else:
         none = q == 0.0
         safe = F.where(none, 1.0, q)
         each = F.where(none, 0.0, q * (F.log(safe) - p))
-    if one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean")) == "batchmean":
+    if reduction == "batchmean":
         return F.sum(each) * (1.0 / max(1, each.shape[0] if each.ndim else 1))
-    return reduced("kl_div", each, reduction)
+    return reduced(each, reduction)

@@ -14,11 +14,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from types import FunctionType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Annotated, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from ..core.checks import flag, instance, mapping, same_names, shown
+from ..core.checks import instance, same_names, shown
+from ..core.declared import Flag, Mapped
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UnknownNameError, UsageError, lines_up
 from ..core.interrupts import whole
@@ -49,6 +50,11 @@ def state(*shape: int, init: Init = "zeros") -> Tensor:
 
 
 SHOWN = 60  # letters of an attribute, in the text of a module
+
+
+Values = Annotated[
+    Mapping[str, Any], Mapped("give a dict from names to tensors, such as state_dict() gives")
+]
 
 
 class Unmatched(NamedTuple):
@@ -193,12 +199,11 @@ class Module(Holder):
         """A dict of the parameters that are not frozen, as `ts.grad` and optimizers take them."""
         return {name: t for name, t in self.parameters().items() if t.requires_grad}
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: Flag = True) -> Self:
         """Sets `training` on all modules: dropout is active, batch norms use batch statistics.
 
         `train(False)`, or `eval()`, is for inference. Raises UsageError if `mode` is not a bool.
         """
-        mode = flag("train", "mode", mode)
         for module in self.modules():
             kind = type(module)
             if "training" in module.__dict__ and module.training:
@@ -230,9 +235,9 @@ class Module(Holder):
         """
         return self._require("unfreeze", patterns, True)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
+    def requires_grad_(self, requires_grad: Flag = True) -> Self:
         """Freezes all parameters (False) or trains them again (True), as in PyTorch."""
-        return self._require("requires_grad_", (), flag("requires_grad_", "value", requires_grad))
+        return self._require("requires_grad_", (), requires_grad)
 
     def _require(self, who: str, patterns: tuple[str, ...], value: bool) -> Self:
         """Sets `requires_grad` of the parameters that match one of `patterns`, or of all without
@@ -281,7 +286,7 @@ class Module(Holder):
         with TURN:
             return {str(n): t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
 
-    def load_parameters(self, values: Mapping[str, Any], strict: bool = True) -> None:
+    def load_parameters(self, values: Values, strict: Flag = True) -> None:
         """Writes tensors into the parameters that `parameters()` names, and into buffers if given.
 
         Floats are rounded to the dtype of the model's parameter, as in PyTorch; `model.to(dtype)`
@@ -292,7 +297,7 @@ class Module(Holder):
         need = set(self.trainable_parameters())
         self._load("load_parameters", values, need, strict)
 
-    def load_state_dict(self, values: Mapping[str, Any], strict: bool = True) -> Unmatched:
+    def load_state_dict(self, values: Values, strict: Flag = True) -> Unmatched:
         """Writes all values of a `state_dict()`: every parameter and buffer.
 
         Floats are rounded to the dtype of the model's tensors. With `strict=False` it returns the
@@ -313,9 +318,6 @@ class Module(Holder):
         """Writes `values` into the parameters and buffers of these names; the names `need` must be
         given. A tensor with two names may be given under both, with equal values. All checks come
         before any write."""
-        fix = "give a dict from names to tensors, such as state_dict() gives"
-        mapping(who, "the parameters", values, fix)
-        flag(who, "strict", strict)
         # One tensor may come under any of its names.
         boxes = dict(self.named_parameters(remove_duplicate=False))
         buffers = dict(self.named_buffers(remove_duplicate=False))

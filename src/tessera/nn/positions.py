@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import ml_dtypes
 import numpy as np
 
-from ..core.checks import flag, number, one_of, unread, whole
+from ..core.checks import number, unread
+from ..core.declared import Count, Flag, Listed, Number, OneOf, Scale
 from ..core.dtypes import f32
 from ..core.errors import UsageError
+from ..core.kinds import is_number
 from ..lang.math import functions as F
 from ..lang.record.operands import as_tensor
-from ..lang.value.checks import annotated_fields
 from ..lang.value.tensor import Tensor
 
 HIGH = {"llama3": 4.0, "yarn": 32.0}
@@ -29,6 +30,7 @@ READ = {
     "original": ("llama3", "dynamic", "yarn", "longrope"),
     "short": ("longrope",), "long": ("longrope",),
 }  # fmt: skip
+Rates = Annotated[tuple[float, ...], Listed(is_number)]
 SCALINGS = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 
@@ -49,29 +51,21 @@ class Rope:
     does not use a field that is given, a number is not above 0, or `low` is not below `high`.
     """
 
-    base: float = 10000.0
-    scaling: str = "default"
-    factor: float = 1.0
-    low: float = 1.0
-    high: float | None = None
-    original: int = 8192
-    partial: float = 1.0
-    attention: float | None = None
-    truncate: bool = True
-    short: tuple[float, ...] = ()
-    long: tuple[float, ...] = ()
+    base: Scale = 10000.0
+    scaling: Annotated[str, OneOf(*SCALINGS)] = "default"
+    factor: Scale = 1.0
+    low: Scale = 1.0
+    high: Scale | None = None
+    original: Count = 8192
+    partial: Annotated[float, Number(above=0, most=1)] = 1.0
+    attention: Scale | None = None
+    truncate: Flag = True
+    short: Rates = ()
+    long: Rates = ()
 
     def __post_init__(self) -> None:
-        annotated_fields(self)
-        for what in ("base", "factor", "low", "high", "attention"):
-            if getattr(self, what) is not None:
-                number("Rope", what, getattr(self, what), above=0, below=math.inf)
-        number("Rope", "partial", self.partial, above=0, most=1)
-        flag("Rope", "truncate", self.truncate)
         for each in (*self.short, *self.long):
             number("Rope", "a factor of longrope", each, above=0, below=math.inf)
-        whole("Rope", "original", self.original, 1)
-        one_of("Rope", "scaling", self.scaling, SCALINGS)
         for field, scalings in READ.items():
             if self.scaling not in scalings:
                 unread(

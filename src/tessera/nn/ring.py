@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.checks import divides
+from ..core.declared import Flag, Real
 from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError
 from ..core.layout import TensorType, dim_axes, without
@@ -32,8 +33,8 @@ def ring_attention(
     k: Tensor,
     v: Tensor,
     axis: str = "cp",
-    causal: bool = False,
-    scale: float | None = None,
+    causal: Flag = False,
+    scale: Real | None = None,
     bias: Like | None = None,
     mask: Like | None = None,
 ) -> Tensor:
@@ -52,7 +53,7 @@ def ring_attention(
     `mask` does not fit, and UsageError for a float mask of all scores: it would have no gradient.
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
-    axis, n = checked("ring_attention", q, k, v, axis, causal)
+    axis, n = checked("ring_attention", q, k, v, axis)
     local, seen = in_view(axis), view()
     if n == 1:
         return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from ..core.checks import flag, whole
+from ..core.declared import Count, Flag
 from ..core.errors import UsageError
+from ..core.public import checked
 from ..cost.loops import write_out
 from ..lang.autodiff.scan import scan
 from ..lang.math import functions as F
@@ -23,6 +24,7 @@ from ..lang.value.tensor import Tensor
 from .module import Module
 
 
+@checked
 class Stack(Module):
     """`depth` blocks like `block`, applied one after the other.
 
@@ -40,15 +42,14 @@ class Stack(Module):
     def __init__(
         self,
         block: Module,
-        depth: int,
+        depth: Count,
         loop: bool | None = None,
         remat: bool | str = False,
-        stacked: bool = True,
+        stacked: Flag = True,
     ):
-        depth = whole("Stack", "depth", depth, 1)
         self.depth, self.loop, self.remat = depth, loop, remat
         leaves, spec = flatten(block)
-        if flag("Stack", "stacked", stacked):
+        if stacked:
             self.block = unflatten(spec, [self._made(x, (depth,)) for x in leaves])
         elif loop:
             raise UsageError(

@@ -22,7 +22,7 @@ from .cache import Cache, checked_ids, prompt_of, token_of
 from .context_parallel import axis_size, split_sequence, unzigzag, whole_sequence, zigzag
 from .experts.layer import MoE
 from .experts.routing import AUXILIARY
-from .gpt_config import ACTIVATIONS, GPTConfig, checked
+from .gpt_config import ACTIVATIONS, Config, GPTConfig
 from .layers import Dropout, Embedding, LayerNorm, RMSNorm, normal
 from .losses import linear_cross_entropy
 from .module import Module
@@ -70,7 +70,7 @@ class MLP(Module):
         """
         if self.sequence_parallel is not None:
             x, norm = whole_sequence(x if norm is None else norm(x), self.sequence_parallel), None
-        rows = rows_at_once("MLP", None, x, self.up.shape[-1])
+        rows = rows_at_once(None, x, self.up.shape[-1])
         return (fn.by_rows(lambda r: self(r if norm is None else norm(r)), x, rows),)
 
 
@@ -114,8 +114,7 @@ class TransformerBlock(Module):
     side by side).
     """
 
-    def __init__(self, c: GPTConfig):
-        checked(c)
+    def __init__(self, c: Config):
         self.norm_1, self.attention = c.make_norm(), Attention(c)
         self.norm_2 = c.make_norm() if c.block != "parallel" else None
         self.post_norm_1 = c.make_norm() if c.block == "post_norms" else None
@@ -194,8 +193,8 @@ class GPT(Module):
     origin: str = ""
     """The config.json of the checkpoint it was loaded from, if any."""
 
-    def __init__(self, config: GPTConfig):
-        self.config = c = checked(config)
+    def __init__(self, config: Config):
+        self.config = c = config
         self.embed = Embedding(c.vocab, c.d)
         if c.positions == "learned":
             self.position = Parameter(c.seq, c.d, init=normal(0.02))

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import flag, number, shown, unfit
+from ..core.checks import shown, unfit
+from ..core.declared import Flag, NonNegative
 from ..core.layout import TensorType
 from ..core.wording import columns
 from ..ir.graph.node import Graph, Node, reachable
@@ -120,9 +121,9 @@ def compare(
     a: Any,
     b: Any,
     *args: Any,
-    rtol: float = 1e-4,
-    atol: float = 1e-6,
-    bitwise: bool = False,
+    rtol: NonNegative = 1e-4,
+    atol: NonNegative = 1e-6,
+    bitwise: Flag = False,
     ignore: Sequence[str] = compare_runs.SPEEDS,
 ) -> Comparison | compare_runs.RunComparison:
     """Compares `a` and `b` node by node: the first difference, and the sizes of all differences.
@@ -134,9 +135,6 @@ def compare(
     `ignore` are left out. Raises UsageError if an argument is anything else.
     """
     outside("compare")
-    rtol = number("compare", "rtol", rtol, least=0)
-    atol = number("compare", "atol", atol, least=0)
-    flag("compare", "bitwise", bitwise)
     if compare_runs.is_run(a) and compare_runs.is_run(b) and not args:
         return compare_runs.compare_runs(a, b, rtol, atol, bitwise, ignore)
     left, right = _side("a", a, args), _side("b", b, args)

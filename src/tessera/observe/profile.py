@@ -18,9 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..core.checks import file_access, whole
+from ..core.checks import file_access
 from ..core.context import replaced, settings
 from ..core.contexts import within
+from ..core.declared import Count
 from ..core.files import write_whole
 from ..core.mesh import Mesh
 from ..core.wording import columns
@@ -255,7 +256,7 @@ def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -
 
 
 def profile(
-    fn: Callable[..., Any] | None = None, /, *args: Any, runs: int = 3, **kwargs: Any
+    fn: Callable[..., Any] | None = None, /, *args: Any, runs: Count = 3, **kwargs: Any
 ) -> Any:
     """Measures programs step by step: `with dist.profile() as p: step(batch)`, then `print(p)`.
 
@@ -269,7 +270,6 @@ def profile(
             _profiling
         )()
     fn = asked_function("profile", "the function", fn)
-    whole("profile", "runs", runs, 1)
     with _profiling() as found:
         for _ in range(runs):
             fn(*args, **kwargs)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.checks import function_of
+from ..core.declared import Function
 from ..core.errors import UsageError
 from ..core.mesh import Mesh
 from ..ir.graph.node import Graph, Node
@@ -78,7 +78,9 @@ class Validation:
     __repr__ = __str__
 
 
-def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: Any) -> Validation:
+def validate_determinism(
+    step: Function, *args: Any, onto: object = None, **kwargs: Any
+) -> Validation:
     """Runs `step(*args)` twice and once on a folded mesh, and reports the first node that differs.
 
     The mesh is folded `onto` fewer devices (None: one); `report.same` is True if all results have
@@ -88,7 +90,7 @@ def validate_determinism(step: Any, *args: Any, onto: object = None, **kwargs: A
     the mesh cannot be folded so.
     """
     outside(WHO)
-    fn = step.fn if isinstance(step, Jit) else function_of(WHO, "the step", step)
+    fn = step.fn if isinstance(step, Jit) else step
     run = recorded(WHO, _with_writes(fn), args, kwargs)
     runs = [("the first run", run), ("the second run", run)]
     mesh = _one_mesh(run.graph)

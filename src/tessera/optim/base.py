@@ -20,6 +20,7 @@ from ml_dtypes import finfo
 
 from ..core.checks import unfit
 from ..core.context import settings
+from ..core.declared import Flag, Real
 from ..core.dtypes import DType, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError
 from ..core.kinds import is_number
@@ -36,7 +37,6 @@ from ..lang.record.operands import emit, scalar
 from ..lang.record.parameter import Parameter, trained
 from ..lang.record.recorder import current
 from ..lang.record.tree import flatten, unflatten
-from ..lang.value.checks import annotated_fields
 from ..lang.value.eager import redistribute_now, run_graph, run_now
 from ..lang.value.host_data import is_array
 from ..lang.value.tensor import Tensor
@@ -61,9 +61,9 @@ class Optimizer(ABC):
 
     lr: Rate
     _: KW_ONLY
-    weight_decay: float = 0.0
+    weight_decay: Real = 0.0
     mask: Mask = None
-    master: bool = True
+    master: Flag = True
 
     def __init_subclass__(cls) -> None:
         if "__setattr__" in vars(cls):  # a frozen dataclass raises another error
@@ -80,7 +80,6 @@ class Optimizer(ABC):
                 fix="give a number or a schedule: optim.warmup_cosine(...); weights go to"
                 " optimizer.init",
             )
-        annotated_fields(self)
         mine = [("weight_decay", self.weight_decay, ">= 0"), *self._limits()]
         if isinstance(self.lr, (int, float)):
             mine.insert(0, ("lr", self.lr, ">= 0"))

@@ -16,7 +16,6 @@ from ..lang.record.operands import scalar
 from ..lang.record.parameter import Parameter, trained
 from ..lang.record.recorder import options_here
 from ..lang.record.tree import flatten, unflatten
-from ..lang.value.checks import typed
 from ..lang.value.tensor import Tensor
 from .trees import named, one_line
 
@@ -37,7 +36,6 @@ def to_add_up(x: Tensor) -> Tensor:
     return F.relayout(x, finest(x.type)) if options_here().mesh_invariant else x
 
 
-@typed
 def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tensor]:
     """Returns (`grads` scaled down to a global norm of at most `max_norm`, the norm before).
 

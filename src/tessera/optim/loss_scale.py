@@ -21,6 +21,7 @@ from typing import Any
 
 from ..core.checks import shown
 from ..core.context import replaced, settings
+from ..core.declared import Integer, Real
 from ..core.dtypes import bool_, f32, int32
 from ..core.errors import UsageError
 from ..core.mesh import Mesh
@@ -30,7 +31,6 @@ from ..lang.record.operands import emit
 from ..lang.record.parameter import trained
 from ..lang.record.recorder import current
 from ..lang.record.tree import aligned, flatten, unflatten
-from ..lang.value.checks import annotated_fields
 from ..lang.value.tensor import Tensor
 from .clipping import scaled, total
 from .trees import named, one_line
@@ -48,15 +48,14 @@ class LossScale:
     setting is out of range.
     """
 
-    init_scale: float = 2.0**15
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
-    min_scale: float = 1.0
-    max_scale: float = 2.0**24
+    init_scale: Real = 2.0**15
+    growth_factor: Real = 2.0
+    backoff_factor: Real = 0.5
+    growth_interval: Integer = 2000
+    min_scale: Real = 1.0
+    max_scale: Real = 2.0**24
 
     def __post_init__(self) -> None:
-        annotated_fields(self)
         ok = 0 < self.min_scale <= self.init_scale <= self.max_scale < math.inf
         if (
             not ok

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import final
 
+from ..core.declared import Flag, Integer, Pair, Real
 from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.layout import TensorType
@@ -74,8 +75,8 @@ class Momentum(Optimizer):
     """
 
     lr: Rate = 1e-2
-    momentum: float = 0.9
-    nesterov: bool = False
+    momentum: Real = 0.9
+    nesterov: Flag = False
 
     def _limits(self) -> list[tuple[str, float, str]]:
         return [("momentum", self.momentum, ">= 0 and < 1")]
@@ -121,8 +122,8 @@ class Adam(Optimizer):
     """Adam (Kingma & Ba 2015). `weight_decay * w` is added to the gradient; see AdamW."""
 
     lr: Rate = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: Pair = (0.9, 0.999)
+    eps: Real = 1e-8
 
     def _limits(self) -> list[tuple[str, float, str]]:
         return _adam_limits(self.betas, self.eps)
@@ -152,9 +153,9 @@ class AdamW(Optimizer):
     """
 
     lr: Rate = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = field(default=0.1, kw_only=True)
+    betas: Pair = (0.9, 0.95)
+    eps: Real = 1e-8
+    weight_decay: Real = field(default=0.1, kw_only=True)
 
     def _limits(self) -> list[tuple[str, float, str]]:
         return _adam_limits(self.betas, self.eps)
@@ -179,8 +180,8 @@ class Lion(Optimizer):
     """The sign of an interpolated momentum (Chen et al. 2023), with decoupled decay as in AdamW."""
 
     lr: Rate = 1e-4
-    betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = field(default=1e-3, kw_only=True)
+    betas: Pair = (0.9, 0.99)
+    weight_decay: Real = field(default=1e-3, kw_only=True)
 
     def _limits(self) -> list[tuple[str, float, str]]:
         return [(f"betas[{i}]", b, ">= 0 and < 1") for i, b in enumerate(self.betas)]
@@ -214,13 +215,13 @@ class Adafactor(Optimizer):
     """
 
     lr: Rate = 1e-2
-    decay: float = 0.8
-    offset: int = 0
-    factor_from: int = 128
-    clip: float | None = 1.0
-    relative: bool = True
-    momentum: float | None = None
-    eps: float = 1e-30
+    decay: Real = 0.8
+    offset: Integer = 0
+    factor_from: Integer = 128
+    clip: Real | None = 1.0
+    relative: Flag = True
+    momentum: Real | None = None
+    eps: Real = 1e-30
 
     def _limits(self) -> list[tuple[str, float, str]]:
         out = [("decay", self.decay, "> 0"), ("eps", self.eps, "> 0")]

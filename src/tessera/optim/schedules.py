@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.checks import unfit, whole
+from ..core.declared import Count, Integer, Integers, Real, Reals
 from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError, TesseraError, UsageError
 from ..lang.autodiff.jax_functions import as_ops
 from ..lang.math import functions as F
 from ..lang.record.operands import as_tensor, scalar
-from ..lang.value.checks import typed
 from ..lang.value.tensor import Tensor
 
 Rule = Callable[[Tensor], Tensor]
@@ -101,23 +101,16 @@ def _schedule(name: str, rule: Rule, **settings: object) -> Schedule:
     return Schedule(name, tuple(settings.items()), rule)
 
 
-def _need_steps(name: str, what: str, steps: int, least: int = 1) -> None:
-    whole(name, what, steps, least)
-
-
-@typed
-def constant(value: float) -> Schedule:
+def constant(value: Real) -> Schedule:
     """The rate `value` at every step."""
     return _schedule("constant", lambda t: scalar(float(value), f32), value=value)
 
 
-@typed
-def linear(start: float, end: float, steps: int) -> Schedule:
+def linear(start: Real, end: Real, steps: Count) -> Schedule:
     """Linear from `start` to `end` over `steps` steps, then `end`.
 
     Raises UsageError if `steps` is below 1.
     """
-    _need_steps("linear", "steps", steps)
 
     def rule(t: Tensor) -> Tensor:
         return F.minimum(t * (1.0 / steps), 1.0) * (end - start) + start
@@ -125,13 +118,11 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return _schedule("linear", rule, start=start, end=end, steps=steps)
 
 
-@typed
-def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
+def cosine(peak: Real, total: Count, end: Real = 0.0) -> Schedule:
     """Half a cosine from `peak` to `end` over `total` steps (Loshchilov & Hutter 2017).
 
     Raises UsageError if `total` is below 1.
     """
-    _need_steps("cosine", "total", total)
 
     def rule(t: Tensor) -> Tensor:
         # (1 + cos(pi x)) / 2 as sin^2 of the remaining part, which is accurate near the end.
@@ -142,43 +133,39 @@ def cosine(peak: float, total: int, end: float = 0.0) -> Schedule:
     return _schedule("cosine", rule, peak=peak, total=total, end=end)
 
 
-@typed
 def warmup_cosine(
-    peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
+    peak: Real, warmup: Integer, total: Integer, end: Real = 0.0, start: Real = 0.0
 ) -> Schedule:
     """Linear warmup from `start` to `peak` over `warmup` steps, then a cosine to `end` at step
     `total`.
 
     Raises UsageError if a number of steps is out of range.
     """
-    _need_steps("warmup_cosine", "total", total, warmup + 1)
+    whole("warmup_cosine", "total", total, warmup + 1)
     rule = _after_warmup(start, peak, warmup, cosine(peak, total - warmup, end))
     settings = {"peak": peak, "warmup": warmup, "total": total, "end": end, "start": start}
     return _schedule("warmup_cosine", rule, **settings)
 
 
-@typed
 def warmup_linear(
-    peak: float, warmup: int, total: int, end: float = 0.0, start: float = 0.0
+    peak: Real, warmup: Integer, total: Integer, end: Real = 0.0, start: Real = 0.0
 ) -> Schedule:
     """Linear warmup from `start` to `peak` over `warmup` steps, then linear to `end` at step
     `total`.
 
     Raises UsageError if a number of steps is out of range.
     """
-    _need_steps("warmup_linear", "total", total, warmup + 1)
+    whole("warmup_linear", "total", total, warmup + 1)
     rule = _after_warmup(start, peak, warmup, linear(peak, end, total - warmup))
     settings = {"peak": peak, "warmup": warmup, "total": total, "end": end, "start": start}
     return _schedule("warmup_linear", rule, **settings)
 
 
-@typed
-def inverse_sqrt(peak: float, warmup: int) -> Schedule:
+def inverse_sqrt(peak: Real, warmup: Count) -> Schedule:
     """Linear warmup to `peak`, then `peak * sqrt(warmup / step)` (Vaswani et al. 2017).
 
     Raises UsageError if `warmup` is below 1.
     """
-    _need_steps("inverse_sqrt", "warmup", warmup)
 
     def rule(t: Tensor) -> Tensor:
         at = F.maximum(t, 1.0)
@@ -187,8 +174,7 @@ def inverse_sqrt(peak: float, warmup: int) -> Schedule:
     return _schedule("inverse_sqrt", rule, peak=peak, warmup=warmup)
 
 
-@typed
-def piecewise_constant(values: Sequence[float], boundaries: Sequence[int]) -> Schedule:
+def piecewise_constant(values: Reals, boundaries: Integers) -> Schedule:
     """Constant rates: `values[i]` from step `boundaries[i-1]` on.
 
     Raises UsageError unless boundaries rise and are one fewer than values.
@@ -204,10 +190,7 @@ def piecewise_constant(values: Sequence[float], boundaries: Sequence[int]) -> Sc
     return _schedule("piecewise_constant", rule, values=tuple(values), boundaries=tuple(boundaries))
 
 
-@typed
-def join_schedules(
-    schedules: Sequence[Callable[[Any], Any]], boundaries: Sequence[int]
-) -> Schedule:
+def join_schedules(schedules: Sequence[Callable[[Any], Any]], boundaries: Integers) -> Schedule:
     """`schedules[i]` from step `boundaries[i-1]` on; each counts its steps from there.
 
     Other functions of the step, such as optax's, are schedules too. Raises UsageError if an element

@@ -16,18 +16,20 @@ may be larger than the machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..core.checks import function_of, instance, mapping, number, unfit
+from ..core.checks import mapping, unfit
+from ..core.declared import Function, Given, NonNegative
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..core.public import checked
 from ..cost.flops import device_flops
 from ..cost.memory import MemoryPlan, memory_plan, stage_plans
 from ..ir.graph.node import Graph, Node, need_graph
@@ -117,12 +119,13 @@ def _types(tree: Any) -> list[TensorType]:
     return [t for t in types if isinstance(t, TensorType)]
 
 
+@checked
 def render_plan(
-    mesh: Mesh,
+    mesh: Annotated[Mesh, Given("give the Mesh that the step runs on")],
     program: Graph | Schedule,
     weights: Mapping[str, Tensor | TensorType],
     held: Mapping[str, Any],
-    model_flops: int | None = None,
+    model_flops: NonNegative | None = None,
 ) -> RenderableType:
     """The plan of one step as a picture for a rich console; `program` is its graph, or a pipeline's
     schedule.
@@ -133,13 +136,10 @@ def render_plan(
     that donates weights and state, or that of each stage. On a folded mesh the peak and the FLOPs
     are those of one place, of which a device has several.
     """
-    instance("render_plan", "the mesh", mesh, Mesh, "give the Mesh that the step runs on")
     fix = 'give tensors by name: model.parameters(), or {"w": w}'
     for name, w in mapping("render_plan", "weights", weights, fix).items():
         if not isinstance(w, Tensor | TensorType):
             raise unfit("render_plan", f"weights[{name!r}]", w, fix)
-    if model_flops is not None:
-        number("render_plan", "model_flops", model_flops, least=0)
     return Group(
         render_mesh(mesh),
         Text(),
@@ -268,7 +268,7 @@ def _rest(rows: Iterable[Traffic]) -> tuple[str, ...]:
     return "others", ", ".join(axes), str(sum(r.times for r in rows)), size_text(size), ""
 
 
-def _flops_text(program: Graph | Schedule, mesh: Mesh, model_flops: int | None) -> str:
+def _flops_text(program: Graph | Schedule, mesh: Mesh, model_flops: float | None) -> str:
     graphs = [s.graph for s in program.steps] if isinstance(program, Schedule) else [program]
     flops = sum(g.flops for g in graphs)
     own = sum(device_flops(g) * _share(g.mesh, mesh) for g in graphs)
@@ -291,13 +291,12 @@ def flops_text(n: float) -> str:
     return f"{n:.0f} FLOP"
 
 
-def planned(step: Callable[..., Any], *args: Any) -> Graph:
+@checked
+def planned(step: Function, *args: Any) -> Graph:
     """The graph that `step(*args)` will run: recorded and prepared, not run.
 
     Arguments that the function changes count as its results.
     """
-
-    function_of("planned", "the step", step)
 
     def whole(*given: Any) -> Any:
         return step(*given), given

@@ -8,11 +8,13 @@ gradients, for any number of microbatches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from ..core.checks import function_of, unfit, whole
+from ..core.checks import unfit
+from ..core.declared import Called, Count
 from ..core.errors import ShapeError
 from ..core.layout import dim_axes, shard_count
+from ..core.public import checked
 from ..lang.autodiff.grad import grad
 from ..lang.autodiff.gradient_checks import need_loss
 from ..lang.autodiff.map_chunks import row_blocks, to_blocks
@@ -48,11 +50,12 @@ def micro_batches(batch: Batch, count: int) -> list[dict[str, Tensor]]:
     return [{name: t[i] for name, t in out.items()} for i in range(count)]
 
 
+@checked
 def accumulated(
-    loss_fn: Loss,
+    loss_fn: Annotated[Loss, Called("it comes first: accumulated(loss_fn, batch, weights, count)")],
     batch: Batch,
     weights: Any,
-    count: int,
+    count: Count,
     goal: Callable[[Tensor], Tensor] = lambda loss: loss,
     reduce_dtype: object = None,
 ) -> tuple[Tensor, Any]:
@@ -76,9 +79,6 @@ def accumulated(
     >>> loss.item(), grads["w"].numpy().tolist()
     (6.0, [3.0])
     """
-    fix = "it comes first: accumulated(loss_fn, batch, weights, count)"
-    function_of("accumulated", "loss_fn", loss_fn, fix)
-    whole("accumulated", "count", count, 1)
     if current() is None:
         run = jit(lambda batch, weights: accumulated(
             loss_fn, batch, weights, count, goal, reduce_dtype))  # fmt: skip

@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import MOST, flag, function_of, instance, number, unfit, whole
+from ..core.checks import MOST, unfit, whole
+from ..core.declared import Called, Flag, Given, Natural, Rate
 from ..core.errors import ShapeError, UsageError, warn_no_effect
 from ..core.kinds import is_whole
 from ..core.mesh import Mesh
@@ -68,17 +69,19 @@ def _programs(
 
 @checked
 def generate(
-    model: Callable[[Tensor], Tensor],
+    model: Annotated[
+        Callable[[Tensor], Tensor], Called("give an nn.GPT, or a function of ids [1, window]")
+    ],
     prompt: Sequence[int] | NDArray[Any],
-    tokens: int,
+    tokens: Natural,
     *,
     window: int | None = None,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    seed: int = 0,
+    temperature: Rate = 0.8,
+    top_k: Natural = 40,
+    seed: Natural = 0,
     stop: int | Sequence[int] | None = None,
     mesh: Mesh | None = None,
-    cache: bool = True,
+    cache: Flag = True,
 ) -> list[int]:
     """`prompt` continued by at most `tokens` tokens; it ends early before the token `stop`, or
     before any of several.
@@ -97,22 +100,17 @@ def generate(
     >>> len(generate(model, [1, 2, 3], 4))
     7
     """
-    function_of("generate", "the model", model, "give an nn.GPT, or a function of ids [1, window]")
     config = model.config if isinstance(model, GPT) else None
     most = config.vocab - 1 if config else MOST
     several = f"the ids of one text, from 0 to {most}; call it once for each of several texts"
     ids = _ids("the prompt", prompt, most, f"give {several}")
     ends = [] if stop is None else stop
     stops = _ids("stop", ends, most, f"give an id from 0 to {most}, or several", one=True)
-    tokens = whole("generate", "tokens", tokens, 0)
-    number("generate", "temperature", temperature, least=0, below=math.inf)
-    whole("generate", "top_k", top_k, 0)
-    whole("generate", "seed", seed, 0)
     if not ids:
         raise UsageError("generate: the prompt has no token", fix="give at least one")
     window = _window(config, len(ids) + tokens) if window is None else window
     whole("generate", "window", window, 1, None if config is None else config.seq)
-    cached = flag("generate", "cache", cache) and isinstance(model, GPT) and _has_cache(model)
+    cached = cache and isinstance(model, GPT) and _has_cache(model)
     full, prefill, decode = _programs(window, mesh, config, getattr(model, "__code__", None))
     draw = np.random.Generator(np.random.Philox(seed))
     kept: Cache | None = None
@@ -232,7 +230,10 @@ def _inference(model: object) -> Iterator[None]:
 
 @checked
 def sample(
-    logits: Like, draw: np.random.Generator, temperature: float = 1.0, top_k: int = 0
+    logits: Like,
+    draw: Annotated[np.random.Generator, Given("give np.random.default_rng(0)")],
+    temperature: Rate = 1.0,
+    top_k: Natural = 0,
 ) -> int:
     """An index drawn with softmax(logits / temperature) among the `top_k` largest (0: all).
 
@@ -246,9 +247,6 @@ def sample(
     >>> {sample(np.array([0.0, 3.0, 2.5]), draw, top_k=2) for _ in range(50)} == {1, 2}
     True
     """
-    number("sample", "temperature", temperature, least=0, below=math.inf)
-    whole("sample", "top_k", top_k, 0)
-    instance("sample", "draw", draw, np.random.Generator, "give np.random.default_rng(0)")
     x = logits if isinstance(logits, np.ndarray) else as_tensor(logits).numpy()
     if x.ndim != 1 or not x.size:
         raise ShapeError(

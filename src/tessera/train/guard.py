@@ -20,14 +20,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from ..checkpoint import Keep
 from ..checkpoint.listing import Root, age_text, keep_of, manifests, unfinished
 from ..checkpoint.loading import Checkpoint
 from ..checkpoint.names import NAME
 from ..checkpoint.storage import Storage
-from ..core.checks import instance, number, one_of, unfit, whole
+from ..core.checks import unfit
+from ..core.declared import Count, Given, Natural, Number, OneOf, Positive
 from ..core.devices import process_count, process_index
 from ..core.errors import CheckpointError, TesseraError, UsageError
 from ..core.interrupts import Immediate
@@ -82,21 +83,19 @@ class Guard:
 
     def __init__(
         self,
-        run: Run,
-        live: TrainState,
+        run: Annotated[Run, Given("give a Run(folder, steps=, tokens_per_step=)")],
+        live: Annotated[TrainState, Given("give TrainState(model, state, loader)")],
         *,
         root: Root | None = None,
-        every: int | None = None,
+        every: Count | None = None,
         keep: int | Keep | None = None,
         resume: bool | Root = True,
-        on_bad_loss: str = "stop",
-        spike: float | None = None,
-        rollbacks: int = 3,
-        hang_s: float | None = 1800.0,
+        on_bad_loss: Annotated[str, OneOf(*POLICIES)] = "stop",
+        spike: Annotated[float, Number(above=1)] | None = None,
+        rollbacks: Natural = 3,
+        hang_s: Positive | None = 1800.0,
         mesh: Mesh | None = None,
     ) -> None:
-        instance("Guard", "run", run, Run, "give a Run(folder, steps=, tokens_per_step=)")
-        instance("Guard", "live", live, TrainState, "give TrainState(model, state, loader)")
         if not isinstance(live.weights, (dict, Module)):
             raise unfit(
                 "Guard", "live.weights", live.weights, "give a module, or a dict of tensors"
@@ -109,13 +108,12 @@ class Guard:
             raise unfit("Guard", "live.loader", live.loader, fix)
         self.run, self.live = run, live
         storage = Storage(root if root is not None else run.shared / "checkpoints")
-        every = None if every is None else whole("Guard", "every", every, 1)
         kept = None if live.config is None else live.config.keep
         self._resume = resume if isinstance(resume, bool) else Storage(resume)
-        self._policy = one_of("Guard", "on_bad_loss", on_bad_loss, POLICIES)
-        self._judge = Judge(None if spike is None else number("Guard", "spike", spike, above=1))
-        self._most = whole("Guard", "rollbacks", rollbacks, 0)
-        self._hang_s = None if hang_s is None else number("Guard", "hang_s", hang_s, above=0)
+        self._policy = on_bad_loss
+        self._judge = Judge(spike)
+        self._most = rollbacks
+        self._hang_s = hang_s
         self._name = f"guard/{next(_COUNT)}"
         self._turn = itertools.count(1)
         self._dog: Watchdog | None = None

@@ -36,14 +36,15 @@ from signal import Signals
 from statistics import median
 from tempfile import mkdtemp
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from weakref import finalize
 
 import numpy as np
 from rich.console import Console
 
-from ..core.checks import instance, library, mapping, number, path_of, whole
+from ..core.checks import library, path_of
 from ..core.contexts import within
+from ..core.declared import Given, Mapped, Natural, NonNegative
 from ..core.devices import process_index
 from ..core.errors import BackendError, TesseraError, UsageError
 from ..core.files import write_whole
@@ -103,28 +104,20 @@ class Run:
         self,
         folder: str | Path,
         *,
-        steps: int,
-        tokens_per_step: int,
-        model_flops: float | None = None,
-        peak_flops: float | None = None,
-        settings: Mapping[str, Any] | None = None,
-        console: Console | None = None,
+        steps: Natural,
+        tokens_per_step: Natural,
+        model_flops: NonNegative | None = None,
+        peak_flops: NonNegative | None = None,
+        settings: Annotated[Mapping[str, Any], Mapped('give a dict: {"lr": 0.1}')] | None = None,
+        console: Annotated[Console, Given("give a rich.console.Console(file=...)")] | None = None,
         trackers: Tracker | Sequence[Tracker] = (),
         weights: Callable[[], Mapping[str, Tensor]] | None = None,
         spare: str | Path | None = None,
         resume: bool = False,
     ) -> None:
-        whole("Run", "steps", steps, 0)
-        whole("Run", "tokens_per_step", tokens_per_step, 0)
-        for what, x in (("model_flops", model_flops), ("peak_flops", peak_flops)):
-            if x is not None:
-                number("Run", what, x, least=0)
         settings = {} if settings is None else settings
-        mapping("Run", "settings", settings, 'give a dict: {"lr": 0.1}')
         self.folder = self.shared = path_of("Run", "folder", folder)
         spare = None if spare is None else path_of("Run", "spare", spare)
-        if console is not None:
-            instance("Run", "console", console, Console, "give a rich.console.Console(file=...)")
         self._weights = weights
         if process_index():
             own = Path(mkdtemp(prefix="tessera-run-"))
@@ -188,7 +181,7 @@ class Run:
     # -- the loop ---------------------------------------------------------------------------------
     @within("run.step", 'write with run.step(i) as row: row["loss"] = step(batch)')
     @contextmanager
-    def step(self, number: int, **values: Value) -> Iterator[dict[str, Any]]:
+    def step(self, number: Natural, **values: Value) -> Iterator[dict[str, Any]]:
         """Times step `number` and writes its row: `values`, entries set in the body, and the speed.
 
         Tensors in the row are read before the clock stops, so asynchronous work is counted. If a
@@ -198,7 +191,6 @@ class Run:
         neither a number nor a text, for a key that the run writes itself, and for one that is set
         later.
         """
-        whole("Run.step", "the number", number, 0)
         if self.waits:
             raise UsageError(
                 f"run: the guard gave out no step {number}, so it neither saves nor looks at it",

@@ -20,17 +20,19 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
-from ..core.checks import file_access, flag, one_of, path_of, unfit
+from ..core.checks import file_access, path_of, unfit
+from ..core.declared import Flag, OneOf
 from ..core.devices import process_index
 from ..core.errors import UsageError
 from ..core.public import checked
 from .metrics import MetricsWriter, Value
 
 NAMES = ("jsonl", "tensorboard", "wandb")
+Name = Annotated[str, OneOf(*NAMES)]
 
 
 class Tracker(Protocol):
@@ -98,9 +100,8 @@ class WandB:
         folder: str | Path,
         project: str = "tessera",
         name: str | None = None,
-        mode: str | None = None,
+        mode: Annotated[str, OneOf("online", "offline", "disabled")] | None = None,
     ) -> None:
-        one_of("wandb", "mode", mode, (None, "online", "offline", "disabled"))
         try:
             import wandb
         except ImportError:
@@ -180,18 +181,16 @@ class Several:
             raise first
 
 
-def tracker(name: str, folder: str | Path, *, resume: bool = False) -> Tracker:
+@checked
+def tracker(name: Name, folder: str | Path, *, resume: Flag = False) -> Tracker:
     """The tracker called `name`, writing below `folder`; only the first process has it, the others
     get one that does nothing. With `resume` the rows of "jsonl" are appended to its file. Raises
     UsageError for another name."""
     made: dict[str, Callable[[], Tracker]] = {
-        "jsonl": lambda: MetricsWriter(
-            Path(folder, "tracked.jsonl"), append=flag("tracker", "resume", resume)
-        ),
+        "jsonl": lambda: MetricsWriter(Path(folder, "tracked.jsonl"), append=resume),
         "tensorboard": lambda: TensorBoard(Path(folder, "tensorboard")),
         "wandb": lambda: WandB(Path(folder, "wandb"), name=Path(folder).name),
     }
-    one_of("tracker", "the name", name, NAMES)
     return Several([]) if process_index() else made[name]()
 
 

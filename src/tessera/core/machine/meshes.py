@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..checks import whole
+from ..declared import Count, Natural
 from ..errors import MeshError
 from ..mesh import Mesh
 from ..mesh_input import Shape
@@ -20,7 +20,7 @@ def from_descriptor(
     axes: Sequence[str] | None = None,
     shape: Shape = None,
     *,
-    mesh_id: int | None = None,
+    mesh_id: Natural | None = None,
 ) -> Mesh:
     """Returns the mesh described in a file: an MGD 2.0 (.textproto, guide 5, 2.4) or YAML (.yaml).
 
@@ -43,8 +43,6 @@ def from_descriptor(
                 "from_descriptor: no file is named",
                 fix=f"give the path of a .textproto or .yaml file, or set {DESCRIPTOR}",
             )
-    if mesh_id is not None:
-        mesh_id = whole("from_descriptor", "mesh_id", mesh_id, 0)
     return narrowed(load(source, mesh_id)).mesh(axes, shape)
 
 
@@ -53,7 +51,7 @@ def preset(
     axes: Sequence[str] | None = None,
     shape: Shape = None,
     *,
-    nodes: int | None = None,
+    nodes: Count | None = None,
 ) -> Mesh:
     """Returns the mesh of a machine that Tessera describes: "t3000", "dgx_h100", "gb200_nvl72", ...
 
@@ -69,7 +67,7 @@ def preset(
     """
     machine = described(name)
     if nodes is not None:
-        machine = machine.of(whole("preset", "nodes", nodes, 1))
+        machine = machine.of(nodes)
     return narrowed(machine).mesh(axes, shape)
 
 

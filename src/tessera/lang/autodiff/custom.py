@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
-from ...core.checks import flag, function_of, shown, unfit, whole
+from ...core.checks import shown, unfit, whole
 from ...core.context import replaced, settings
+from ...core.declared import Called, Flag
 from ...core.errors import DTypeError, ShapeError, UsageError, caller
 from ...core.tracebacks import boundary
 from ..math import functions as F
@@ -43,7 +44,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P, R]:
+def custom_gradient(
+    fn: Annotated[Callable[P, tuple[R, Callable[..., Any]]], Called()],
+) -> Callable[P, R]:
     """A decorator for a function with its own gradient: `fn` returns (value, backward).
 
     `backward(g)` gets the gradient of the value, in the structure of the value. It returns one
@@ -62,7 +65,7 @@ def custom_gradient(fn: Callable[P, tuple[R, Callable[..., Any]]]) -> Callable[P
     >>> ts.grad(ts.sum(clipped(x) * 5.0), x).numpy().tolist()
     [1.0, 1.0]
     """
-    signature = signature_of("custom_gradient", function_of("custom_gradient", "the function", fn))
+    signature = signature_of("custom_gradient", fn)
     name = getattr(fn, "__name__", "function")
 
     @boundary
@@ -185,7 +188,7 @@ def under_no_grad(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def value_and_grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: Flag = False
 ) -> Callable[..., tuple[Any, Any]]:
     """A function that returns (the scalar of `fn`, its gradient by the first argument).
 
@@ -207,7 +210,6 @@ def value_and_grad(
     places: Any = argnums if several else (argnums,)
     for n in places:
         whole(who, "argnums", n)
-    flag(who, "has_aux", has_aux)
 
     @boundary
     @functools.wraps(fn)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...core.checks import flag
+from ...core.declared import Flag
 from ...core.dtypes import f32
 from ...core.errors import ShapeError
 from ...core.public import public
@@ -79,15 +79,14 @@ def solve(a: Like, b: Like) -> Tensor:
     return x.reshape(x.shape[:-1]) if flat else x
 
 
-def solve_triangular(a: Like, b: Like, lower: bool = True) -> Tensor:
+def solve_triangular(a: Like, b: Like, lower: Flag = True) -> Tensor:
     """The solution x of `a @ x = b` for a triangular `a` [..., n, n]; b is as in `solve`.
 
     `lower` says which triangle of `a` is read; the other one is ignored. Raises ShapeError if `a`
     is not square or `b` does not have n rows.
     """
-    low = flag("solve_triangular", "lower", lower)
     m, y, flat = _pair("solve_triangular", a, b)
-    x = emit("triangular_solve", m, y, lower=low)
+    x = emit("triangular_solve", m, y, lower=lower)
     return x.reshape(x.shape[:-1]) if flat else x
 
 

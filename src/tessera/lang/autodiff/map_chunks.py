@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ...core.checks import one_of, whole
+from ...core.declared import Count
 from ...core.dtypes import uint32
 from ...core.errors import ShapeError
 from ...core.layout import TensorType, dim_axes, shard_count, without
@@ -23,7 +23,7 @@ from ..record.recorder import Recorder, current, recording
 from ..record.tree import flatten, tree_map
 from ..value.checks import asked_function
 from ..value.tensor import Tensor
-from .scan import POLICIES, Iteration, finished, length_of, settled
+from .scan import Iteration, Policy, finished, length_of, settled
 
 R = TypeVar("R")
 NOTHING = flatten(())[1]
@@ -88,7 +88,7 @@ def _of_rows(out: R, block: Tensor) -> R:
     return out
 
 
-def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "recompute") -> R:
+def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: Count, policy: Policy = "recompute") -> R:
     """`fn(*xs)` computed block by block, each of at most `rows` rows per device, to save memory.
 
     `fn` must treat each row (each slice along dim 0) on its own. It returns a tensor of as many
@@ -106,8 +106,6 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: int, policy: str = "reco
     """
     fn = asked_function("map_chunks", "the function", fn)
     xs = tuple(as_tensor(x) for x in xs)
-    rows = whole("map_chunks", "rows", rows, 1)
-    one_of("map_chunks", "policy", policy, POLICIES)
     length_of("map_chunks", xs)
     first = max(xs, key=lambda x: shard_count(dim_axes(x.type.dims[0]), x.type.sizes)).type
     xs = tuple(_alike(x, first) for x in xs)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from ...core.checks import flag, one_of
+from ...core.declared import Flag, OneOf
 from ...core.errors import ShapeError, UsageError
 from ...core.layout import TensorType, dim_axes, without
 from ...ir.graph.node import Graph, Node, input_node
@@ -29,7 +29,7 @@ from ..value.eager import here
 from ..value.host_outputs import each_iteration
 from ..value.tensor import Tensor
 
-POLICIES = ("save", "recompute", "products", "together")
+Policy = Annotated[str, OneOf("save", "recompute", "products", "together")]
 
 
 def scan(
@@ -37,8 +37,8 @@ def scan(
     carry: Any,
     xs: Any,
     *,
-    reverse: bool = False,
-    policy: str = "save",
+    reverse: Flag = False,
+    policy: Policy = "save",
     name: str = "scan",
 ) -> tuple[Any, Any]:
     """Runs `carry, y = body(carry, x)` for each slice x of `xs` along dim 0, as `jax.lax.scan`.
@@ -56,8 +56,6 @@ def scan(
     tensors of `xs` differ in length, or the carry changes its shape, dtype or structure.
     """
     body = asked_function("scan", "the body", body)
-    flag("scan", "reverse", reverse)
-    one_of("scan", "policy", policy, POLICIES)
     start, carry_spec = tensors(carry)
     rows, xs_spec = flatten(xs)
     rows = [_unsplit_first(as_tensor(t)) for t in rows]

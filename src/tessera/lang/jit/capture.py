@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from ...core.checks import function_of, shown
+from ...core.checks import shown
+from ...core.declared import Called
 from ...core.errors import UsageError
 from ...core.layout import TensorType
 from ...ir.graph.node import Graph
@@ -129,14 +130,13 @@ def _shown(leaves: list[Any]) -> str:
     return ", ".join(map(_kind, leaves)) or "nothing"
 
 
-def capture(fn: Callable[..., R], *args: Any, **kwargs: Any) -> Capture[R]:
+def capture(fn: Annotated[Callable[..., R], Called()], *args: Any, **kwargs: Any) -> Capture[R]:
     """Runs `fn(*args, **kwargs)` once and keeps its program for replays (guide 5, traces).
 
     A replay takes arguments of exactly the same types, so it compiles nothing. Values that the
     function reads from outside, such as weights, are read again at each replay. Raises UsageError
     if `fn` reads a value on the host, or inside of a recorded function.
     """
-    function_of("capture", "the function", fn)
     if current() is not None:
         raise UsageError(
             "capture: a function is being recorded here already",

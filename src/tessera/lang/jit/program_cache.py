@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...core.checks import whole
+from ...core.declared import Count
 from ..value.engine import engine
 
 
-def set_program_cache(*, maps: int | None = None, bytes: int | None = None) -> None:
+def set_program_cache(*, maps: Count | None = None, bytes: Count | None = None) -> None:
     """Limits how many compiled programs the process keeps; the least recently used ones go first.
 
     `maps` is the most memory maps the process may have, `bytes` the most heap memory that programs
@@ -16,10 +16,6 @@ def set_program_cache(*, maps: int | None = None, bytes: int | None = None) -> N
 
     >>> set_program_cache(bytes=2 << 30)
     """
-    if maps is not None:
-        whole("set_program_cache", "maps", maps, 1)
-    if bytes is not None:
-        whole("set_program_cache", "bytes", bytes, 1)
     engine().program_cache(maps, bytes)
 
 

@@ -6,7 +6,8 @@ import math
 import warnings
 from collections.abc import Sequence
 
-from ...core.checks import number, sizes, unfit, whole
+from ...core.checks import number, sizes, unfit
+from ...core.declared import Natural
 from ...core.dtypes import DType, counts_to, dtype_of, f32, int32
 from ...core.errors import DTypeError, UsageError, lines_up
 from ...core.kinds import is_whole
@@ -96,14 +97,14 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
     return (emit("iota", dtype=int32, shape=shape, dim=0) * by + first).to(want)
 
 
-def linspace(start: float, end: float, steps: int, dtype: object = f32) -> Tensor:
+def linspace(start: float, end: float, steps: Natural, dtype: object = f32) -> Tensor:
     """`steps` numbers from `start` to `end`, both included, at equal distances: [steps].
 
     They are computed in f32. (NumPy and JAX call `end` stop, and `steps` num.) Raises UsageError if
     `steps` is negative, DTypeError if `dtype` is not a float.
     """
     first, last = _finite("linspace", "start", start), _finite("linspace", "end", end)
-    shape, want = sizes("linspace", whole("linspace", "steps", steps, 0)), dtype_of(dtype)
+    shape, want = sizes("linspace", steps), dtype_of(dtype)
     _of_floats("linspace", want)
     by = (last - first) / max(1, steps - 1)
     at = emit("iota", dtype=f32, shape=shape, dim=0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ...core.checks import number, ranked, several, whole
+from ...core.checks import ranked, several
+from ...core.declared import Natural, Real
 from ...core.dtypes import int32, largest
 from ...core.errors import UsageError
 from ..record.operands import as_tensor, emit, matched, scalar
@@ -40,7 +41,7 @@ def trunc(x: Like) -> Tensor:
 
 
 def nan_to_num(
-    x: Like, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    x: Like, nan: Real = 0.0, posinf: Real | None = None, neginf: Real | None = None
 ) -> Tensor:
     """`x` with `nan` for NaN, `posinf` and `neginf` for the infinities, elementwise.
 
@@ -51,10 +52,9 @@ def nan_to_num(
     if not t.dtype.is_float:
         return t
     most = largest(t.dtype)
-    ends = most if posinf is None else posinf, -most if neginf is None else neginf
-    up, down = (number("nan_to_num", "posinf or neginf", end) for end in ends)
+    up, down = most if posinf is None else posinf, -most if neginf is None else neginf
     infinite = where(t > 0, scalar(up, t.dtype), down)
-    return where(isfinite(t), t, where(isnan(t), number("nan_to_num", "nan", nan), infinite))
+    return where(isfinite(t), t, where(isnan(t), nan, infinite))
 
 
 def logaddexp(x: Like, y: Like) -> Tensor:
@@ -72,14 +72,14 @@ def outer(x: Like, y: Like) -> Tensor:
     return einsum("i, j -> i j", reshape(a, (-1,)), reshape(b, (-1,)))
 
 
-def diff(x: Like, n: int = 1, dim: int = -1) -> Tensor:
+def diff(x: Like, n: Natural = 1, dim: int = -1) -> Tensor:
     """The difference of each element and the one before it along `dim`, taken `n` times.
 
     Raises ShapeError if `x` has no such dim, UsageError if `n` is below 0.
     """
     t = as_tensor(x)
     d = one_dim("diff", t, dim)
-    for _ in range(whole("diff", "n", n, 0)):
+    for _ in range(n):
         size = t.shape[d]
         if size == 0:
             return t

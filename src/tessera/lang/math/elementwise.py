@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
-from ...core.checks import whole
 from ...core.context import settings
+from ...core.declared import Whole
 from ...core.dtypes import bool_, f32
 from ...core.errors import ShapeError, UsageError
 from ..record.operands import as_tensor, binary, emit, matched
@@ -100,18 +101,18 @@ def floor(x: Like) -> Tensor:
     return emit("floor", as_float("floor", x))
 
 
-def round(x: Like, decimals: int = 0) -> Tensor:
+def round(x: Like, decimals: Annotated[int, Whole(-38, 38)] = 0) -> Tensor:
     """The nearest whole number, or the nearest number with `decimals` decimal places, elementwise.
 
     Halves are rounded to the even neighbour. The gradient is zero. Raises UsageError if `decimals`
     is not from -38 to 38.
     """
-    t, places = as_tensor(x), whole("round", "decimals", decimals, -38, 38)
-    if places:
+    t = as_tensor(x)
+    if decimals:
         wide = as_float("round", t).to(f32)
         # 10.0**-n is inexact, so the reverse operation is used.
-        by = 10.0 ** (places if places > 0 else -places)
-        found = round(wide * by) / by if places > 0 else round(wide / by) * by
+        by = 10.0 ** (decimals if decimals > 0 else -decimals)
+        found = round(wide * by) / by if decimals > 0 else round(wide / by) * by
         return found.to(t.dtype) if t.dtype.is_float else found
     if not t.dtype.is_float:
         return t

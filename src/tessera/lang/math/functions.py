@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ...core.checks import flag, number, unfit
+from ...core.checks import unfit
+from ...core.declared import Flag, Real
 from ...core.dtypes import bool_, f32, int32, summed, uint8
 from ...core.errors import LayoutError
 from ...core.layout import TensorType, dim_axes
@@ -101,13 +102,13 @@ def reduce(op: str, x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor
         t = widened(t.to(summed(t.dtype)))
     dims = dims_of(op, t, dim)
     out = emit(op, t, dims=dims) if dims else t
-    if flag(op, "keepdims", keepdims):
+    if keepdims:
         return reshape(out, tuple(1 if i in dims else n for i, n in enumerate(t.shape)))
     return out
 
 
 @method("sum")
-def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def sum(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """The sum along `dim` (an int, several ints, or None for all dims).
 
     `keepdims` keeps the summed dims with size 1. Bools and integers of less than 32 bits are summed
@@ -117,7 +118,7 @@ def sum(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 @method("max")
-def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def max(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """The largest element along `dim` (an int, several ints, or None for all dims).
 
     `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
@@ -126,7 +127,7 @@ def max(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 @method("min")
-def min(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def min(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """The smallest element along `dim` (an int, several ints, or None for all dims).
 
     `keepdims` keeps these dims with size 1. Raises ShapeError if one of them has no elements.
@@ -142,7 +143,7 @@ def _extreme(name: str, x: Like, dim: Dims, keepdims: bool) -> Tensor:
     return reduce(name, t, dim, keepdims)
 
 
-def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def prod(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """The product along `dim` (an int, several ints, or None for all dims).
 
     `keepdims` keeps these dims with size 1. Raises ShapeError if `x` has no such dim.
@@ -151,7 +152,7 @@ def prod(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 @method("mean")
-def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def mean(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """The mean along `dim` (an int, several ints, or None for all dims), computed in f32.
 
     The result has the dtype of `x`, or f32 for integers and bools. `keepdims` keeps these dims with
@@ -164,7 +165,7 @@ def mean(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 @method("var")
-def var(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float = 0) -> Tensor:
+def var(x: Like, dim: Dims = None, *, keepdims: Flag = False, correction: Real = 0) -> Tensor:
     """The variance along `dim` (None: all dims): the sum of squares over `count - correction`.
 
     `correction` is 0 as in NumPy (PyTorch's default is 1). It is computed in f32; the result has
@@ -175,14 +176,14 @@ def var(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float 
     w = t.to(f32)
     d = w - mean(w, dims, True)
     count = math.prod(t.shape[i] for i in dims)
-    rest = count - number("var", "correction", correction)
+    rest = count - correction
     out = mean(d * d, dims, keepdims)
     out = out if rest == count else out * (count / rest if rest > 0 else math.nan)
     return out.to(t.dtype)
 
 
 @method("std")
-def std(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float = 0) -> Tensor:
+def std(x: Like, dim: Dims = None, *, keepdims: Flag = False, correction: Real = 0) -> Tensor:
     """The standard deviation along `dim` (None: all dims): the root of `var` with `correction`.
 
     `correction` is 0 as in NumPy (PyTorch's default is 1). Where the deviation is 0 its gradient is
@@ -195,7 +196,7 @@ def std(x: Like, dim: Dims = None, *, keepdims: bool = False, correction: float 
 
 
 @method("any")
-def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def any(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """True where at least one element along `dim` (None: all dims) is true, or is not 0.
 
     `keepdims` keeps these dims with size 1. The result for no elements is False. Raises ShapeError
@@ -206,7 +207,7 @@ def any(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
 
 
 @method("all")
-def all(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def all(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """True where all elements along `dim` (None: all dims) are true, or are not 0.
 
     `keepdims` keeps these dims with size 1. The result for no elements is True. Raises ShapeError
@@ -221,7 +222,7 @@ def _truth(x: Like) -> Tensor:
     return t if t.dtype is bool_ else t != 0
 
 
-def logsumexp(x: Like, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def logsumexp(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """`log(sum(exp(x)))` along `dim` (None: all dims), computed in f32 without overflow."""
     t = widened(_float("logsumexp", x))
     return _logsumexp(t.to(f32), dims_of("logsumexp", t, dim), keepdims).to(t.dtype)
@@ -231,7 +232,7 @@ def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
     top = stop_gradient(reduce("max", t, dim, True))
     top = where(isfinite(top), top, 0.0)  # else -inf - -inf would be NaN
     out = log(sum(exp(t - top), dim, True)) + top
-    if flag("logsumexp", "keepdims", keepdims):
+    if keepdims:
         return out
     dims = dims_of("logsumexp", t, dim)
     return reshape(out, tuple(n for i, n in enumerate(t.shape) if i not in dims))

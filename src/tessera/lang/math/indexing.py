@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.checks import flag, integers, sizes, unfit, whole
+from ...core.checks import integers, sizes, unfit
+from ...core.declared import Flag, Integer, Natural
 from ...core.dtypes import beyond, f32, int32
 from ...core.errors import ShapeError
 from ..record.index_bounds import check_ids
@@ -14,7 +15,7 @@ from .rearranging import unsqueeze
 from .shape import Dims, along, dims_of, need_some, one_dim, sliced, swap
 
 
-def argmax(x: Like, dim: int = -1, keepdims: bool = False) -> Tensor:
+def argmax(x: Like, dim: int = -1, keepdims: Flag = False) -> Tensor:
     """The int32 index of the largest element along `dim`; of equal elements the first.
 
     With `keepdims` the dim stays, of size 1. Raises ShapeError if `dim` has no elements.
@@ -22,7 +23,7 @@ def argmax(x: Like, dim: int = -1, keepdims: bool = False) -> Tensor:
     return _best("argmax", x, dim, keepdims)
 
 
-def argmin(x: Like, dim: int = -1, keepdims: bool = False) -> Tensor:
+def argmin(x: Like, dim: int = -1, keepdims: Flag = False) -> Tensor:
     """The int32 index of the smallest element along `dim`; of equal elements the first.
 
     With `keepdims` the dim stays, of size 1. Raises ShapeError if `dim` has no elements.
@@ -31,8 +32,6 @@ def argmin(x: Like, dim: int = -1, keepdims: bool = False) -> Tensor:
 
 
 def _best(op: str, x: Like, dim: int, keepdims: bool) -> Tensor:
-    flag(op, "keepdims", keepdims)
-
     def place(t: Tensor, d: int) -> Tensor:
         need_some(op, t, (d,))
         found = emit(op, t, dim=d)
@@ -41,17 +40,16 @@ def _best(op: str, x: Like, dim: int, keepdims: bool) -> Tensor:
     return along(place, op, x, dim)
 
 
-def argsort(x: Like, dim: int = -1, descending: bool = False) -> Tensor:
+def argsort(x: Like, dim: int = -1, descending: Flag = False) -> Tensor:
     """The indices that sort `x` along `dim`; equal elements keep their order (a stable sort)."""
     return _argsort("argsort", x, dim, descending)
 
 
 def _argsort(name: str, x: Like, dim: int, descending: bool) -> Tensor:
-    down = flag(name, "descending", descending)
-    return along(lambda t, d: emit("argsort", t, dim=d, descending=down), name, x, dim)
+    return along(lambda t, d: emit("argsort", t, dim=d, descending=descending), name, x, dim)
 
 
-def sort(x: Like, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+def sort(x: Like, dim: int = -1, descending: Flag = False) -> tuple[Tensor, Tensor]:
     """(`x` sorted along `dim`, the index of each element in `x`); the sort is stable."""
     t = as_tensor(x)
     ids = _argsort("sort", t, dim, descending)
@@ -67,7 +65,7 @@ def flip(x: Like, dim: Dims = -1) -> Tensor:
     return t
 
 
-def topk(x: Like, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+def topk(x: Like, k: Integer, dim: int = -1, largest: Flag = True) -> tuple[Tensor, Tensor]:
     """(The `k` largest elements along `dim`, largest first; their indices).
 
     With `largest` False they are the `k` smallest, smallest first. A NaN counts as largest. Of
@@ -75,10 +73,10 @@ def topk(x: Like, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, 
     than `k` elements.
     """
     t = as_tensor(x)
-    k, d = whole("topk", "k", k), one_dim("topk", t, dim) if t.ndim else 0
+    d = one_dim("topk", t, dim) if t.ndim else 0
     if not t.ndim or not 0 <= k <= t.shape[d]:
         raise ShapeError(f"topk: cannot take {k} of dim {d}", x=t.type, fix="0 <= k <= its size")
-    if not flag("topk", "largest", largest):
+    if not largest:
         return tuple(sliced(part, {d: (0, k, 1)}) for part in sort(t, d))  # type: ignore[return-value]
     if d == t.ndim - 1:
         values, ids = emit_many("top_k", t, k=k)
@@ -212,7 +210,7 @@ def _or_beyond(x: Tensor, inside: Tensor) -> Tensor:
     return emit("where", emit("isfinite", inside), x, mark)
 
 
-def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
+def one_hot(ids: Like, count: Natural, dtype: object = f32) -> Tensor:
     """A new last dim of size `count` with 1 at the place that the id names and 0 elsewhere.
 
     `ids` [...] gives [..., count]. An id is from 0 to `count` - 1; if the host knows the ids, one
@@ -220,7 +218,7 @@ def one_hot(ids: Like, count: int, dtype: object = f32) -> Tensor:
     """
     t = as_tensor(ids)
     integers("one_hot", "ids", t.type)
-    shape = sizes("one_hot", whole("one_hot", "count", count, 0))
+    shape = sizes("one_hot", count)
     check_ids("one_hot", "id", t, count)
     line = emit("iota", dtype=int32, shape=shape, dim=0)  # narrow dtypes cannot hold `count`
     at = t.to(int32).reshape((*t.shape, 1))

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from ...core.checks import ranked, sizes, whole
+from ...core.checks import ranked, sizes
+from ...core.declared import Integer
 from ...core.dtypes import bool_, dtype_of, f32, int32, summed
 from ...core.errors import ShapeError
 from ..record.operands import as_tensor, emit, scalar
@@ -25,14 +26,14 @@ def _triangle(name: str, x: Like, k: int, below: bool) -> Tensor:
     _least_rank(name, t, 2)
     m, n = t.shape[-2:]
     # Diagonals beyond the matrix are all alike; the limits fit i32.
-    k = max(-m - n, min(m + n, whole(name, "k", k)))
+    k = max(-m - n, min(m + n, k))
     apart = emit("sub", _line((1, n), 1), _line((m, 1), 0))
     inside = apart <= k if below else apart >= k
     zero = scalar(False if t.dtype is bool_ else 0, t.dtype)
     return emit("where", inside, t, zero)
 
 
-def tril(x: Like, k: int = 0) -> Tensor:
+def tril(x: Like, k: Integer = 0) -> Tensor:
     """The lower triangle of each matrix [..., m, n]; zeros above the `k`th diagonal.
 
     `k` = 0 is the main diagonal, `k` > 0 lies above it. Raises ShapeError if `x` has fewer than 2
@@ -41,7 +42,7 @@ def tril(x: Like, k: int = 0) -> Tensor:
     return _triangle("tril", x, k, True)
 
 
-def triu(x: Like, k: int = 0) -> Tensor:
+def triu(x: Like, k: Integer = 0) -> Tensor:
     """The upper triangle of each matrix [..., m, n]; zeros below the `k`th diagonal.
 
     `k` = 0 is the main diagonal, `k` > 0 lies above it. Raises ShapeError if `x` has fewer than 2
@@ -50,15 +51,15 @@ def triu(x: Like, k: int = 0) -> Tensor:
     return _triangle("triu", x, k, False)
 
 
-def eye(rows: int, columns: int | None = None, dtype: object = f32) -> Tensor:
+def eye(rows: Integer, columns: Integer | None = None, dtype: object = f32) -> Tensor:
     """A matrix [rows, columns], square by default, with ones on the diagonal and zeros
     elsewhere."""
-    m, *_ = sizes("eye", whole("eye", "rows", rows))
-    n, *_ = sizes("eye", m if columns is None else whole("eye", "columns", columns))
+    m, *_ = sizes("eye", rows)
+    n, *_ = sizes("eye", m if columns is None else columns)
     return emit("eq", _line((m, 1), 0), _line((1, n), 1)).to(dtype_of(dtype))
 
 
-def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+def diagonal(x: Like, offset: Integer = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """The diagonal of each matrix in the dims `dim1` and `dim2`, as the last dim of the result.
 
     `offset` > 0 takes a diagonal above the main one, < 0 below; it is empty if the matrix does not
@@ -67,9 +68,8 @@ def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor
     t = as_tensor(x)
     _least_rank("diagonal", t, 2)
     i, j = one_dim("diagonal", t, dim1), one_dim("diagonal", t, dim2)
-    k = whole("diagonal", "offset", offset)
     m, n = t.shape[i], t.shape[j]
-    count = min(m + min(k, 0), n - max(k, 0))
+    count = min(m + min(offset, 0), n - max(offset, 0))
     if i == j:
         raise ShapeError(f"diagonal: dims {i} and {j} are one", x=t.type, fix="name two dims")
     rest = [d for d in range(t.ndim) if d not in (i, j)]
@@ -79,7 +79,7 @@ def diagonal(x: Like, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor
     flat = reshape(t, (*lead, m * n))
     if count < 1:
         return sliced(flat, {t.ndim - 2: (0, 0, 1)})
-    start = k if k >= 0 else -k * n
+    start = offset if offset >= 0 else -offset * n
     return emit(
         "slice", flat,
         starts=(*(0,) * len(lead), start),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ...core.checks import number, shown, unfit
+from ...core.declared import Flag
 from ...core.dtypes import f32
 from ...core.errors import ShapeError
 from ...core.kinds import is_whole
@@ -17,7 +18,7 @@ Order = float | str | None
 OF_MATRICES = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """The norm of a vector or of matrices, as in `torch.linalg.norm`.
 
     Without `ord`: the root of the sum of squares along `dim` (None: all dims). With an `ord`, one
@@ -45,7 +46,7 @@ def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: bool = False) -
     return vector_norm(t, ord, dim, keepdims)
 
 
-def vector_norm(x: Like, ord: Order = 2, dim: Dims = None, keepdims: bool = False) -> Tensor:
+def vector_norm(x: Like, ord: Order = 2, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """The `ord`-norm `(sum of |x|**ord)**(1/ord)` of the elements along `dim` (None: all dims).
 
     `ord` infinity is the largest absolute value, minus infinity the least, 0 the number of nonzero
@@ -78,7 +79,7 @@ def _by_power(size: Tensor, p: float, dim: Dims, keepdims: bool) -> Tensor:
 
 
 def matrix_norm(
-    a: Like, ord: Order = "fro", dim: Dims = (-2, -1), keepdims: bool = False
+    a: Like, ord: Order = "fro", dim: Dims = (-2, -1), keepdims: Flag = False
 ) -> Tensor:
     """The norm of the matrices whose rows and columns are counted by the two dims `dim`.
 

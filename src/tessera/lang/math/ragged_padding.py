@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import number, shown, unfit
+from ...core.checks import shown, unfit
+from ...core.declared import Real
 from ...core.dtypes import bool_, held_as
 from ...core.errors import ShapeError, UsageError
 from ...core.kinds import is_whole
@@ -35,7 +36,7 @@ class Pad:
 
     dim: int
     sizes: tuple[int, ...]
-    value: float
+    value: Real
 
     def __post_init__(self) -> None:
         sizes = self.sizes if isinstance(self.sizes, (tuple, list, range)) else ()
@@ -44,7 +45,6 @@ class Pad:
                 f"Pad: dim {shown(self.dim)} and sizes {shown(self.sizes)} say nothing",
                 fix="name a dim and whole numbers, e.g. Pad(dim=1, sizes=(64, 128, 256), value=0)",
             )
-        number("Pad", "value", self.value)
         object.__setattr__(self, "sizes", tuple(sorted(sizes)))
 
     def size_for(self, length: int) -> int | None:

@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ...core.checks import flag, number, ranked, shown, sizes, unfit, whole
+from ...core.checks import ranked, shown, sizes, unfit, whole
+from ...core.declared import Count, Flag, Integer, Real, Share, Whole
 from ...core.dtypes import beyond, dtype_of, f32, int32, uint32
 from ...core.errors import ShapeError, UsageError
 from ...core.kinds import is_whole
@@ -47,13 +48,12 @@ class State:
 STATE = State()
 
 
-def seed(value: int) -> None:
+def seed(value: Annotated[int, Whole(0, 2**32 - 1)]) -> None:
     """Restarts the random generator from `value`.
 
     Raises UsageError if `value` is not a whole number from 0 to 2**32 - 1, and inside a compiled
     function, where it would run only during the recording.
     """
-    value = whole("seed", "the seed", value, 0, 2**32 - 1)
     if record.current() is not None:
         raise UsageError(
             "seed: a compiled function runs it only when it is recorded",
@@ -184,8 +184,8 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
 def uniform(
     shape: Sequence[int],
     *,
-    low: float = 0.0,
-    high: float = 1.0,
+    low: Real = 0.0,
+    high: Real = 1.0,
     dtype: object = f32,
     like: TensorType | None = None,
 ) -> Tensor:
@@ -193,7 +193,6 @@ def uniform(
 
     `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
     """
-    low, high = number("uniform", "low", low), number("uniform", "high", high)
     b = emit("shift_right", bits(shape, like), scalar(8, uint32))
     unit = b.to(int32).to(f32) * (1.0 / 2**24)
     kind = dtype_of(dtype)
@@ -208,8 +207,8 @@ def uniform(
 def normal(
     shape: Sequence[int],
     *,
-    mean: float = 0.0,
-    std: float = 1.0,
+    mean: Real = 0.0,
+    std: Real = 1.0,
     dtype: object = f32,
     like: TensorType | None = None,
 ) -> Tensor:
@@ -217,7 +216,6 @@ def normal(
 
     `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
     """
-    mean, std = number("normal", "mean", mean), number("normal", "std", std)
     radius = functions.sqrt(functions.log(1.0 - uniform(shape, like=like)) * -2.0)
     made = radius * _cos_of_turns(uniform(shape, like=like))
     if (mean, std) != (0.0, 1.0):
@@ -246,19 +244,18 @@ def _cos_of_turns(u: Tensor) -> Tensor:
     return total * t
 
 
-def bernoulli(shape: Sequence[int], p: float, like: TensorType | None = None) -> Tensor:
+def bernoulli(shape: Sequence[int], p: Share, like: TensorType | None = None) -> Tensor:
     """Bools of `shape`, each True with probability `p`. Raises UsageError if `p` is not in 0 to 1.
 
     `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
     """
-    p = number("bernoulli", "p", p, least=0, most=1)
     limit = scalar(min(int(p * 2**32), 2**32 - 1), uint32)
     return emit("lt", bits(shape, like), limit)
 
 
 def randint(
     shape: Sequence[int],
-    low: int,
+    low: Integer,
     high: int,
     dtype: object = int32,
     like: TensorType | None = None,
@@ -272,7 +269,6 @@ def randint(
     """
     if hasattr(high, "__len__"):  # PyTorch's order
         raise unfit("randint", "high", high, "the order is randint(shape, low, high)")
-    low = whole("randint", "low", low)
     high = whole("randint", "high", high, low + 1)
     want = dtype_of(dtype)
     for end in (low, high - 1):
@@ -294,7 +290,7 @@ def _below(b: Tensor, count: int) -> Tensor:
     return b1 * upper + (middle >> half) + (other >> half)
 
 
-def multinomial(probs: Like, count: int, replacement: bool = False) -> Tensor:
+def multinomial(probs: Like, count: Count, replacement: Flag = False) -> Tensor:
     """int32 ids [..., count] of classes drawn by their weights `probs` [..., K].
 
     A row of weights need not add up to 1. Without `replacement` no id is drawn twice (Gumbel top-k,
@@ -304,29 +300,25 @@ def multinomial(probs: Like, count: int, replacement: bool = False) -> Tensor:
     """
     t = as_tensor(probs)
     t = t if t.dtype is f32 else t.to(f32)
-    many, again = (
-        whole("multinomial", "count", count, 1),
-        flag("multinomial", "replacement", replacement),
-    )
     ranked("multinomial", "probs", t.type, 1, "give [..., K]", more=True)
     classes = t.shape[-1]
-    if not classes or (many > classes and not again):
+    if not classes or (count > classes and not replacement):
         raise ShapeError(
-            f"multinomial: {many} ids of {classes} classes",
+            f"multinomial: {count} ids of {classes} classes",
             probs=t.type,
             fix="draw at most as many as there are classes, or with replacement=True",
         )
     bad = functions.any((t < 0) | ~functions.isfinite(t), -1, True)
     weights = functions.log(functions.maximum(t, 0.0))
-    shape = (*t.shape[:-1], many, classes) if again else t.shape
+    shape = (*t.shape[:-1], count, classes) if replacement else t.shape
     # Gumbel noise; it is finite, as the uniform values are neither 0 nor 1.
     drawn = functions.maximum(uniform(shape), 2.0**-25)
     noise = -functions.log(-functions.log1p(-drawn))
-    if again:
+    if replacement:
         noisy = weights.reshape((*t.shape[:-1], 1, classes)) + noise
         ids, best = functions.argmax(noisy, -1), functions.max(noisy, -1)
     else:
-        best, ids = functions.topk(weights + noise, many)
+        best, ids = functions.topk(weights + noise, count)
     return functions.where(bad | (best == -math.inf), beyond(int32), ids)
 
 

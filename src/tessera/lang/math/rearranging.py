@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
-from ...core.checks import one_of, several, sizes, whole
+from ...core.checks import several, sizes, whole
+from ...core.declared import Integer, Natural, OneOf
 from ...core.errors import ShapeError, UsageError
 from ...core.kinds import is_list, is_whole
 from ..record.operands import as_tensor, emit
@@ -30,20 +32,20 @@ def squeeze(x: Like, dim: Dims = None) -> Tensor:
 
 
 @method("unsqueeze")
-def unsqueeze(x: Like, dim: int) -> Tensor:
+def unsqueeze(x: Like, dim: Integer) -> Tensor:
     """`x` with a new dim of size 1 at place `dim` of the result: NumPy's expand_dims.
 
     Raises ShapeError if `dim` is not from -rank - 1 to rank.
     """
-    t, at = as_tensor(x), whole("unsqueeze", "dim", dim)
-    if not -t.ndim - 1 <= at <= t.ndim:
+    t = as_tensor(x)
+    if not -t.ndim - 1 <= dim <= t.ndim:
         raise ShapeError(
-            f"unsqueeze: the result has no dim {at}",
+            f"unsqueeze: the result has no dim {dim}",
             x=t.type,
             fix=f"dims are {-t.ndim - 1} to {t.ndim}",
         )
-    at %= t.ndim + 1
-    return reshape(t, (*t.shape[:at], 1, *t.shape[at:]))
+    dim %= t.ndim + 1
+    return reshape(t, (*t.shape[:dim], 1, *t.shape[dim:]))
 
 
 @method("flatten")
@@ -101,7 +103,7 @@ def _tiled(name: str, t: Tensor, dims: Sequence[int | Sequence[int]], rank: int)
     return t if shape == t.shape else reshape(broadcast_to(reshape(t, apart), wide), shape)
 
 
-def repeat_interleave(x: Like, repeats: int, dim: int | None = None) -> Tensor:
+def repeat_interleave(x: Like, repeats: Natural, dim: int | None = None) -> Tensor:
     """Each element of `x` along `dim`, `repeats` times in a row: NumPy's repeat.
 
     With `dim` None, `x` is taken as one row first. Raises UsageError if `repeats` is negative,
@@ -109,17 +111,18 @@ def repeat_interleave(x: Like, repeats: int, dim: int | None = None) -> Tensor:
     """
     t = as_tensor(x)
     t, d = (reshape(t, -1), 0) if dim is None else (t, one_dim("repeat_interleave", t, dim))
-    k, shape = whole("repeat_interleave", "repeats", repeats, 0), t.shape
+    shape = t.shape
     wide = broadcast_to(
-        reshape(t, (*shape[: d + 1], 1, *shape[d + 1 :])), (*shape[: d + 1], k, *shape[d + 1 :])
+        reshape(t, (*shape[: d + 1], 1, *shape[d + 1 :])),
+        (*shape[: d + 1], repeats, *shape[d + 1 :]),
     )
-    return reshape(wide, (*shape[:d], shape[d] * k, *shape[d + 1 :]))
+    return reshape(wide, (*shape[:d], shape[d] * repeats, *shape[d + 1 :]))
 
 
-MODES = ("constant", "reflect", "replicate", "circular")
+Mode = Annotated[str, OneOf("constant", "reflect", "replicate", "circular")]
 
 
-def pad(x: Like, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
+def pad(x: Like, pad: Sequence[int], mode: Mode = "constant", value: float = 0.0) -> Tensor:
     """`x` with more elements before and after its last dims, in PyTorch's order of `pad`.
 
     `pad` is (before, after) of the last dim, then of the one before it, and so on. (NumPy's and
@@ -129,7 +132,6 @@ def pad(x: Like, pad: Sequence[int], mode: str = "constant", value: float = 0.0)
     dims or is larger than the part to mirror, DTypeError if `value` does not fit the dtype.
     """
     t = as_tensor(x)
-    one_of("pad", "mode", mode, MODES)
     if not is_list(pad, is_whole) or len(pad) % 2:
         raise UsageError(
             "pad: pad is no list of pairs of whole numbers",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core.checks import several, sizes, unfit, whole
+from ...core.declared import Integer
 from ...core.dtypes import promote
 from ...core.errors import ShapeError, UsageError
 from ...core.kinds import is_whole
@@ -166,21 +167,20 @@ def _one_dtype(ts: list[Tensor]) -> list[Tensor]:
     return [t.to(want) for t in ts]
 
 
-def stack(xs: Sequence[Tensor], dim: int = 0) -> Tensor:
+def stack(xs: Sequence[Tensor], dim: Integer = 0) -> Tensor:
     """The tensors `xs`, all of one shape, joined along a new dim at place `dim`.
 
     Raises UsageError if `xs` is empty, ShapeError if shapes differ or `dim` is out of range.
     """
     ts = [as_tensor(x) for x in several("stack", xs)]
     rank = ts[0].ndim + 1
-    at = whole("stack", "dim", dim)
-    if not -rank <= at < rank or any(t.shape != ts[0].shape for t in ts):
+    if not -rank <= dim < rank or any(t.shape != ts[0].shape for t in ts):
         raise ShapeError(
             f"stack: tensors of one shape and a dim from {-rank} to {rank - 1} are needed",
-            rows=[*((f"x{i}", t.type) for i, t in enumerate(ts[:4])), ("dim", at)],
+            rows=[*((f"x{i}", t.type) for i, t in enumerate(ts[:4])), ("dim", dim)],
             fix="reshape the tensors, or use ts.concat along a dim that is there",
         )
-    at %= rank
+    at = dim % rank
     return concat([t.reshape((*t.shape[:at], 1, *t.shape[at:])) for t in ts], at)
 
 

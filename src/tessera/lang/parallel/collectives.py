@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from ...core.checks import axes_of, one_of, shown, unfit, whole
+from ...core.checks import axes_of, shown, unfit, whole
+from ...core.declared import Flag, Integer, OneOf
 from ...core.devices import process_count
 from ...core.dtypes import bool_, summed
 from ...core.errors import (
@@ -52,11 +53,12 @@ from .local.collectives import (
 )
 
 Axis = str | Sequence[str] | None
+Reduction = Annotated[str, OneOf(*PARTIAL_KINDS, "mean")]
 
 
 # -- reductions -----------------------------------------------------------------------------------
 def all_reduce(
-    x: Any, axis: Axis = None, op: str | None = None, deterministic: bool = False
+    x: Any, axis: Axis = None, op: Reduction | None = None, deterministic: Flag = False
 ) -> Any:
     """The sum, max, min or mean over the devices along `axis`, as one value on each of them.
 
@@ -82,8 +84,6 @@ def all_reduce(
     ...     count(ts.tensor(7.0)).item(), dist.all_reduce(ts.tensor(7.0), axis="dp").item()
     (4.0, 7.0)
     """
-    if op is not None:
-        one_of("all_reduce", "op", op, (*PARTIAL_KINDS, "mean"))
 
     def reduce(t: Tensor) -> Tensor:
         own, rest = _axes("all_reduce", axis, t, t.type.partial_axes)
@@ -116,8 +116,8 @@ def reduce_scatter(
     x: Tensor,
     axis: str | Sequence[str],
     dim: int = 0,
-    op: str = "sum",
-    deterministic: bool = False,
+    op: Annotated[str, OneOf("sum", "mean")] = "sum",
+    deterministic: Flag = False,
 ) -> Tensor:
     """The sum (or mean) over the devices along `axis`; each device keeps its part of `dim`.
 
@@ -125,7 +125,6 @@ def reduce_scatter(
     `deterministic` fixes the order of this sum as in `all_reduce`. Raises UsageError if `op` is not
     "sum" or "mean", ShapeError if the local size of `dim` does not divide by the number of devices.
     """
-    one_of("reduce_scatter", "op", op, ("sum", "mean"))
     x = as_tensor(x)
     d = one_dim("reduce_scatter", x, dim)
     own, rest = _axes("reduce_scatter", axis, x, ())
@@ -249,7 +248,7 @@ def permute(x: Tensor, axis: str | Sequence[str], pairs: Sequence[tuple[int, int
     return ranks.issue(("permute", own, given), x, lambda block: permuted(block, own, given))
 
 
-def shift(x: Tensor, axis: str | Sequence[str], by: int = 1) -> Tensor:
+def shift(x: Tensor, axis: str | Sequence[str], by: Integer = 1) -> Tensor:
     """The block of the device `by` places before this one along `axis`, in a ring.
 
     Raises UsageError in the global view, or if `by` is no whole number.
@@ -258,7 +257,6 @@ def shift(x: Tensor, axis: str | Sequence[str], by: int = 1) -> Tensor:
     if not own:
         raise _local_only("shift")
     n = shard_count(own, view_now().mesh.sizes)
-    by = whole("shift", "by", by)
     return permute(x, axis, [(i, (i + by) % n) for i in range(n)])
 
 

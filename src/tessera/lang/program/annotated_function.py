@@ -6,9 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import GenericAlias
-from typing import Any, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin
 
-from ...core.checks import function_of
+from ...core.declared import Called
 from ...core.errors import ShapeError
 from ...core.tracebacks import boundary
 from ..record.operands import type_like
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def function(fn: Callable[P, R]) -> Callable[P, R]:
+def function(fn: Annotated[Callable[P, R], Called()]) -> Callable[P, R]:
     """A decorator that checks annotations such as `x: ts.Tensor["B", "S", ts.int32]` at each call.
 
     A name is bound to the size of its dim where it first occurs, and holds for all arguments and
@@ -37,7 +37,6 @@ def function(fn: Callable[P, R]) -> Callable[P, R]:
     >>> scores(ts.zeros((2, 3)), ts.zeros((3, 5))).shape
     (2, 5)
     """
-    function_of("function", "what is annotated", fn)
     signature = signature_of("function", fn)
     specs = _specs(fn)
     result = specs.pop("return", None)

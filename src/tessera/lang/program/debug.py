@@ -6,11 +6,11 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ...core.checks import function_of, string
+from ...core.declared import Called, String
 from ...core.errors import GraphError, caller
 from ...core.layout import shard_count
 from ..math import functions
@@ -89,14 +89,16 @@ def _places(seen: Sequence[HostValue]) -> list[tuple[str, list[np.ndarray[Any, A
     return rows
 
 
-def check_finite(x: Any, name: str = "") -> Any:
+Hook = Annotated[Callable[[dict[str, Any]], Any], Called()]
+
+
+def check_finite(x: Any, name: String = "") -> Any:
     """Returns `x`; after the call it raises GraphError if an element is infinite or NaN.
 
     `x` is a tensor, an array, a number, or a tree of them. The error has the user's line, the
     number of such elements and the first of them. `ts.debug.nan_origin` finds the first node that
     has them.
     """
-    string("check_finite", "the name", name)
     where = caller()
     recorder = current()
     pairs = zip(map(path_name, paths(x)), flatten(x)[0], strict=True)
@@ -128,14 +130,12 @@ def check_finite(x: Any, name: str = "") -> Any:
     return x
 
 
-def breakpoint(hook: Callable[[dict[str, Any]], Any] | None = None, /, **values: Any) -> None:
+def breakpoint(hook: Hook | None = None, /, **values: Any) -> None:
     """Stops after the call, with the values that these tensors had at this line, as NumPy arrays.
 
     They are shown in a debugger, or passed as a dict to `hook`. A value that differs by device has
     a leading dim for each mesh axis over which it differs.
     """
-    if hook is not None:
-        function_of("breakpoint", "the hook", hook)
     names = list(values)
     where = caller()
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Annotated, Any, ParamSpec, TypeVar
 
-from ...core.checks import flag, function_of, one_of, shown, unfit, whole
+from ...core.checks import function_of, one_of, shown, unfit
 from ...core.context import put, settings
 from ...core.contexts import above
+from ...core.declared import Count, Flag, Natural, OneOf
 from ...core.errors import UsageError, warn_no_effect
 from ...core.kinds import is_whole
 from ...core.options import ScheduleOptions
+from ...core.public import asking
 from ...core.topology import Topology, cluster
 from ...ir.schedule.algorithms.build import NAMES, named, nest_size
 from ...ir.schedule.algorithms.table import COLLECTIVES
@@ -31,37 +34,37 @@ BACKENDS = ("auto", "nccl", "nvshmem", "deepep", "gloo", "mpi")
 EPOCHS = ("soft", "hard")
 
 
-def all_reduce_overlap(on: bool = True) -> None:
+def all_reduce_overlap(on: Flag = True) -> None:
     """Sets whether gradients are summed while compute goes on (guide 1, 7.7).
 
     True: overlap. False: all compute waits for each collective. Raises UsageError if `on` is not a
     bool.
     """
-    _set(overlap=flag("all_reduce_overlap", "the choice", on))
+    _set(overlap=on)
 
 
-def pipeline_microbatches(count: int) -> None:
+def pipeline_microbatches(count: Count) -> None:
     """Sets the number of microbatches into which pipelines split a batch (guide 1, 7.7).
 
     Raises UsageError if `count` is not a whole number of at least 1.
     """
-    _set(microbatches=whole("pipeline_microbatches", "the count", count, 1))
+    _set(microbatches=count)
 
 
-def bucket_bytes(size: int | None) -> None:
+def bucket_bytes(size: Count | None) -> None:
     """Sets the size in bytes per device up to which sums over devices are combined into one.
 
     None sends each sum on its own. Raises UsageError if `size` is not a whole number of at least 1.
     """
-    _set(bucket_bytes=None if size is None else whole("bucket_bytes", "the size", size, 1))
+    _set(bucket_bytes=size)
 
 
-def prefetch(distance: int | None) -> None:
+def prefetch(distance: Natural | None) -> None:
     """Sets how many blocks of work before its use a split weight is gathered.
 
     None leaves the choice to Tessera. Raises UsageError if `distance` is not a whole number.
     """
-    _set(prefetch=None if distance is None else whole("prefetch", "the distance", distance, 0))
+    _set(prefetch=distance)
 
 
 def algorithm(name: str | None, *collectives: str, topology: Topology | str | None = None) -> None:
@@ -138,36 +141,24 @@ def _set(**changes: Any) -> None:
     put(schedule=chosen)
 
 
+@partial(asking, name="schedule")
 def options(
     *,
-    pipeline: bool | None = None,
-    overlap: bool | None = None,
-    comm_backend: str | None = None,
-    epoch: str | None = None,
+    pipeline: Flag | None = None,
+    overlap: Flag | None = None,
+    comm_backend: Annotated[str, OneOf(*BACKENDS)] | None = None,
+    epoch: Annotated[str, OneOf(*EPOCHS)] | None = None,
     tile: Any = None,
-    warps: int | None = None,
-    microbatches: int | None = None,
-    bucket_bytes: int | None = None,
-    prefetch: int | None = None,
-    reshard_after_forward: bool | None = None,
+    warps: Count | None = None,
+    microbatches: Count | None = None,
+    bucket_bytes: Count | None = None,
+    prefetch: Natural | None = None,
+    reshard_after_forward: Flag | None = None,
     algorithm: str | dict[str, str] | None = None,
     topology: Topology | str | None = None,
-    measure: bool | None = None,
+    measure: Flag | None = None,
 ) -> ScheduleOptions:
     """Returns the options as a `ScheduleOptions`. Raises UsageError if one has a wrong value."""
-    switches = {"pipeline": pipeline, "overlap": overlap, "measure": measure,
-                "reshard_after_forward": reshard_after_forward}  # fmt: skip
-    for name, on in switches.items():
-        if on is not None:
-            flag("schedule", name, on)
-    counts = {"warps": warps, "microbatches": microbatches, "bucket_bytes": bucket_bytes}
-    for name, count in {**counts, "prefetch": prefetch}.items():
-        if count is not None:
-            whole("schedule", name, count, 0 if name == "prefetch" else 1)
-    words = {"comm_backend": (comm_backend, BACKENDS), "epoch": (epoch, EPOCHS)}
-    for name, (word, known) in words.items():
-        if word is not None:
-            one_of("schedule", name, word, known)
     sizes = (tile,) if is_whole(tile) else tile
     if sizes is not None and not (
         isinstance(sizes, (tuple, list)) and sizes and all(is_whole(n) and n > 0 for n in sizes)

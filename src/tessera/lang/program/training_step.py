@@ -15,6 +15,7 @@ from ...core.checks import function_of, unfit
 from ...core.compile_variants import CompileVariant
 from ...core.context import settings
 from ...core.contexts import above
+from ...core.declared import Function
 from ...core.errors import StrategyWarning, UsageError, lines_up
 from ...core.interrupts import handle_waiting, whole
 from ...core.mesh import Mesh
@@ -383,13 +384,12 @@ def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:
     return fn
 
 
-def parameters(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+def parameters(fn: Function, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
     """The weights that `fn(*args, **kwargs)` makes, as a dict by name, without running it.
 
     Arguments may be types in place of tensors. For a training step the dict has all its weights.
     Raises UsageError for a module, which has its weights already.
     """
-    function_of("parameters", "the function", fn)
     if callable(getattr(type(fn), "parameters", None)):
         raise UsageError(
             f"parameters: a call of {type(fn).__name__} makes no weights: it has its own",

@@ -6,16 +6,16 @@ from contextlib import AbstractContextManager, ContextDecorator
 from inspect import isfunction
 from typing import Any
 
-from ...core.checks import flag
 from ...core.context import Settings, replaced
 from ...core.contexts import Under, within
+from ...core.declared import Flag
 from ...core.dtypes import bf16, dtype_of, f32
 from ...core.errors import DTypeError
 
 
 @within("ts.autocast")
 def autocast(
-    dtype: object = bf16, enabled: bool = True, embeddings: bool = False
+    dtype: object = bf16, enabled: bool = True, embeddings: Flag = False
 ) -> AbstractContextManager[Settings]:
     """A context in which products of f32 tensors are computed in `dtype`, and sums in f32.
 
@@ -43,7 +43,7 @@ def autocast(
     on = enabled and want is not f32
     return replaced(
         autocast=want.name if on else None,
-        autocast_embeddings=flag("autocast", "embeddings", embeddings) and on,
+        autocast_embeddings=embeddings and on,
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Annotated
 
-from ...core.checks import flag, one_of
 from ...core.context import Changes, put, replaced, settings
 from ...core.contexts import within
+from ...core.declared import Flag, OneOf
 from ...core.errors import UsageError
 from ...core.options import LEVELS
 from .recorder import need_before_recording
 
 ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
+Order = Annotated[str | None, OneOf(*ORDERS, None)]
+Level = Annotated[str | None, OneOf(*LEVELS, None)]
 
 
 @within(
@@ -20,7 +23,7 @@ ORDERS = {"binary": "binary", "fixed": "binary", "ring": "ring"}
     "write with dist.deterministic(...):, or dist.set_deterministic() for all that follows",
 )
 @contextmanager
-def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -> Iterator[None]:
+def deterministic(reduce_tree: Order = None, *, level: Level = None) -> Iterator[None]:
     """A context whose programs give the same bits again (guide 1, 7.8; guide 2, 4).
 
     `level` is the guarantee: "fast" none; "run_to_run" for the same program on the same devices;
@@ -36,29 +39,23 @@ def deterministic(reduce_tree: str | None = None, *, level: str | None = None) -
         yield
 
 
-def set_deterministic(
-    on: bool = True, reduce_tree: str | None = None, *, level: str | None = None
-) -> None:
+def set_deterministic(on: Flag = True, reduce_tree: Order = None, *, level: Level = None) -> None:
     """Sets `dist.deterministic` from this call on; `on=False` ends it.
 
     Raises UsageError as `dist.deterministic` does.
     """
-    flag("set_deterministic", "the choice", on)
     chosen = _chosen("set_deterministic", reduce_tree, level, on)
     put(**chosen)
 
 
-def sums_in_order(who: str, on: object) -> AbstractContextManager[object]:
+def sums_in_order(who: str, on: bool) -> AbstractContextManager[object]:
     """A context whose sums over devices have the fixed order at every level, if the argument `on`
-    of `who` or an enclosing context asks for it. Raises UsageError if `on` is not a bool."""
-    return replaced(ordered=flag(who, "deterministic", on) or settings().ordered)
+    of `who` or an enclosing context asks for it."""
+    return replaced(ordered=on or settings().ordered)
 
 
 def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = True) -> Changes:
-    """The settings that `who` changes. Raises UsageError if an argument is unknown, or if an order
-    is named for "fast"."""
-    one_of("deterministic", "reduce_tree", reduce_tree, (None, *ORDERS))
-    one_of("deterministic", "level", level, (None, *LEVELS))
+    """The settings that `who` changes. Raises UsageError if an order is named for "fast"."""
     if level == "fast" and reduce_tree is not None:
         raise UsageError(
             f"{who}: at the level fast no sum over devices has a fixed order",

@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
-from ...core.checks import string
 from ...core.context import settings
 from ...core.contexts import within
+from ...core.declared import String
 from ...core.devices import process_count
 from ...core.dtypes import uint32
 from ...core.errors import UsageError
@@ -442,10 +442,9 @@ def outside(recorder: Recorder) -> Iterator[None]:
 
 @within("ts.named_scope")
 @contextmanager
-def named_scope(name: str) -> Iterator[None]:
+def named_scope(name: String) -> Iterator[None]:
     """A context that names the recorded nodes: `named_scope("mlp")` gives `mlp`, nested
     `mlp/up`."""
-    string("named_scope", "the name", name)
     recorder = current()
     if recorder is None:
         yield

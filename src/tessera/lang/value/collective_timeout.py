@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-from ...core.checks import number, whole
+from ...core.declared import Count, Scale
 from ...core.limits import set_limits
 
 
-def set_collective_timeout(seconds: float, *, records: int | None = None) -> None:
+def set_collective_timeout(seconds: Scale, *, records: Count | None = None) -> None:
     """Sets how many seconds a collective may take before it ends the process with an error.
 
     In a fused program the limit is for the whole program. The error names the ranks that have not
@@ -16,7 +14,6 @@ def set_collective_timeout(seconds: float, *, records: int | None = None) -> Non
     `TESSERA_COLLECTIVE_LIMIT`. `records` is how many of its last collectives each rank remembers
     (default 256, or `TESSERA_FLIGHT_RECORDS`). Raises UsageError if `seconds` is not above 0.
     """
-    limit_s = number("set_collective_timeout", "the limit", seconds, above=0, below=math.inf)
     if records is not None:
-        set_limits(flight_records=whole("set_collective_timeout", "the records", records, 1))
-    set_limits(collective_s=limit_s)
+        set_limits(flight_records=records)
+    set_limits(collective_s=seconds)

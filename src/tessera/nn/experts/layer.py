@@ -10,23 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Annotated, Any
 from zlib import crc32
 
 import numpy as np
 
-from ...core.checks import (
-    axes_of,
-    divides,
-    flag,
-    number,
-    one_of,
-    ranked,
-    shaped,
-    shown,
-    unfit,
-    whole,
-)
+from ...core.checks import axes_of, divides, ranked, shaped, shown, unfit, whole
+from ...core.declared import Count, Flag, Integer, Natural, OneOf, Rate, Real, String
 from ...core.dtypes import bool_, f32
 from ...core.errors import ShapeError, UsageError
 from ...core.layout import Dim, Factor, TensorType, dim_axes, plain, shard_count
@@ -39,7 +29,7 @@ from ...lang.record.determinism import sums_in_order
 from ...lang.record.operands import as_tensor
 from ...lang.record.parameter import Parameter
 from ...lang.record.recorder import current, named_scope
-from ...lang.value.checks import mesh_or_none, typed
+from ...lang.value.checks import mesh_or_none
 from ...lang.value.tensor import Like, Tensor
 from ..layers import normal
 from ..module import Module, state
@@ -51,7 +41,7 @@ from .routing import AUXILIARY, Routing, updated_expert_bias
 from .transport import MoEInspection, transport_of
 from .weights import NETWORK, expert_axes, has_weights
 
-BALANCE = (None, "bias")
+Balance = Annotated[str, OneOf("bias")]
 RATE = 1e-3
 
 
@@ -68,12 +58,12 @@ def moe(
     groups: int | None = None,
     normalize: bool | None = None,
     activation: str | None = None,
-    hidden: int | None = None,
+    hidden: Count | None = None,
     axis: str | Sequence[str] | None = None,
     placement: Placement | None = None,
     block: int | None = None,
     zigzag: int = 1,
-    stats: bool = False,
+    stats: Flag = False,
     name: str = "",
     expert_groups: int | None = None,
     topk_groups: int | None = None,
@@ -144,7 +134,7 @@ def moe(
     )  # fmt: skip
     if isinstance(experts, MoE):
         options, experts = _of_layer(experts, options), experts.weights()
-    if flag("moe", "stats", stats):
+    if stats:
         warn_of_microbatches(AUXILIARY)
     return _called(t, experts, options, mesh, stats, mask)
 
@@ -235,20 +225,16 @@ class MoE(Module):
     `experts`, a choice is unknown, or the experts do not divide over `axis`.
     """
 
-    @typed
     def __init__(
-        self, d: int, hidden: int, experts: int, k: int = 2, *, router: str = "topk",
-        gated: bool = False, shared: int = 0, activation: str | None = None,
-        capacity: float | None = None, groups: int | None = None, normalize: bool | None = None,
-        transport: Any = "auto", deterministic: bool = False, balance: str | None = None,
-        rate: float = RATE, mesh: Mesh | None = None, axis: str | Sequence[str] | None = None,
-        placement: Placement | None = None, expert_groups: int | None = None,
-        topk_groups: int | None = None, scale: float = 1.0,
+        self, d: Count, hidden: Count, experts: Count, k: Integer = 2, *, router: String = "topk",
+        gated: Flag = False, shared: Natural = 0, activation: String | None = None,
+        capacity: Real | None = None, groups: Integer | None = None, normalize: Flag | None = None,
+        transport: Any = "auto", deterministic: Flag = False, balance: Balance | None = None,
+        rate: Rate = RATE, mesh: Mesh | None = None, axis: str | Sequence[str] | None = None,
+        placement: Placement | None = None, expert_groups: Integer | None = None,
+        topk_groups: Integer | None = None, scale: Real = 1.0,
     ):  # fmt: skip
-        d, hidden, experts = (whole("MoE", "a size", n, 1) for n in (d, hidden, experts))
-        shared = whole("MoE", "shared", shared, 0)
         whole("MoE", "k", k, 1, experts)
-        one_of("MoE", "balance", balance, BALANCE)
         if placement is not None:
             _need_placement("MoE", placement, experts)
         self.router_kind, self.k, self.transport = router, k, transport_of(transport)
@@ -262,7 +248,7 @@ class MoE(Module):
                 f"MoE: rate={shown(rate)} has no effect: the load is not balanced by a bias",
                 fix='give balance="bias"',
             )
-        self.balance, self.rate = balance, number("MoE", "rate", rate, least=0, below=math.inf)
+        self.balance, self.rate = balance, rate
         self.training = True
         wide, tall = normal(1.0 / math.sqrt(d)), normal(1.0 / math.sqrt(hidden))
         self.router = Parameter(d, experts, init=wide)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from math import inf
-from typing import Any
+from typing import Annotated, Any
 
-from ...core.checks import axes_of, flag, function_of, instance, number, one_of, unfit, whole
+from ...core.checks import axes_of, unfit, whole
 from ...core.context import settings
+from ...core.declared import Count, Flag, Function, Given, OneOf, Scale
 from ...core.errors import UsageError
+from ...core.public import asking
 from ...lang.value.tensor import Tensor
 from .. import functional as fn
 from .placement import Placement
-from .routing import Router, checked_router
+from .routing import ROUTERS, Router
 from .transport import TRANSPORTS, Transport, transport_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,32 +28,25 @@ class Options:
     """Options of routing, transport and computation; each field is the argument of `moe` of that
     name. Raises UsageError if a value does not fit."""
 
-    router: str = "topk"
-    k: int = 2
+    router: Annotated[str, OneOf(*ROUTERS)] = "topk"
+    k: Count = 2
     transport: Any = "auto"  # a name, a dict of fields, or a Transport
-    deterministic: bool = False
-    capacity: float | None = None
-    groups: int | None = None
-    normalize: bool | None = None
-    activation: str | None = None
+    deterministic: Flag = False
+    capacity: Scale | None = None
+    groups: Count | None = None
+    normalize: Flag | None = None
+    activation: Annotated[str, OneOf(*ACTIVATIONS)] | None = None
     axis: Any = None  # a name or several; a tuple of names, once made
-    placement: Placement | None = None
-    block: int | None = None
-    zigzag: int = 1
-    expert_groups: int | None = None
-    topk_groups: int | None = None
-    scale: float = 1.0
-    network: Callable[..., Any] | None = None
+    placement: Annotated[Placement, Given("give nn.place_experts(experts, owners)")] | None = None
+    block: Count | None = None
+    zigzag: Count = 1
+    expert_groups: Count | None = None
+    topk_groups: Count | None = None
+    scale: Scale = 1.0
+    network: Function | None = None
 
     def __post_init__(self) -> None:
         transport_of(self.transport)
-        checked_router(self.router)
-        flag("moe", "deterministic", self.deterministic)
-        if self.normalize is not None:
-            flag("moe", "normalize", self.normalize)
-        for name in ("k", "groups", "block", "zigzag", "expert_groups", "topk_groups"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, whole("moe", name, value, 1))
         if self.axis is not None:
             object.__setattr__(self, "axis", axes_of("moe", self.axis))
         if self.capacity is None and self.groups is not None:
@@ -60,8 +54,6 @@ class Options:
                 "moe: groups without a capacity have no meaning",
                 fix="give capacity=1.25 too, or leave out groups",
             )
-        if self.capacity is not None:
-            number("moe", "capacity", self.capacity, above=0, below=inf)
         if (self.expert_groups is None) is not (self.topk_groups is None):
             raise UsageError(
                 "moe: expert_groups and topk_groups belong together",
@@ -69,18 +61,13 @@ class Options:
             )
         if self.expert_groups is not None:
             whole("moe", "topk_groups", self.topk_groups, 1, self.expert_groups)
-        number("moe", "scale", self.scale, above=0, below=inf)
         if self.network is not None:
-            _of_two(function_of("moe", "network", self.network))
+            _of_two(self.network)
             if self.activation is not None:
                 raise UsageError(
                     "moe: an activation and a network of your own",
                     fix="leave out activation=, and let the network apply it",
                 )
-        one_of("moe", "activation", self.activation, (None, *ACTIVATIONS))
-        if self.placement is not None:
-            fix = "give nn.place_experts(experts, owners)"
-            instance("moe", "placement", self.placement, Placement, fix)
 
     @property
     def routing(self) -> Router:
@@ -102,6 +89,9 @@ class Options:
         """The options that differ from their defaults."""
         every = ((f, getattr(self, f.name)) for f in fields(self))
         return {f.name: value for f, value in every if value != f.default}
+
+
+Options.__init__ = asking(Options.__init__, "moe", of_object=True)  # type: ignore[method-assign]
 
 
 def _of_two(network: Callable[..., Any]) -> None:

@@ -17,15 +17,18 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ...core.checks import divides, instance, shown, unfit, whole
+from ...core.checks import divides, shown, unfit, whole
+from ...core.declared import Given, Whole
 from ...core.errors import UsageError
 from ...core.kinds import is_whole
 
 MOST = 2**16  # experts, replicas or owners
+Some = Annotated[int, Whole(1, MOST)]
+Extra = Annotated[int, Whole(0, MOST)]
 Loads = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 
@@ -90,7 +93,7 @@ class Placement:
         return ", ".join(f"{o}: {' '.join(map(str, es))}" for o, es in self.held.items())
 
 
-def place_experts(experts: int, owners: int | Sequence[str], replicas: int = 0) -> Placement:
+def place_experts(experts: Some, owners: int | Sequence[str], replicas: Extra = 0) -> Placement:
     """The placement of `experts` on `owners` by rendezvous hashing (Thaler & Ravishankar 1998).
 
     `owners` is a number or a list of names; each owner gets the same number of rows. The first
@@ -104,11 +107,11 @@ def place_experts(experts: int, owners: int | Sequence[str], replicas: int = 0) 
 
 
 def rehash_experts(
-    old: Placement | None,
+    old: Annotated[Placement, Given("give an nn.Placement")] | None,
     owners: int | Sequence[str],
     *,
-    experts: int | None = None,
-    replicas: int | None = None,
+    experts: Some | None = None,
+    replicas: Extra | None = None,
 ) -> Placement:
     """The placement after the devices have changed to `owners`, with as few moves as possible.
 
@@ -116,11 +119,8 @@ def rehash_experts(
     hash for them. All processes that know `old` compute the same placement. Raises UsageError if
     `old` is not a Placement or the rows do not divide over the owners.
     """
-    if old is not None:
-        instance("rehash_experts", "old", old, Placement, "give an nn.Placement")
     names = _owners(owners)
-    count = _count("the number of experts", old.experts if old else experts, 1)
-    more = _count("replicas", 0 if replicas is None else replicas, 0)
+    count, more = old.experts if old else whole("placement", "experts", experts, 1), replicas or 0
     wanted = Counter(range(count))
     if old is not None and replicas is None:
         wanted = Counter(old.rows)
@@ -156,10 +156,6 @@ def rehash_experts(
     return Placement(tuple(e for name in names for e in sorted(held[name])), names)
 
 
-def _count(what: str, value: object, least: int) -> int:
-    return whole("placement", what, value, least, MOST)
-
-
 def _score(expert: int, owner: str) -> bytes:
     return hashlib.blake2b(f"{expert}@{owner}".encode(), digest_size=8).digest()
 
@@ -179,7 +175,7 @@ def _owners(owners: object) -> tuple[str, ...]:
 
 # -- by load --------------------------------------------------------------------------------------
 def balance_experts(
-    load: Sequence[float], devices: int, replicas: int = 0, nodes: int = 1, groups: int = 1
+    load: Sequence[float], devices: Some, replicas: Extra = 0, nodes: Some = 1, groups: Some = 1
 ) -> Placement:
     """A placement for measured loads: experts with a high load get replicas, devices get equal
     loads.
@@ -193,8 +189,6 @@ def balance_experts(
         w = np.asarray(load, np.float64)
     except (TypeError, ValueError):
         w = np.zeros(0)
-    devices, nodes = _count("devices", devices, 1), _count("nodes", nodes, 1)
-    replicas, groups = _count("replicas", replicas, 0), _count("groups", groups, 1)
     if w.ndim != 1 or not w.size or not np.isfinite(w).all() or (w < 0).any():
         raise unfit("balance_experts", "the load", load, "give a number an expert")
     if groups % nodes or nodes == 1:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from ...core.checks import divides, number, one_of, whole
+from ...core.checks import divides, whole
+from ...core.declared import Rate
 from ...core.dtypes import f32
 from ...core.errors import UsageError
 from ...lang.math import functions as F
@@ -150,7 +151,7 @@ def _in_best_groups(scores: Tensor, how: Router) -> Tensor:
     return F.where(taken.unsqueeze(-1), parts, -inf).reshape(scores.shape)
 
 
-def updated_expert_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tensor:
+def updated_expert_bias(bias: Tensor, load: Tensor, rate: Rate = 1e-3) -> Tensor:
     """The bias after one step of balancing without a loss (Wang et al. 2024).
 
     `bias` and `load` are [E]. The bias of an expert below the mean load rises by `rate`, that of
@@ -168,11 +169,5 @@ def updated_expert_bias(bias: Tensor, load: Tensor, rate: float = 1e-3) -> Tenso
             load=load.type,
             fix="give the layer's bias and routing.load",
         )
-    rate = number("updated_expert_bias", "rate", rate, least=0, below=inf)
     load = F.stop_gradient(load.to(f32))
     return bias + F.sign(F.mean(load) - load) * rate
-
-
-def checked_router(name: object) -> str:
-    """`name` as the name of a router. Raises UsageError if there is no such router."""
-    return str(one_of("moe", "router", name, ROUTERS))

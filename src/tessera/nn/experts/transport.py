@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Annotated
 
-from ...core.checks import flag, one_of, unfit, whole
+from ...core.checks import one_of, unfit
+from ...core.declared import Count, Flag, OneOf
 from ...core.layout import TensorType, shard_count
+from ...core.public import asking
 from .packing import BLOCK
 
 # The meaning of each name.
@@ -36,20 +39,15 @@ class Transport:
     here has any, and an OptionWarning says so. Raises UsageError if a value does not fit.
     """
 
-    type: str = "auto"
-    pack_dtype: str | None = None
-    bucket_bytes: int | None = None
-    epoch: str | None = None
-    multi_qp: bool = False
-    num_qps: int | None = None
+    type: Annotated[str, OneOf(*TRANSPORTS)] = "auto"
+    pack_dtype: Annotated[str, OneOf(*PACKINGS)] | None = None
+    bucket_bytes: Count | None = None
+    epoch: Annotated[str, OneOf(*EPOCHS)] | None = None
+    multi_qp: Flag = False
+    num_qps: Count | None = None
 
-    def __post_init__(self) -> None:
-        for what, known in (("type", TRANSPORTS), ("pack_dtype", PACKINGS), ("epoch", EPOCHS)):
-            one_of("moe: transport", what, getattr(self, what), known)
-        flag("moe: transport", "multi_qp", self.multi_qp)
-        for what in ("bucket_bytes", "num_qps"):
-            if getattr(self, what) is not None:
-                whole("moe: transport", what, getattr(self, what), 1)
+
+Transport.__init__ = asking(Transport.__init__, "moe: transport", of_object=True)  # type: ignore[method-assign]
 
 
 def transport_of(given: object) -> Transport:

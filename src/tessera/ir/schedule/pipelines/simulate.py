@@ -15,8 +15,9 @@ import numbers
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from ....core.checks import instance
+from ....core.declared import Given
 from ....core.errors import UsageError
 from .check import run_order
 from .orders import SCHEDULES, pipeline_table
@@ -80,7 +81,7 @@ class Timeline:
 
 
 def simulate(
-    table: Table,
+    table: Annotated[Table, Given('make one: pipeline_table("1F1B", ranks=4, microbatches=8)')],
     forward_s: Cost = 1,
     backward_input_s: Cost = 1,
     backward_weight_s: Cost = 1,
@@ -100,8 +101,6 @@ def simulate(
     W. Raises GraphError if the table cannot run, UsageError if a cost is not a number of at least
     0.
     """
-    fix = 'make one: pipeline_table("1F1B", ranks=4, microbatches=8)'
-    instance("simulate", "the table", table, Table, fix)
     order = run_order(table)
     given = {
         "forward_s": forward_s,

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....core.checks import axes_of, function_of, unfit, whole
+from ....core.checks import axes_of, function_of, unfit
 from ....core.contexts import above
+from ....core.declared import Count
 from ....core.errors import UsageError
 from ....core.mesh import Mesh
 from ....ir.schedule.pipelines.orders import known_order
@@ -15,19 +16,15 @@ from ...program.training_step import Stage
 from .pipe import Pipe
 
 
-def _checked(
-    name: str, axis: object, microbatches: object, chunks: object, schedule: object
-) -> tuple[str, int | None, int | None]:
+def _checked(name: str, axis: object, schedule: object) -> str:
     axes = axes_of(name, axis)
     if len(axes) != 1:
         raise UsageError(
             f"{name}: a pipeline lies along one axis", axes=axes, fix='name one: mesh_axes=("pp",)'
         )
-    count = None if microbatches is None else whole(name, "microbatches", microbatches, 1)
-    many = None if chunks is None else whole(name, "chunks", chunks, 1)
     if isinstance(schedule, str) and not schedule.endswith(".csv"):
         known_order(schedule)
-    return axes[0], count, many
+    return axes[0]
 
 
 def names_of(name: str, batch: object) -> tuple[str, ...] | None:
@@ -52,8 +49,8 @@ def pipeline(
     axis: str = "pp",
     *,
     schedule: Any = "1F1B",
-    microbatches: int | None = None,
-    chunks: int | None = None,
+    microbatches: Count | None = None,
+    chunks: Count | None = None,
     batch: str | Sequence[str] | None = None,
 ) -> Callable[[Callable[..., Any]], Pipe]:
     """`@graph.pipeline(stages=[encoder, decoder], axis="pp")`: runs a model as a pipeline.
@@ -69,14 +66,14 @@ def pipeline(
     Raises UsageError if `stages` is not a list of functions or a setting is unknown, MeshError at
     the call if no mesh has the axis.
     """
-    axis, count, many = _checked("pipeline", axis, microbatches, chunks, schedule)
+    axis = _checked("pipeline", axis, schedule)
     parts = _parts("pipeline", stages)
 
     def wrap(fn: Callable[..., Any]) -> Pipe:
         function_of("pipeline", "the model", fn)
         body = fn if all(isinstance(p, Stage) for p in parts) else None
         name = getattr(fn, "__name__", "model")
-        made = Pipe(parts, axis, mesh, schedule, count, many, name, body=body)
+        made = Pipe(parts, axis, mesh, schedule, microbatches, chunks, name, body=body)
         made.batch = names_of("pipeline", batch)
         functools.update_wrapper(made, fn, updated=())
         return made
@@ -85,14 +82,14 @@ def pipeline(
 
 
 def compose(
-    stages: int,
+    stages: Count,
     assign: Sequence[Callable[..., Any]],
     *,
     mesh: Mesh | None = None,
     axis: str = "pp",
     schedule: Any = "1F1B",
-    microbatches: int | None = None,
-    chunks: int | None = None,
+    microbatches: Count | None = None,
+    chunks: Count | None = None,
     batch: str | Sequence[str] | None = None,
 ) -> Pipe:
     """A pipeline of `stages` stages that runs the functions `assign` one after the other.
@@ -101,15 +98,14 @@ def compose(
     names arguments of the first function, as in `graph.pipeline`. Raises UsageError if there are
     fewer functions than stages.
     """
-    axis, count, many = _checked("compose", axis, microbatches, chunks, schedule)
-    n = whole("compose", "stages", stages, 1)
+    axis = _checked("compose", axis, schedule)
     parts = _parts("compose", assign)
-    if len(parts) < n:
+    if len(parts) < stages:
         raise UsageError(
-            f"compose: {len(parts)} functions for {n} stages",
+            f"compose: {len(parts)} functions for {stages} stages",
             fix="give a function for each stage, or fewer stages",
         )
-    made = Pipe(parts, axis, mesh, schedule, count, many, "compose", n)
+    made = Pipe(parts, axis, mesh, schedule, microbatches, chunks, "compose", stages)
     made.batch = names_of("compose", batch)
     return made
 
@@ -117,10 +113,10 @@ def compose(
 def run(
     mesh_axes: str | Sequence[str] = ("pp",),
     schedule: Any = "1F1B",
-    microbatches: int | None = None,
+    microbatches: Count | None = None,
     *,
     mesh: Mesh | None = None,
-    chunks: int | None = None,
+    chunks: Count | None = None,
     batch: str | Sequence[str] | None = None,
 ) -> Callable[[Callable[..., Any]], Pipe]:
     """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)`: pipelines a function.
@@ -129,11 +125,13 @@ def run(
     2, 3.3). `batch` names arguments, as in `graph.pipeline`. Raises UsageError if `mesh_axes` is
     not one axis or a setting is unknown.
     """
-    axis, count, many = _checked("run", mesh_axes, microbatches, chunks, schedule)
+    axis = _checked("run", mesh_axes, schedule)
 
     def wrap(fn: Callable[..., Any]) -> Pipe:
         function_of("run", "the function", fn)
-        made = Pipe([fn], axis, mesh, schedule, count, many, getattr(fn, "__name__", "model"))
+        made = Pipe(
+            [fn], axis, mesh, schedule, microbatches, chunks, getattr(fn, "__name__", "model")
+        )
         made.batch = names_of("run", batch)
         functools.update_wrapper(made, fn, updated=())
         return made

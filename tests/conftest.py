@@ -10,16 +10,19 @@ import atexit
 import gc
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.messages import GOLDEN, Golden, messages, refresh
 from tests.quickly import quickly
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -52,8 +55,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests that are marked long too")
 
 
+NAMES: dict[Path, list[str]] = defaultdict(list)  # of the tests of a file, also of those left out
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests marked `long` unless `--long` is given."""
+    for item in items:
+        NAMES[item.path].append(item.name)
     if not config.getoption("--long"):
         left_out = [i for i in items if i.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
@@ -62,9 +70,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Freezes all objects that exist before the first test, so that the garbage collector skips
-    them."""
+    them, and lets it run more rarely."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares a text, or an error's kind and text, with the message of this test in
+    `tests/golden/errors`. `AT` stands for a line of the test's own file."""
+    path, name = request.path, request.node.name
+    file = GOLDEN / "errors" / f"{path.parent.name}_{path.stem.removeprefix('test_')}.txt"
+
+    def compare(said: object) -> None:
+        text = f"{type(said).__name__}: {said}" if isinstance(said, Exception) else str(said)
+        found = re.sub(rf"\b{path.name}:\d+", "AT", text).strip("\n")
+        if request.config.getoption("--refresh-golden"):
+            refresh(file, name, found, NAMES[path])
+        assert found == messages(file).get(name)
+        if not any("::" in a for a in request.config.args):
+            assert messages(file).keys() <= set(NAMES[path]), "a message without a test"
+
+    return compare
 
 
 @pytest.fixture

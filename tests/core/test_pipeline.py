@@ -27,6 +27,7 @@ from tessera.ir.schedule.pipelines.stages import balanced
 from tessera.ir.schedule.schedule import Compute, Region, Schedule, Send
 from tessera.ir.schedule.text import parse
 from tessera.ir.schedule.verify import verify_schedule
+from tests.messages import Golden
 
 MESH = dist.Mesh.parse("dp=2 pp=2")
 W = {k: np.ones((8, 8), np.float32) for k in "abc"}
@@ -86,130 +87,41 @@ def split_over_pp() -> None:
     called(piped(), x=ts.tensor(X, mesh=MESH, layout="[16@pp, 8]"))
 
 
-ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
-    "axis missing": (
-        lambda: called(piped(axis="stage")),
-        """compose: there is no mesh with an axis 'stage' to lay the stages on
-  mesh : dp=2 pp=2
-  at   : test_pipeline.py
-  fix  : pass mesh=..., or name another axis of the mesh""",
+ERRORS: dict[str, Callable[[], Any]] = {
+    "axis missing": lambda: called(piped(axis="stage")),
+    "no mesh": lambda: called(piped(mesh=None)),
+    "fewer parts than stages": lambda: called(
+        pipeline.compose(2, PARTS[:2], mesh=dist.Mesh.parse("pp=4"), microbatches=8)
     ),
-    "no mesh": (
-        lambda: called(piped(mesh=None)),
-        """compose: there is no mesh with an axis 'pp' to lay the stages on
-  mesh : none
-  at   : test_pipeline.py
-  fix  : pass mesh=..., or name another axis of the mesh""",
+    "fewer functions than stages": lambda: pipeline.compose(4, PARTS),
+    "a stage that needs a later one": backwards,
+    "a batch split over the axis of the stages": split_over_pp,
+    "two pipelines": twice,
+    "in a loop": in_a_loop,
+    "a root of a mean": lambda: trained(
+        piped(), lambda out: ts.sqrt((out * out).mean()), lambda g, out: g
     ),
-    "fewer parts than stages": (
-        lambda: called(
-            pipeline.compose(2, PARTS[:2], mesh=dist.Mesh.parse("pp=4"), microbatches=8)
-        ),
-        """compose: 2 parts for a pipeline of 4 stages
-  axis : pp of pp=4 one=1
-  at   : test_pipeline.py
-  fix  : give a part for each stage, or a smaller axis; one function is cut where one value \
-passes""",
+    "no batch": lambda: ts.jit(lambda weights, x: PIPE(weights, x))(
+        {k: ts.tensor(w, name=k) for k, w in W.items()}, ts.tensor(X, name="x")
     ),
-    "fewer functions than stages": (
-        lambda: pipeline.compose(4, PARTS),
-        """compose: 3 functions for 4 stages
-  at  : test_pipeline.py
-  fix : give a function for each stage, or fewer stages""",
-    ),
-    "a stage that needs a later one": (
-        backwards,
-        """pipeline: stage 0 needs a value of stage 1, which comes later
-  value   : f32[4, 8]
-  made_at : test_pipeline.py
-  at      : test_pipeline.py
-  fix     : order the stages so that values only go forward""",
-    ),
-    "a batch split over the axis of the stages": (
-        split_over_pp,
-        """compose: a batch is split over 'pp', which the stages lie along
-  batch : f32[16@pp, 8]
-  at    : test_pipeline.py
-  fix   : leave it replicated there: each stage gets what it uses""",
-    ),
-    "two pipelines": (
-        twice,
-        """compose: a function calls pipelines twice
-  at  : test_pipeline.py
-  fix : put all stages into one pipeline, and call it once in a function""",
-    ),
-    "in a loop": (
-        in_a_loop,
-        """compose: a pipeline is called in a loop or a local body
-  at  : test_pipeline.py
-  fix : call it in the compiled function itself""",
-    ),
-    "a root of a mean": (
-        lambda: trained(piped(), lambda out: ts.sqrt((out * out).mean()), lambda g, out: g),
-        """compose: 'all_reduce' needs all microbatches of a stage before the pipeline can go on \
-with the first
-  value  : f32[]
-  reason : for sqrt
-  at     : test_pipeline.py
-  fix    : compute it from the batch alone; or run the stages one after the other, on the whole \
-batch: @schedule(pipeline=False); where the batch is another argument, name it: batch=""",
-    ),
-    "no batch": (
-        lambda: ts.jit(lambda weights, x: PIPE(weights, x))(
-            {k: ts.tensor(w, name=k) for k, w in W.items()}, ts.tensor(X, name="x")
-        ),
-        """compose: no argument of the pipeline holds a batch to cut
-  at  : test_pipeline.py
-  fix : hand the batch to the pipeline as an argument of its own; where others have another number \
-of rows, name it: batch=""",
-    ),
-    "a table that cannot run": (
-        lambda: called(
-            piped(
-                schedule=pipeline.Table.from_csv(
-                    "0F0,0B0,0F1,0B1,0F2,0B2,0F3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", name="short"
-                )
+    "a table that cannot run": lambda: called(
+        piped(
+            schedule=pipeline.Table.from_csv(
+                "0F0,0B0,0F1,0B1,0F2,0B2,0F3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3", name="short"
             )
-        ),
-        """pipeline: table short cannot run
-  rank 0 : 0B3 (or 0I3 and 0W3) is missing
-  fix    : correct the table""",
+        )
     ),
-    "an unknown schedule": (
-        lambda: piped(schedule="2F2B"),
-        """pipeline: there is no schedule '2F2B'
-  known : GPipe, 1F1B, Interleaved1F1B, ZB-H1, ZB-H2, ZBV, DualPipeV
-  at    : test_pipeline.py
-  fix   : use one of these, a Table, the name of a .csv file, or a function""",
-    ),
-    "two axes": (
-        lambda: pipeline.run(("pp", "dp")),
-        """run: a pipeline lies along one axis
-  axes : ('pp', 'dp')
-  at   : test_pipeline.py
-  fix  : name one: mesh_axes=("pp",)""",
-    ),
-    "asked before the first call": (
-        lambda: piped().place(W),
-        """compose.place: the pipeline has not been called yet
-  at  : test_pipeline.py
-  fix : call it once""",
-    ),
+    "an unknown schedule": lambda: piped(schedule="2F2B"),
+    "two axes": lambda: pipeline.run(("pp", "dp")),
+    "asked before the first call": lambda: piped().place(W),
 }
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_what_is_refused(name: str) -> None:
-    run, message = ERRORS[name]
+def test_what_is_refused(name: str, golden: Golden) -> None:
     with pytest.raises(ts.TesseraError) as found:
-        run()
-    lines = [
-        line.split("test_pipeline.py")[0] + "test_pipeline.py"
-        if "test_pipeline.py" in line
-        else line
-        for line in str(found.value).splitlines()
-    ]
-    assert "\n".join(lines) == message
+        ERRORS[name]()
+    golden(found.value)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])

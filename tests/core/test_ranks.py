@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import tessera as ts
 from tessera import dist, graph, op
 from tessera.core.layout import parse_type
+from tests.messages import Golden, marked
 
 MESH = dist.Mesh(("dp",), devices=4)
 X = parse_type("f32[8@dp]", MESH)
@@ -75,71 +75,25 @@ def gradient_on_one(x: ts.Tensor) -> ts.Tensor:
     return w
 
 
-ORDER = "issue the same collectives in the same order on every rank"
-ROWS: list[tuple[Callable[..., Any], str]] = [
-    (other_kind, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 2, 3 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{there}}
-  rank 1        : all_gather over dp 0 f32[2] varying dp at test_ranks.py:{{here}}
-  fix           : {ORDER}"""),
-    (other_op, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 1 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
-  ranks 2, 3 : all_reduce over dp max f32[2] varying dp at test_ranks.py:{{here}}
-  fix        : {ORDER}"""),
-    (other_shape, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0 to 2 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
-  rank 3       : all_reduce over dp sum f32[1] varying dp at test_ranks.py:{{here}}
-  fix          : {ORDER}"""),
-    (other_dtype, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0 to 2 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
-  rank 3       : all_reduce over dp sum bf16[2] varying dp at test_ranks.py:{{here}}
-  fix          : {ORDER}"""),
-    (other_order, f"""ranks issue different collectives: the 1st of each does not match
-  rank 0       : broadcast over dp 0 f32[2] varying dp at test_ranks.py:{{here}}
-  ranks 1 to 3 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{there}}
-  fix          : {ORDER}"""),
-    (other_root, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 1 : broadcast over dp 0 f32[2] varying dp at test_ranks.py:{{here}}
-  ranks 2, 3 : broadcast over dp 1 f32[2] varying dp at test_ranks.py:{{here}}
-  fix        : {ORDER}"""),
-    (one_skips, f"""ranks issue different collectives: the 1st of each does not match
-  ranks 0, 1, 3 : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
-  rank 2        : none
-  fix           : {ORDER}"""),
-    (one_more, f"""ranks issue different collectives: the 2nd of each does not match
-  ranks 0, 1, 3 : none
-  rank 2        : all_reduce over dp sum f32[2] varying dp at test_ranks.py:{{here}}
-  fix           : {ORDER}"""),
-    (no_barrier, f"""ranks issue different collectives: the 1st of each does not match
-  rank 0       : none
-  ranks 1 to 3 : barrier over dp at test_ranks.py:{{here}}
-  fix          : {ORDER}"""),
-    (gradient_on_one, """ranks issue different collectives: their gradients differ
-  rank 0       : all_reduce f32[2] +dp over dp at test_ranks.py:{here}
-  ranks 1 to 3 : not this one
-  fix          : take the gradient of one loss on every rank, and choose in it by a tensor: \
-ts.where(ts.mesh.current().rank == 0, a, b)"""),
+ROWS: list[Callable[..., Any]] = [
+    other_kind,
+    other_op,
+    other_shape,
+    other_dtype,
+    other_order,
+    other_root,
+    one_skips,
+    one_more,
+    no_barrier,
+    gradient_on_one,
 ]  # fmt: skip
 
 
-def lines(fn: Callable[..., Any]) -> dict[str, int]:
-    """The line numbers of `fn`'s lines that end in `# here` and `# there`."""
-    first = fn.__code__.co_firstlineno
-    with open(__file__, encoding="utf-8") as file:
-        text = file.read().splitlines()[first - 1 :]
-    found: dict[str, int] = {}
-    for i, line in enumerate(text):
-        if m := re.search(r"# (here|there)$", line):
-            found.setdefault(m[1], first + i)
-        if line == "" and found:
-            break
-    return found
-
-
-@pytest.mark.parametrize(("fn", "text"), ROWS, ids=lambda v: getattr(v, "__name__", ""))
-def test_ranks_that_differ_are_named(fn: Callable[..., Any], text: str) -> None:
+@pytest.mark.parametrize("fn", ROWS, ids=lambda fn: fn.__name__)
+def test_ranks_that_differ_are_named(fn: Callable[..., Any], golden: Golden) -> None:
     with pytest.raises(ts.UsageError) as caught:
         graph.trace(op.kernel(fn), X)
-    assert str(caught.value) == text.format(**lines(fn))
+    golden(marked(str(caught.value), fn))
 
 
 # -- messages and results -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ import tessera as ts
 from tessera import dist, graph, nn, pipeline
 from tessera.core.context import replaced
 from tessera.train.accumulate import accumulated
-from tests.cases import LONG
+from tests.cases import LONG, grid
 from tests.mesh.batch_losses import BATCH, LOSSES, Array, Loss, centred
 
-SPLITS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 2), (8, 1)]  # (microbatches, dp)
+SPLITS = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (8, 1)]  # (microbatches, dp)
 CLOSE = 1e-5  # relative to the largest entry
 Found = dict[str, Array]
 
@@ -40,15 +40,15 @@ REFUSED = {
 }  # fmt: skip
 
 
-def cases(splits: Iterable[tuple[int, int]], short: Iterable[tuple[int, int]]) -> list[Any]:
-    """Returns each loss with each of `splits` as a pytest parameter; all but `short` are marked
-    `long`."""
-    return [
-        pytest.param(name, split, marks=[LONG] * (split not in short), id=f"{name}-{a}x{b}")
-        for name in LOSSES
-        for split in splits
-        for a, b in [split]
+def cases(splits: Callable[[int], list[tuple[int, int]]], every: int = 1, at: int = 0) -> Any:
+    """Returns each loss with the splits of its number as a pytest parameter. `long`: all but the
+    first split of those whose number is `at` modulo `every`."""
+    found = [
+        pytest.param(name, (a, b), marks=[LONG] * (k > 0 or i % every != at), id=f"{name}-{a}x{b}")
+        for i, name in enumerate(LOSSES)
+        for k, (a, b) in enumerate(splits(i))
     ]
+    return pytest.mark.parametrize(("name", "split"), found)
 
 
 # -- the reference --------------------------------------------------------------------------------
@@ -132,12 +132,12 @@ def in_microbatches(name: str, split: tuple[int, int], executor: str) -> None:
     close(arrays(*found), whole(name))
 
 
-@pytest.mark.parametrize(("name", "split"), cases(SPLITS, [(4, 2)]))
+@cases(lambda i: [(4, 2), SPLITS[2 * i % 7], SPLITS[(2 * i + 1) % 7]])
 def test_microbatches(name: str, split: tuple[int, int]) -> None:
     in_microbatches(name, split, "fused")
 
 
-@pytest.mark.parametrize(("name", "split"), cases([(4, 1), (2, 2)], [(2, 2)]))
+@cases(lambda i: [(4, 1) if i % 2 else (2, 2)], every=3)
 def test_microbatches_step_by_step(name: str, split: tuple[int, int]) -> None:
     in_microbatches(name, split, "stepped")
 
@@ -167,7 +167,7 @@ def in_pipeline(name: str, dp: int, model: Callable[[Loss, dist.Mesh], Any], ref
     close(arrays(*step(placed(loss, mesh), loss.trained())), whole(name))
 
 
-@pytest.mark.parametrize(("name", "split"), cases([(4, 1), (4, 2)], [(4, 2)]))
+@cases(lambda i: [(4, 2 - i % 2)], every=2)
 def test_a_loss_in_the_last_stage(name: str, split: tuple[int, int]) -> None:
     def model(loss: Loss, mesh: dist.Mesh) -> Any:
         def features(batch: Any, weights: Any) -> Any:
@@ -182,7 +182,7 @@ def test_a_loss_in_the_last_stage(name: str, split: tuple[int, int]) -> None:
     in_pipeline(name, split[1], model, "running sum")
 
 
-@pytest.mark.parametrize(("name", "split"), cases([(4, 1), (4, 2)], [(4, 2)]))
+@cases(lambda i: [(4, 1 + i % 2)], every=2, at=1)
 def test_a_loss_after_the_stages(name: str, split: tuple[int, int]) -> None:
     def model(loss: Loss, mesh: dist.Mesh) -> Any:
         features = pipeline.run(("pp",), "1F1B", split[0], mesh=mesh)(loss.features)
@@ -192,8 +192,9 @@ def test_a_loss_after_the_stages(name: str, split: tuple[int, int]) -> None:
 
 
 # -- bodies ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("strategy", ["data_parallel", "zero_redundancy_optimizer"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    ("name", "strategy"), grid(LOSSES, ["data_parallel", "zero_redundancy_optimizer"])
+)
 def test_a_data_parallel_body(name: str, strategy: str) -> None:
     loss = LOSSES[name]
 

@@ -11,6 +11,7 @@ import torch
 import tessera as ts
 from tessera import dist, nn
 from tessera.core.context import replaced
+from tests.cases import grid
 
 
 def placed(mesh: dist.Mesh | None, layout: str, *shape: int) -> ts.Tensor:
@@ -126,8 +127,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("shape", [(0, 8), (2, 0)], ids=["no sequence", "no token"])
+@pytest.mark.parametrize(("name", "shape"), grid(MODELS, [(0, 8), (2, 0)]))
 def test_a_model_of_no_tokens(name: str, shape: tuple[int, int]) -> None:
     both = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
     plan = dist.strategy("data_parallel")

@@ -32,7 +32,7 @@ from tests.core.table import ROWS, Row
 from tests.core.test_ops import cases, close, expected, outputs, types_of
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
-LAYOUTS = 5  # per row; tests/core tests many more with NumPy
+LAYOUTS = 2, 5  # per row without and with --long; tests/core tests many more with NumPy
 
 
 def run(graph: Graph, data: Sequence[Any]) -> list[Any]:
@@ -67,11 +67,12 @@ def test_rows_on_one_device() -> None:
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_rows_on_a_mesh(part: int) -> None:
+def test_rows_on_a_mesh(part: int, everything: bool) -> None:
     picks = []
     for row in ROWS[part::2]:
         found = cases(row, 12)[1:] if row.ins else [[]]
-        picks += [(row, c) for c in random.Random(row.name).sample(found, min(LAYOUTS, len(found)))]
+        most = min(LAYOUTS[everything], len(found))
+        picks += [(row, c) for c in random.Random(row.name).sample(found, most)]
     assert any(t.padded_dims for _, types in picks for t in types)
     assert any(t.partial for _, types in picks for t in types)
     check_rows(picks)

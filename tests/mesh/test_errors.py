@@ -6,8 +6,8 @@ tests/golden` shows which messages have changed. `AT` stands for the line of the
 
 from __future__ import annotations
 
-import fcntl
 import re
+import traceback
 from pathlib import Path
 
 import pytest
@@ -21,40 +21,22 @@ from tests.mesh import (
     errors_loops,
     errors_models,
     errors_names,
+    errors_optim,
     errors_programs,
     errors_saving,
     errors_values,
 )
 from tests.mesh.errors import ROWS, Row
+from tests.messages import GOLDEN, messages, refresh
 
 MODULES = (
     errors_calls, errors_layers, errors_layouts, errors_local, errors_loops, errors_models,
-    errors_names, errors_programs, errors_saving, errors_values,
+    errors_names, errors_optim, errors_programs, errors_saving, errors_values,
 )  # fmt: skip
 FILES = {Path(m.__file__).name for m in MODULES}
-GOLDEN = Path(__file__).parents[1] / "golden" / "errors.txt"
-HEAD = re.compile(r"^== (.*)\n", re.M)
+FILE = GOLDEN / "errors.txt"
 LINE = re.compile(r"(\w+\.py):(\d+)")
-
-
-def messages(text: str) -> dict[str, str]:
-    """The messages in the golden file by the names of their rows."""
-    _, *found = HEAD.split(text)
-    return {name: text.strip("\n") for name, text in zip(found[::2], found[1::2], strict=True)}
-
-
-def refresh(name: str, text: str) -> None:
-    """Puts one message into the golden file, and takes out those of rows that are gone."""
-    with GOLDEN.open("r+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        every = messages(file.read()) | {name: text}
-        rows = (f"== {r.name}\n{every[r.name]}\n" for r in ROWS if r.name in every)
-        file.seek(0)
-        file.write("\n".join(rows))
-        file.truncate()
-
-
-MESSAGES = messages(GOLDEN.read_text(encoding="utf-8"))
+MESSAGES = messages(FILE)
 
 
 def own_line(row: Row, found: re.Match[str]) -> str:
@@ -77,12 +59,15 @@ def test_the_message(row: Row, request: pytest.FixtureRequest) -> None:
     kind = type(error)
     assert issubclass(kind, row.error) and kind.__name__ == row.error.__name__
     text = LINE.sub(lambda found: own_line(row, found), str(error))
+    text = re.sub(r" at 0x\w+>", ">", text)
     if request.config.getoption("--refresh-golden"):
-        refresh(row.name, text)
+        refresh(FILE, row.name, text, (r.name for r in ROWS))
     else:
         assert text == MESSAGES[row.name]
     # What the user sees above the message is our own code and nobody else's error.
-    assert error.__cause__ is None
+    if error.__cause__ is not None:  # but of a function that the user gave
+        *_, (last, _) = traceback.walk_tb(error.__cause__.__traceback__)
+        assert Path(last.f_code.co_filename).name in FILES
     foreign = not isinstance(error.__context__, ts.TesseraError | None)
     assert error.__suppress_context__ or not foreign
 

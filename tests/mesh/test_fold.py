@@ -57,8 +57,10 @@ def test_local_bodies_and_their_gradients(case: Case, onto: str) -> None:
     np.testing.assert_allclose(g.numpy(), want.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["[6@dp, 5@tp]", "[6, 5@(tp,dp)]", "[(2@tp·3@dp), 5]", "[6, 5]"])
-@pytest.mark.parametrize("onto", FOLDS)
+@pytest.mark.parametrize(
+    ("layout", "onto"),
+    grid(["[6@dp, 5@tp]", "[6, 5]", "[6, 5@(tp,dp)]", "[(2@tp·3@dp), 5]"], FOLDS),
+)
 def test_values_come_and_go(layout: str, onto: str) -> None:
     x = RNG.normal(size=(6, 5)).astype(np.float32)
     t = ts.tensor(x, mesh=MESH.fold(onto), layout=layout)

@@ -24,6 +24,8 @@ from tests.procs.elastic_model import Dense, step_of
 RNG = np.random.default_rng(11)
 X, Y = (RNG.normal(size=(5, 24, 6)).astype(np.float32) for _ in range(2))
 STEPS = 6
+PLAN, OPTIMIZER = dist.strategy("zero_redundancy_optimizer", stage=2), optim.Adam(1e-2)
+TRAIN_STEP = step_of(PLAN, OPTIMIZER)
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +42,9 @@ class Crash(Exception):
 def guarded(folder: Path, events: dict[float, Any], safe_point: Any = 1, **how: Any) -> Any:
     """Returns the final bits, and the (step, devices) that ran. `events` drop devices (-1 - device)
     or restore them, raise, end the run, or spoil a loss, before or during a step."""
-    plan, optimizer = dist.strategy("zero_redundancy_optimizer", stage=2), optim.Adam(1e-2)
-    train_step = step_of(plan, optimizer)
     ts.seed(5)
-    model = dist.place(Dense(), plan, elastic.fit(dist.Mesh.parse("dp=8")))
-    state, made, events = optimizer.init(model.parameters(), plan), [], dict(events)
+    model = dist.place(Dense(), PLAN, elastic.fit(dist.Mesh.parse("dp=8")))
+    state, made, events = OPTIMIZER.init(model.parameters(), PLAN), [], dict(events)
 
     def happen(when: float) -> bool:
         for event in (found := events.pop(when, ())):
@@ -65,8 +65,8 @@ def guarded(folder: Path, events: dict[float, Any], safe_point: Any = 1, **how: 
             with run.step(i) as row:
                 happen(i)
                 at = (i + guard.skipped) % 5
-                x, y = (dist.place(v[at], plan, kind="batch") for v in (X, Y))
-                row["loss"] = train_step(model, state, x, y)
+                x, y = (dist.place(v[at], PLAN, kind="batch") for v in (X, Y))
+                row["loss"] = TRAIN_STEP(model, state, x, y)
                 if happen(i + 0.5):
                     row["loss"] = float("nan")
                 made.append((i, model.up.mesh.physical.size))

@@ -151,11 +151,12 @@ def tensors(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.mark.parametrize("name", short(MODELS, *DEFAULT))
 def test_logits_are_those_of_transformers_on_every_mesh_and_it_goes_back(
-    name: str, folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
+    name: str, everything: bool, folder: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
     path, want = folder(name)
     assert want.std() > 0.5  # large enough that wrong logits would not be close
-    for mesh, plan in (MESHES[m] for m in MESHES if m != "tp4" or name in FEW):
+    chosen = {"dp2tp2"} | ({"one"} if everything or name in DEFAULT[::4] else set())
+    for mesh, plan in (MESHES[m] for m in MESHES if m in chosen or name in FEW):
         model = load_hf(path, mesh, plan)
         np.testing.assert_allclose(logits(model, on(mesh, plan)).numpy(), want, rtol=0, atol=1e-4)
     save_hf(model, tmp_path / "out")

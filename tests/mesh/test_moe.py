@@ -313,8 +313,9 @@ def test_a_layer_of_its_own_tensors_has_settings_of_its_own() -> None:
         before = after
 
 
-@pytest.mark.parametrize("experts", [4, 16])  # 16 is d as well
-@pytest.mark.parametrize("how", [{}, {"loop": True}, {"stacked": False}], ids=str)
+@pytest.mark.parametrize(  # 16 is d as well
+    ("how", "experts"), grid([{"stacked": False}, {}, {"loop": True}], [4, 16])
+)
 def test_experts_of_many_layers_are_rehashed(how: Any, experts: int) -> None:
     model = small(experts=experts, **how)
     before = model(IDS).numpy()

@@ -187,7 +187,8 @@ def compiled(p: Program) -> Callable[[Any, ts.Tensor], ts.Tensor]:
     return call
 
 
-def explicit(order: list[int], live: list[int]) -> Any:
+@functools.lru_cache(maxsize=4)
+def explicit(order: tuple[int, ...], live: tuple[int, ...]) -> Any:
     """Returns the same step with weights and counts as arguments."""
 
     @ts.jit
@@ -219,8 +220,8 @@ def test_a_program_is_that_with_explicit_weights(seed: int) -> None:
     for k in range(STEPS):
         x = draw.normal(size=(ROWS, D)).astype(np.float32)
         at = dist.place(ts.tensor(x), "data_parallel", MESH, kind="batch") if p.run == "zero" else x
-        live = [i for i in range(4) if p.layers[i].w.requires_grad]
-        want, ws, counts = explicit([int(i) for i in p.order], live)(ws, counts, ts.tensor(x))
+        live = tuple(i for i in range(4) if p.layers[i].w.requires_grad)
+        want, ws, counts = explicit(tuple(map(int, p.order)), live)(ws, counts, ts.tensor(x))
         got = call(tree, ts.tensor(at))
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
         i, change = int(draw.integers(4)), k % 4

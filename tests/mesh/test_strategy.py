@@ -341,45 +341,6 @@ def test_place_moves_state_that_waits(line: dist.Mesh) -> None:
         assert part.jax().addressable_shards[0].data.shape == (2, 4)
 
 
-EIGHT = plain(ts.f32, (8,), GRID)
-BAD: list[tuple[str, Callable[[], Any], str]] = [
-    ("kind", lambda: dist.strategy("magic"), """
-StrategyError: strategy: the kind cannot be 'magic'
-  at  : FILE
-  fix : use data_parallel, tensor_parallel, zero_redundancy_optimizer, expert_parallel"""),
-    ("stage", lambda: dist.strategy("zero_redundancy_optimizer", stage=4), """
-StrategyError: strategy 'zero_redundancy_optimizer': stage 4 does not exist
-  at  : FILE
-  fix : zero_redundancy_optimizer takes stage 1, 2 or 3"""),
-    ("stage of another", lambda: dist.strategy("data_parallel", stage=1), """
-StrategyError: strategy 'data_parallel': stage 1 does not exist
-  at  : FILE
-  fix : zero_redundancy_optimizer takes stage 1, 2 or 3"""),
-    ("axis", lambda: dist.strategy("tensor_parallel", "mp").weight("w", EIGHT), """
-StrategyError: strategy 'tensor_parallel': axis 'mp' is not an axis of the mesh
-  mesh : dp=2 tp=4
-  at   : FILE
-  fix  : say dist.strategy('tensor_parallel', axis="...") with an axis of the mesh"""),
-    ("no mesh", lambda: dist.place({"w": ts.tensor([1.0])}, DP), """
-MeshError: place: there is no mesh
-  at  : FILE
-  fix : pass mesh=..., or say: with mesh:"""),
-    ("kind of place", lambda: dist.place({"w": ts.tensor([1.0])}, DP, GRID, kind="magic"), """
-StrategyError: place: the kind cannot be 'magic'
-  at  : FILE
-  fix : use weight, gradient, optimizer, batch"""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "text"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
-def test_bad_input(call: Callable[[], Any], text: str) -> None:
-    with pytest.raises(ts.TesseraError) as found:
-        call()
-    said = f"{type(found.value).__name__}: {found.value}"
-    at = said.partition("test_strategy.py:")[2].partition("\n")[0]
-    assert said.replace(f"test_strategy.py:{at}", "FILE") == text.strip()
-
-
 # -- strategies that a user writes ----------------------------------------------------------------
 class Columns(dist.AxisStrategy):
     """A strategy that splits the columns of each matrix over the axis."""

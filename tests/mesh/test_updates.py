@@ -15,6 +15,7 @@ import pytest
 import tessera as ts
 from tessera import nn, optim
 from tessera.train.accumulate import accumulated
+from tests.cases import grid
 
 D, G = np.float32([0.5, -0.3]), np.float32([0.7, 0.2])
 OPTIMIZERS: dict[str, Any] = {
@@ -83,8 +84,11 @@ def by_accumulation(opt: Any) -> Any:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("opt", OPTIMIZERS)
-@pytest.mark.parametrize("way", [by_modules, by_trees, by_hand, by_accumulation])
+@pytest.mark.parametrize(
+    ("way", "opt"),
+    grid([by_modules, by_trees, by_hand, by_accumulation], [*OPTIMIZERS],
+         lambda v: getattr(v, "__name__", v)),
+)  # fmt: skip
 def test_two_players_in_one_step(way: Callable[[Any], Any], opt: str, compiled: bool) -> None:
     step, given = way(OPTIMIZERS[opt])
     new = moved(D, G)

@@ -102,7 +102,7 @@ def alone() -> dict[str, np.ndarray[Any, Any]]:
     return all_of("dp=1", {})
 
 
-FEW = ("ring", "all_to_all", "tp", "ring, pp")
+FEW = ("all_to_all", "tp", "ring, pp")
 
 
 @pytest.mark.parametrize("where", [pytest.param(w, marks=[LONG] * (w not in FEW)) for w in PLACES])

@@ -14,11 +14,10 @@ from pathlib import Path
 from tessera import checkpoint, dist
 from tessera.data import create_distributed_dataloader
 
-ROOT = Path(os.environ["ROOT"])
 def w(times=1.0):
     return ts.tensor(np.arange(8.0) * times, mesh=MESH, layout="[8@dp]")
-def save(tag, tree, root=ROOT, **how):
-    checkpoint.save(tag, tree, root=root, async_io=False, quiet=True, **how)
+def save(tag, tree, root=None, **how):
+    checkpoint.save(tag, tree, root=root or ROOT, async_io=False, quiet=True, **how)
 def said(run):
     try:
         run()
@@ -97,52 +96,6 @@ one.load_state_dict({**one.state_dict(), "sample": 8 * RANK})
 said(lambda: next(one))
 print(len(first()))
 """
-
-
-def both(body: str, folder: Path, **more: str) -> list[str]:
-    """Returns the output of two processes, which must succeed."""
-    ended = run_ranks(HEAD + body, folder, ROOT=str(folder / "root"), **more)
-    assert [e.code for e in ended] == [0, 0], ended
-    return [e.out for e in ended]
-
-
-def test_what_they_save_as_one_is_one(tmp_path: Path) -> None:
-    """A failed save removes no existing checkpoint."""
-    first, second = both(SAVES, tmp_path)
-    for out in (first, second):
-        assert out.startswith(SAVED)
-        assert "rank 0 : tensors: 2: w f32[8], n0 f32[8] (checksum " in out
-        assert "values of no mesh: " in out
-        assert "is not where the first process writes\n" in out
-    assert first.endswith("good ['good']\n")
-
-
-def test_what_they_load_as_one_is_one(tmp_path: Path) -> None:
-    for k, out in enumerate(both(LOADS, tmp_path)):
-        for want, line in zip(LOADED.splitlines(), out.splitlines()):
-            assert line.startswith(want.partition("{")[0])
-        assert "rank 0 : names: 1: w (checksum " in out and "rank 1 : names: 1: v (" in out
-        wrong = "checkpoint: 's2' is damaged" if k else LOADED.splitlines()[0]
-        assert out.endswith(f"{'28.0' if k else ''}\n56.0 -56.0\n{wrong}\n28.0\n"), out
-
-
-@pytest.mark.parametrize("waits", [True, pytest.param(False, marks=LONG)])
-def test_what_lies_on_one_process_is_saved_by_it_alone(waits: bool, tmp_path: Path) -> None:
-    first, second = both(f"import time\nWAITS = {waits}\n" + OWN, tmp_path)
-    assert first == "0.0\n"
-    assert second.removeprefix("1.0\n").startswith(
-        "checkpoint.save: another process of this run has saved 't' there\n"
-    )
-
-
-def test_the_batches_of_one_loader_are_alike(tmp_path: Path) -> None:
-    for out in both(LOADERS, tmp_path):
-        for rows in (("seed: 0", "seed: 1"), ("rows of a batch: 8", "rows of a batch: 16"),
-                     ("sample: 0", "sample: 8")):  # fmt: skip
-            assert f"  rank 0 : {rows[0]}\n  rank 1 : {rows[1]}\n" in out, out
-        assert "tokens: 4000" in out and "tokens: 4500" in out and out.endswith("2\n")
-
-
 OBJECTS = """
 import pickle
 said(lambda: pickle.dumps({"x": X}))
@@ -157,11 +110,80 @@ if RANK:
 else:
     said(lambda: dist.all_gather_object(2))
 """
+SECTION = """
+print("== {name}", flush=True)
+ROOT = Path(os.environ["ROOT"], "{name}", "root")
+ROOT.parent.mkdir(parents=True, exist_ok=True)
+"""
+PROGRAM = {"saves": SAVES, "loads": LOADS, "own": "WAITS = True\n" + OWN, "loaders": LOADERS,
+           "objects": OBJECTS}  # fmt: skip
 
 
-def test_each_hears_what_the_others_have(tmp_path: Path) -> None:
+def both(program: dict[str, str], folder: Path) -> dict[str, list[str]]:
+    """Returns for each section of a program what two processes say, which must succeed."""
+    body = "".join(SECTION.format(name=name) + text for name, text in program.items())
+    ended = run_ranks(HEAD + body, folder, ROOT=str(folder))
+    assert [e.code for e in ended] == [0, 0], ended
+    found: dict[str, list[str]] = {name: [] for name in program}
+    for e in ended:
+        for part in e.out.split("== ")[1:]:
+            name, _, text = part.partition("\n")
+            found[name].append(text)
+    return found
+
+
+@pytest.fixture(scope="module")
+def say(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    return both(PROGRAM, tmp_path_factory.mktemp("alike"))
+
+
+def test_what_they_save_as_one_is_one(say: dict[str, list[str]]) -> None:
+    """A failed save removes no existing checkpoint."""
+    first, second = say["saves"]
+    for out in (first, second):
+        assert out.startswith(SAVED)
+        assert "rank 0 : tensors: 2: w f32[8], n0 f32[8] (checksum " in out
+        assert "values of no mesh: " in out
+        assert "is not where the first process writes\n" in out
+    assert first.endswith("good ['good']\n")
+
+
+def test_what_they_load_as_one_is_one(say: dict[str, list[str]]) -> None:
+    for k, out in enumerate(say["loads"]):
+        for want, line in zip(LOADED.splitlines(), out.splitlines()):
+            assert line.startswith(want.partition("{")[0])
+        assert "rank 0 : names: 1: w (checksum " in out and "rank 1 : names: 1: v (" in out
+        wrong = "checkpoint: 's2' is damaged" if k else LOADED.splitlines()[0]
+        assert out.endswith(f"{'28.0' if k else ''}\n56.0 -56.0\n{wrong}\n28.0\n"), out
+
+
+def own(first: str, second: str) -> None:
+    assert first == "0.0\n"
+    assert second.removeprefix("1.0\n").startswith(
+        "checkpoint.save: another process of this run has saved 't' there\n"
+    )
+
+
+def test_what_lies_on_one_process_is_saved_by_it_alone(say: dict[str, list[str]]) -> None:
+    own(*say["own"])
+
+
+@LONG
+def test_so_is_that_of_a_process_which_saves_first(tmp_path: Path) -> None:
+    own(*both({"own": "WAITS = False\n" + OWN}, tmp_path)["own"])
+
+
+def test_the_batches_of_one_loader_are_alike(say: dict[str, list[str]]) -> None:
+    for out in say["loaders"]:
+        for rows in (("seed: 0", "seed: 1"), ("rows of a batch: 8", "rows of a batch: 16"),
+                     ("sample: 0", "sample: 8")):  # fmt: skip
+            assert f"  rank 0 : {rows[0]}\n  rank 1 : {rows[1]}\n" in out, out
+        assert "tokens: 4000" in out and "tokens: 4500" in out and out.endswith("2\n")
+
+
+def test_each_hears_what_the_others_have(say: dict[str, list[str]]) -> None:
     """A collective of tensors without a mesh, which each process has for itself, is an error."""
-    for out in both(OBJECTS, tmp_path):
+    for out in say["objects"]:
         assert out.startswith("read: other processes hold a part of the tensor\n")
         lines = out.partition("dist.to_host(x)\n")[2].splitlines()
         assert lines[0] == str([{"rank": k, "took_s": 1.5, "at": [1, 2]} for k in range(2)])

@@ -19,7 +19,7 @@ import pytest
 
 from tessera import checkpoint
 from tessera.launch.guard import TIES
-from tests.cases import LONG
+from tests.cases import LONG, short
 from tests.procs.launched import (
     END_S,
     HEAD,
@@ -95,7 +95,9 @@ def gone(which: Iterable[int]) -> bool:
     return until(lambda: not any(map(lives, numbers))) < END_S
 
 
-@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize(
+    "name", short(ACTS, "a checkpoint is written", "ranks wait for each other", "loops run at once")
+)
 def test_a_program_begins_with_what_needs_all_ranks(name: str, tmp_path: Path) -> None:
     alone = {"w": np.arange(8.0)}
     checkpoint.save("t", alone, root=tmp_path / "alone", async_io=False, quiet=True)
@@ -356,7 +358,7 @@ SHORT = (1, 4)  # each rank once: before it joins and while it computes
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(k, marks=[LONG] * (k not in SHORT)) for k in range(36)]
+    "seed", [pytest.param(k, marks=[LONG] * (k not in SHORT)) for k in range(18)]
 )
 def test_a_rank_may_be_killed_at_any_moment(seed: int, tmp_path: Path) -> None:
     """Each rank at each of the moments, with a random delay of up to a second."""
@@ -500,7 +502,9 @@ for k in $(seq 1 $n); do wait -n || exit 1; done
 """
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("mpi", marks=MPI), "slurm"])
+@pytest.mark.parametrize(
+    "backend", ["local", pytest.param("mpi", marks=MPI), pytest.param("slurm", marks=LONG)]
+)
 def test_one_mesh_over_ranks_of_two_devices_each(backend: str, tmp_path: Path) -> None:
     (tmp_path / "ranks.yaml").write_text(shown("yaml")[0])
     (tmp_path / "big.py").write_text(BIG)

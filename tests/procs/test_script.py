@@ -52,14 +52,28 @@ both = dist.place({"w": there}, dist.strategy("tensor_parallel", axis="dp"), who
 same = dist.to_host({"x": x, "moved": moved, "back": back, "both": both, "batch": batch, "n": 3})
 print(json.dumps([{k: np.asarray(v).tolist() for k, v in same.items()}, read, len(loader._rows)]))
 """
+# The choice of programs for a placement must not depend on values read already.
+READ_BY_ONE = """
+print("== read")
+from tessera import nn
+mesh, zero = dist.Mesh.parse("dp=4"), dist.strategy("zero_redundancy_optimizer", stage=3)
+layer = nn.Linear(4, 8).to(ts.bf16)
+given = {"z": ts.zeros((4, 4)), "n": ts.full((), 2.0), "t": ts.tensor(np.arange(4.0))}
+given["narrow"] = given["t"].to(ts.bf16)
+if dist.process_index() == 0:
+    print(*(float(x.numpy().sum()) for x in given.values()))
+placed = {**dist.place(given, zero, mesh), **dist.place(layer, zero, mesh).state_dict()}
+total = ts.jit(lambda x: {k: v.to(ts.f32).sum() for k, v in x.items()})(placed)
+print({k: v.item() for k, v in total.items()}, placed["weight"].type)
+"""
 
 
-def said(folder: Path, size: int) -> list[tuple[list[str], Any]]:
-    """For each process, the lines of the run and the script's output."""
+def said(folder: Path, size: int) -> list[tuple[list[str], Any, list[str]]]:
+    """For each process, the lines of the run, the script's output, and what it reads."""
     folder.mkdir()
     out = folder / "run"
     ended = run_ranks(
-        SCRIPT, folder, size=size, limit_s=120, head=HEAD, OUT=str(out),
+        SCRIPT + READ_BY_ONE, folder, size=size, limit_s=120, head=HEAD, OUT=str(out),
         TESSERA_DEVICES=str(4 // size),
     )  # fmt: skip
     assert [e.code for e in ended] == [0] * size, ended
@@ -67,13 +81,16 @@ def said(folder: Path, size: int) -> list[tuple[list[str], Any]]:
         "config.json", "metrics.jsonl", "sample.txt", "weights.safetensors",
     ]  # fmt: skip
     assert not any("tessera-run-" in e.err for e in ended), ended  # of the first process only
-    lines = [e.out.splitlines() for e in ended]
-    return [(own[:-1], json.loads(own[-1])) for own in lines]
+    parts = [[part.splitlines() for part in e.out.split("== read\n")] for e in ended]
+    return [(own[:-1], json.loads(own[-1]), read) for own, read in parts]
 
 
 def test_a_script_says_the_same_in_two_processes(tmp_path: Path) -> None:
-    ((shown, (want, values, rows)),) = said(tmp_path / "one", 1)
-    (first, (one, error, half)), (second, (two, same, other)) = said(tmp_path / "two", 2)
+    ((shown, (want, values, rows), read),) = said(tmp_path / "one", 1)
+    (first, (one, error, half), begin), (second, (two, same, other), end) = said(
+        tmp_path / "two", 2
+    )
+    assert read[0] == begin[0] == "0.0 2.0 6.0 6.0" and read[1:] == begin[1:] == end
     assert one == two == want and want["moved"] == want["x"] and want["back"] == want["both"]
     assert (len(first), second) == (len(shown), []) and shown  # only one process prints the run
     assert (rows, half, other) == (8, 4, 4)
@@ -107,31 +124,3 @@ runpy.run_path({str(ROOT / "examples" / "train_gpt.py")!r}, run_name="__main__")
         rows = (folder / "run" / "metrics.jsonl").read_text().splitlines()
         losses.append([float(row.split('"loss": ')[1].split(",")[0]) for row in rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-READ_BY_ONE = """
-from tessera import nn
-mesh, zero = dist.Mesh.parse("dp=4"), dist.strategy("zero_redundancy_optimizer", stage=3)
-layer = nn.Linear(4, 8).to(ts.bf16)
-given = {"z": ts.zeros((4, 4)), "n": ts.full((), 2.0), "t": ts.tensor(np.arange(4.0))}
-given["narrow"] = given["t"].to(ts.bf16)
-if dist.process_index() == 0:
-    print(*(float(x.numpy().sum()) for x in given.values()))
-placed = {**dist.place(given, zero, mesh), **dist.place(layer, zero, mesh).state_dict()}
-total = ts.jit(lambda x: {k: v.to(ts.f32).sum() for k, v in x.items()})(placed)
-print({k: v.item() for k, v in total.items()}, placed["weight"].type)
-"""
-
-
-def test_what_one_process_has_read_is_placed_by_all_of_them(tmp_path: Path) -> None:
-    """The choice of programs for a placement must not depend on values read already."""
-    texts = []
-    for size in (1, 2):
-        ended = run_ranks(
-            READ_BY_ONE, tmp_path, size=size, limit_s=120, head=HEAD,
-            TESSERA_DEVICES=str(4 // size),
-        )  # fmt: skip
-        assert [e.code for e in ended] == [0] * size, ended
-        texts += [e.out.splitlines() for e in ended]
-    assert texts[0][0] == texts[1][0] == "0.0 2.0 6.0 6.0"
-    assert texts[0][1] == texts[1][1] == texts[2][0]

@@ -72,7 +72,8 @@ def known(device: ttnn.MeshDevice, pair: ttnn.MeshDevice) -> dict[str, Any]:
 
 
 def _calls(name: str, known: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yields the arguments of each call: valid ones, with one replaced by an odd value."""
+    """Yields the arguments of each call: valid ones, with one replaced by an odd value. An argument
+    takes every second of the values, its neighbours and other functions the rest."""
     prefix, _, short = name.rpartition(".")
     call = getattr(MODULES[prefix and prefix + "."], short)
     right: dict[str, Any] = {}
@@ -84,8 +85,8 @@ def _calls(name: str, known: dict[str, Any]) -> Iterator[tuple[str, Any, dict[st
             is_tensor = "Tensor" in str(p.annotation) and p.name in ("weight", "tensor")
             right[p.name] = words[p.name] if p.name in words and not is_tensor else known["tensor"]
     extra = {"memory_config": 0, "dtype": 0, "output_tensor": 0, "cluster_axis": 0}
-    for word in dict.fromkeys([*(p.name for p in named), *extra]):
-        for value in known["odd"]:
+    for i, word in enumerate(dict.fromkeys([*(p.name for p in named), *extra]), len(name)):
+        for value in known["odd"][i % 2 :: 2]:
             yield word, call, right | {word: value}
 
 

@@ -119,7 +119,7 @@ class Mixed(nn.Module):
 
 
 def ours(
-    model: Any, x: ts.Tensor, labels: ts.Tensor, measure: bool = False, dtype: str = "f32"
+    model: Any, x: ts.Tensor, labels: ts.Tensor, tune: bool = False, dtype: str = "f32"
 ) -> tuple[Callable[[], float], Any]:
     """Returns (a function that runs one step and returns its loss, the compiled step); products are
     of `dtype`."""
@@ -134,8 +134,8 @@ def ours(
         model.load_parameters(new)
         return loss, state
 
-    if measure:
-        step = step.under(schedule.ScheduleOptions(measure=True))
+    if tune:
+        step = step.under(schedule.ScheduleOptions(tune=True))
     box = {"state": opt.init(model.parameters())}
 
     def run() -> float:
@@ -158,7 +158,7 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("net", choices=("convnet", "depthwise", "moe"))
     ap.add_argument("--rounds", type=int, default=8)
-    ap.add_argument("--measure", action="store_true", help="our step in the best of its ways")
+    ap.add_argument("--tune", action="store_true", help="our step, tuned")
     ap.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="of products")
     ap.add_argument("--compiled", action="store_true", help="PyTorch's step by torch.compile")
     ap.add_argument("--limit", type=float, default=240.0, help="seconds until it is given up")
@@ -183,11 +183,11 @@ def main() -> None:
         torch_nets = [str(HERE / "peers/torch_nets.py"), a.net, folder, a.dtype, how]
         with Workers([torch_nets], a.limit) as peer:
             given_x, given_labels = ts.tensor(x), ts.tensor(labels.astype(np.int32))
-            run, step = ours(model, given_x, given_labels, a.measure, a.dtype)
+            run, step = ours(model, given_x, given_labels, a.tune, a.dtype)
             found = in_turn({"ours": timed(run, peak()), "peer": peer.step}, a.rounds, warm=3)
     our, theirs = found["ours"], found["peer"]
     print(json.dumps({
-        "net": a.net + " measured" * a.measure + " compiled" * a.compiled, "dtype": a.dtype,
+        "net": a.net + " tuned" * a.tune + " compiled" * a.compiled, "dtype": a.dtype,
         "torch": peer.about["torch"],
         "ours_s": our.median_s, "ours_min_s": min(our.wall_s),
         "peer_s": theirs.median_s, "peer_min_s": min(theirs.wall_s),
@@ -197,7 +197,7 @@ def main() -> None:
         "first_loss_difference": abs(our.values[0] - theirs.values[0]),
         "largest_loss_difference": apart(our, theirs, at_most=SAME),
         "losses": our.values[:3], "memory": our_memory(step),
-        "variants": [str(v) for v in step.variants],
+        "timings": [str(t) for t in step.timings],
     }))  # fmt: skip
 
 

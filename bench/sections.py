@@ -16,6 +16,7 @@ SECTIONS = {
     "fsdp": Section("ZeRO-3 against FSDP2", whole.fsdp),
     "gpu": Section("A training step on a GPU", whole.on_a_gpu, gpu),
     "nets": Section("A convnet and mixed experts against PyTorch", whole.nets),
+    "tune": Section("After tuning, against the defaults", whole.tuned),
     "dispatch": Section("What a call costs", around.dispatch),
     "order": Section("The order of calls, compared", around.order),
     "ttnn": Section("TT-NN's calls", around.ttnn_calls),

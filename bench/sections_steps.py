@@ -214,9 +214,9 @@ def nets(rounds: int) -> list[str]:
     for net in ("convnet", "depthwise", "moe"):
         found.append(measure("nets.py", net, "--rounds", str(2 * rounds)))
         if net == "depthwise":
-            continue  # all of its compile variants are equal
-        measure("nets.py", net, "--rounds", "1", "--measure")  # what is timed reads what this found
-        found.append(measure("nets.py", net, "--rounds", str(2 * rounds), "--measure"))
+            continue  # all of its candidates are equal
+        measure("nets.py", net, "--rounds", "1", "--tune")  # what is timed reads what this found
+        found.append(measure("nets.py", net, "--rounds", str(2 * rounds), "--tune"))
     behind = [r["net"] for r in found if r["speed_ratio"] < 1]
     who = f"**The peer is ahead ({', '.join(behind)})**" if behind else "Ours is ahead"
     return [
@@ -228,22 +228,50 @@ def nets(rounds: int) -> list[str]:
             {max(r["first_loss_difference"] for r in found):.1e}; later ones by
             {max(r["largest_loss_difference"] for r in found):.1e} with experts, whose router may
             choose otherwise between near scores. Peaks are of whole processes while they step. With
-            `measure=True` (docs/schedule.md) ours takes the best of the ways that an earlier
-            process timed and kept; the process that times them has a higher peak, and steps that
-            take about a tenth longer."""
+            `tune=True` (docs/tuning.md) ours takes the choices that an earlier process timed and
+            recorded; the process that times them has a higher peak."""
         ),
         *torch_rows(found, "net"),
-        *(f"- {r['net']}: {'; '.join(r['variants'])}" for r in found if r["variants"]),
+        *(f"- {r['net']}: {'; '.join(r['timings'])}" for r in found if r["timings"]),
         "",
     ]
+
+
+def tuned(rounds: int) -> list[str]:
+    found = [
+        measure("tune.py", net, "--devices", str(n), "--rounds", str(3 * rounds))
+        for net in ("gpt", "convnet", "moe")
+        for n in (1, 2, 4)
+    ]
+    slowest = max(r["again_s"] for r in found)
+    return [
+        *prose(
+            f"""`bench/tune.py`: a training step of the demo's GPT, of the convnet and of the
+            experts of the section before, data-parallel, after `ts.tune` against the defaults, one
+            step each in turn in one process. A search takes at most {found[0]["limit_s"]:.0f} s. A
+            second start finds its choice in at most {slowest:.2f} s."""
+        ),
+        *table(
+            ["step", "devices", "defaults s", "tuned s", "ratio", "chosen", "timed", "search s"],
+            [
+                [
+                    r["net"], r["devices"], f"{r['plain_s']:.3f}", f"{r['tuned_s']:.3f}",
+                    f"{r['ratio']:.2f}",
+                    ", ".join(f"`{k}={v}`" for k, v in r["chosen"].items()) or "the defaults",
+                    r["timed"], f"{r['search_s']:.0f}",
+                ]
+                for r in found
+            ],
+        ),
+    ]  # fmt: skip
 
 
 NETS = {"convnet": "the convnet (ResNet of 15 convolutions, 64 images of 32 x 32)",
         "depthwise": "a depthwise convnet (4 blocks, 64 and 128 channels, 3 x 3; max and mean pool,"
         " exact GELU, 32 images of 32 x 32)",
         "moe": "the experts (4 layers of 8, 2 a token, d=256, 4096 tokens)",
-        "convnet measured": "the convnet, `measure=True`",
-        "moe measured": "the experts, `measure=True`"}  # fmt: skip
+        "convnet tuned": "the convnet, `tune=True`",
+        "moe tuned": "the experts, `tune=True`"}  # fmt: skip
 
 
 def pipeline(rounds: int) -> list[str]:

@@ -71,6 +71,7 @@ from .runtime.cpu.malloc import share_heap
 if TYPE_CHECKING:
     from . import checkpoint, data, debug, distributed, elastic, pipeline, schedule
     from .core.mesh import Mesh
+    from .lang.jit.tuner import tune
     from .lang.value.engine import Engine
 
 __version__ = VERSION
@@ -84,7 +85,7 @@ __all__ = [
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
     "from_jax", "function", "grad", "graph", "int8", "int32", "jit", "jvp", "linalg", "map_chunks",
     "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule",
-    "seed", "set_program_cache", "stop_gradient", "strict", "tensor", "uint8", "uint32",
+    "seed", "set_program_cache", "stop_gradient", "strict", "tensor", "tune", "uint8", "uint32",
     "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
@@ -140,5 +141,8 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
     return tensor(array, mesh=on)
 
 
-_LATE = ("checkpoint", "data", "debug", "distributed", "elastic", "pipeline", "schedule")
+_LATE = (
+    "checkpoint", "data", "debug", "distributed", "elastic", "pipeline", "schedule",
+    "lang.jit.tuner:tune",
+)  # fmt: skip
 __getattr__ = public("ts", globals(), late=_LATE)

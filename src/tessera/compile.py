@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from .core.compile_variants import CompileVariant
 from .core.devices import LOST, need_devices, set_device_provider
 from .core.errors import (
     DonatedError,
@@ -47,7 +46,7 @@ from .runtime import (
     program_cache,
     pytrees,
 )
-from .runtime.cpu import autotune
+from .runtime.cpu import compile_options
 from .runtime.lower import NONE, lower
 from .runtime.processes import exchange, first_process
 from .runtime.processes.call_order import compare_calls
@@ -63,18 +62,14 @@ class Executable:
     """A compiled schedule. `types` are the results' types, on the program's mesh. `donate` maps
     each donated argument to the result that reuses its memory."""
 
-    def __init__(
-        self, schedule: Schedule, donate: Mapping[int, int] = NONE, measure: bool = False
-    ) -> None:
+    def __init__(self, schedule: Schedule, donate: Mapping[int, int] = NONE) -> None:
         self.schedule = schedule
-        self._measures = measure and schedule.options.schedule.measure
         mesh = schedule.mesh
         types = [t if t.mesh is not None else t.on(mesh) for t in schedule.buffers]
         self.types = tuple(types[b] for b in schedule.outputs)
         self.wants = tuple(types[b] for b in schedule.inputs)
         self._is_stepped = schedule.is_staged or schedule.options.executor == "stepped"
         self._donate = donate
-        self._measured: autotune.Measured | None = None
         # Empty for the stepped executor, which copies an array that is passed twice.
         self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
 
@@ -90,24 +85,10 @@ class Executable:
         ordered = any("order" in n.attrs for n, _ in s.collectives())
         base, under = determinism_of(s.options, ordered)
         fast = under.determinism == "fast"
-        options = {**(base or {}), **autotune.usual(s, fast)} or None
-        if self._measures:
-            why = autotune.why_not(s, fast, self._is_stepped)
-            if not why:
-                self._measured = autotune.Measured(
-                    s, base or {}, lambda o: lower(s, self._donate, o, under), self.given_up
-                )
-                return guarded(self._measured, s, True, self._measured.settle)
-            autotune.warn(s, why)
+        options = {**(base or {}), **compile_options.compiler_options(s, fast)} or None
         if self._is_stepped:
             return guarded(Stepped(s, options=options, under=under), s, False)
         return guarded(lower(s, self._donate, options, under), s, True)
-
-    @property
-    def variants(self) -> tuple[CompileVariant, ...]:
-        """The compile variants that were timed; empty before the first run, and without
-        `measure`."""
-        return () if self._measured is None else self._measured.variants
 
     def __call__(
         self,
@@ -236,13 +217,11 @@ class Engine:
     def start(self, mesh: Mesh | None) -> None:
         devices.start_for(mesh)
 
-    def compile(
-        self, graph: Graph, donate: Sequence[int] = (), measure: bool = False
-    ) -> Executable:
+    def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Executable:
         graph = prepared(graph)
         # Only donations that a result can reuse, as the engine warns of others.
         taken = aliases_in(graph, donate, lambda t: _buffer(t.on(graph.mesh)))
-        made = Executable(_told(scheduled(graph)), taken, measure)
+        made = Executable(_told(scheduled(graph)), taken)
         made.start()
         return made
 
@@ -315,6 +294,21 @@ class Engine:
     def delete(self, data: Any) -> None:
         if isinstance(data, jax.Array):
             data.delete()
+
+    def copied(self, data: Any) -> Any:
+        return jax.numpy.copy(data) if isinstance(data, jax.Array) else data
+
+    def wait(self, arrays: Sequence[Any]) -> None:
+        jax.block_until_ready(arrays)
+
+    def machine(self, mesh: Mesh | None) -> dict[str, str]:
+        return compile_options.machine(mesh)
+
+    def memory_bytes(self) -> int:
+        return compile_options.memory_bytes()
+
+    def open_choices(self, schedule: Schedule) -> dict[str, tuple[str, ...]]:
+        return compile_options.open_choices(schedule)
 
     def answers(self, device: int) -> bool:
         return devices.answers(device)

@@ -43,7 +43,7 @@ class Oracle:
     def start(self, mesh: Any) -> None:
         """A no-op, since there are no devices."""
 
-    def compile(self, g: graph.Graph, donate: Sequence[int] = (), measure: bool = False) -> Program:
+    def compile(self, g: graph.Graph, donate: Sequence[int] = ()) -> Program:
         self.compiled += 1
         g = simplify(g)
         verify(g, "simplify")

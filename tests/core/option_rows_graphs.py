@@ -156,7 +156,7 @@ row("tessera.graph.training_step", planned_step, module="net",
 WRITTEN: dict[str, Any] = {
     "algorithm": (("", "ring"),), "backend": "nccl", "bucket_bytes": 64, "epoch": "hard",
     "microbatches": 8, "overlap": True, "pipeline": False, "prefetch": 1, "scope_depth": 2,
-    "topology": cluster("h100"), "measure": True, "reshard_after_forward": False,
+    "topology": cluster("h100"), "choices": (("library", "older"),), "reshard_after_forward": False,
 }  # fmt: skip
 row("tessera.schedule.ScheduleOptions", lambda **k: schedule.ScheduleOptions(**k).text(),
     **WRITTEN)  # fmt: skip

@@ -67,7 +67,7 @@ CHOICES = st.builds(
         ).map(tuple)
     ),
     topology=maybe(TOPOLOGIES),
-    measure=maybe(st.booleans()),
+    choices=maybe(st.just((("block_rows", 64), ("library", "older")))),
 )
 PROGRAMS = st.builds(
     ProgramOptions,

@@ -24,7 +24,7 @@ from tessera.core import flags
 from tessera.core.dtypes import f32
 from tessera.core.layout import parse_type
 from tessera.runtime import xp_jax
-from tessera.runtime.cpu import autotune
+from tessera.runtime.cpu import compile_options
 from tessera.runtime.devices import start
 from tests.cases import LONG
 from tests.core.table import apart, positive
@@ -124,7 +124,7 @@ def preferred() -> bool:
 def test_several_cores_work_at_one_convolution(
     monkeypatch: pytest.MonkeyPatch, cores: int, channels: int, level: Any, other: bool
 ) -> None:
-    monkeypatch.setattr(autotune, "cores_of_a_device", lambda mesh: cores)
+    monkeypatch.setattr(compile_options, "cores_of_a_device", lambda mesh: cores)
     x, w = real(2, channels, 8, 8), real(channels, channels, 3, 3)
 
     @ts.jit
@@ -223,7 +223,7 @@ def test_a_large_window_is_a_small_program() -> None:
 
 
 def test_the_users_own_word_on_the_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune, "cores_of_a_device", lambda mesh: 2)
+    monkeypatch.setattr(compile_options, "cores_of_a_device", lambda mesh: 2)
     monkeypatch.setattr(flags, "_fuses", [False])
     net = ts.jit(lambda x, w: nn.conv2d(x, w))
     net(ts.tensor(real(2, 32, 8, 8)), ts.tensor(real(32, 32, 3, 3)))

@@ -171,15 +171,15 @@ def limited(**k: Any) -> Any:
     return found
 
 
-def timed(**k: Any) -> int:
-    """The number of compile variants that a call has timed; tests/mesh/test_ways.py tests the
-    choice."""
+def timed(**k: Any) -> Any:
+    """(the number of candidates that a call has timed, its choices); tests/mesh/test_tuner.py tests
+    which one is taken."""
     run = schedule(**k)(lambda x: x @ x)
     run(np.ones((2, 2), np.float32))
-    return len(run.variants)
+    return len(run.timings), run.choices.choices
 
 
-row("schedule", timed, measure=True)
+row("schedule", timed, choices={"instruction_order": "least_memory"}, tune=True)
 
 
 row("tessera.set_program_cache", limited, maps=20000, bytes=1 << 34)

@@ -39,7 +39,8 @@ class Settings:
     embeddings, too. `strict`: strict mode. `ordered`: sums over devices have a fixed order at every
     level of determinism. `reduce_dtype`: the dtype in which sums of gradients are sent (None: their
     own). `no_grad`: results are constants to gradients. `op_by_op`: a compiled function runs op by
-    op for gradients. `program`: the options of programs recorded here.
+    op for gradients. `program`: the options of programs recorded here. `tune_limit_s`: compiled
+    functions are tuned, each in at most so many seconds.
     """
 
     mesh: Mesh | None = None
@@ -51,6 +52,7 @@ class Settings:
     no_grad: bool = False
     op_by_op: bool = False
     program: ProgramOptions = PLAIN
+    tune_limit_s: float | None = field(default=None, compare=False)
 
 
 class Changes(TypedDict, total=False):
@@ -67,6 +69,7 @@ class Changes(TypedDict, total=False):
     program: ProgramOptions
     comm_trace: bool
     schedule: ScheduleOptions
+    tune_limit_s: float | None
     executor: str
     determinism: str
     order: str

@@ -19,6 +19,8 @@
 | `TESSERA_HEAP`          | off: a CPU backend does not keep the memory that arrays give back  |
 | `TESSERA_PROGRAM_CACHE` | where compiled programs stay for later processes (a folder, or off) |
 | `TESSERA_PROGRAM_CACHE_BYTES` | how much they may take there (a number)                    |
+| `TESSERA_TUNE`          | the autotuner: off, read, search or freeze (lang/jit/tuner.py)     |
+| `TESSERA_TUNE_LIMIT`    | seconds of the search for one program (a number)                   |
 | `TESSERA_VISIBLE_DEVICES` | which devices a process sees (ids, "0,1"); also `TT_VISIBLE_DEVICES` |
 
 A switch is on for 1, true, yes, on; off for 0, false, no, off. Unset or empty it is off, except
@@ -31,6 +33,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 
 from .errors import UsageError, lines_up
 from .wording import nearest
@@ -53,6 +56,8 @@ PROGRAM_CACHE_BYTES = "TESSERA_PROGRAM_CACHE_BYTES"
 TOKEN = "TESSERA_TOKEN"
 TOKEN_FILE = "TESSERA_TOKEN_FILE"
 TRACEBACK_FILTERING = "TESSERA_TRACEBACK_FILTERING"
+TUNE = "TESSERA_TUNE"
+TUNE_LIMIT = "TESSERA_TUNE_LIMIT"
 VISIBLE_DEVICES = "TESSERA_VISIBLE_DEVICES"
 
 KNOWN = tuple(v for v in globals().values() if isinstance(v, str) and v.startswith("TESSERA_"))
@@ -107,6 +112,11 @@ def folder(name: str, environment: Mapping[str, str] | None = None) -> str:
     ('.', '/tmp/dumps')
     """
     return (os.environ if environment is None else environment).get(name, "").strip() or "."
+
+
+def cache_folder() -> Path:
+    """Returns the folder of this user's caches. Raises RuntimeError if there is no home folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera"
 
 
 def text(name: str, environment: Mapping[str, str] | None = None) -> str:

@@ -46,8 +46,9 @@ class ScheduleOptions:
     - `algorithm`: the algorithm of each collective, as pairs (collective, name); "" stands for all
       collectives.
     - `topology`: the links that "cheapest" and the number of segments are computed for.
-    - `measure`: True: the first call compiles the program in several variants, times each with its
-      own arguments, and keeps the fastest.
+    - `choices`: choices of the autotuner's table (autotune/choices.py), as sorted pairs.
+    - `tune`: True: the first call times candidates of the open choices with its own arguments, and
+      keeps the fastest. It is no part of the program.
     """
 
     overlap: bool | None = None
@@ -61,7 +62,8 @@ class ScheduleOptions:
     scope_depth: int | None = None
     algorithm: tuple[tuple[str, str], ...] | None = None
     topology: Topology | None = None
-    measure: bool | None = None
+    choices: tuple[tuple[str, Any], ...] | None = None
+    tune: bool | None = field(default=None, compare=False, metadata={"text": False})
 
     def text(self) -> str:
         """Returns the choices that are not None, as text: 'overlap=True bucket_bytes=1048576'."""
@@ -81,7 +83,8 @@ class ProgramOptions:
     options. With `level_required` a backend that cannot keep the level refuses the program, instead
     of running it at a lower level. With `comm_trace` its collectives are printed when it is
     compiled. `processes` is the number of processes that run it together; each has its own host
-    numbers. These three do not change the program's results, so the text leaves them out.
+    numbers. These three do not change the program's results, so the text leaves them out. `tuned`
+    is the autotuner's line about the choices; it is shown as a comment and is no part of the value.
     """
 
     determinism: str = "fast"
@@ -91,6 +94,7 @@ class ProgramOptions:
     level_required: bool = field(default=False, metadata={"text": False})
     comm_trace: bool = field(default=False, metadata={"text": False})
     processes: int = field(default=1, metadata={"text": False})
+    tuned: str = field(default="", compare=False, metadata={"text": False})
 
     @property
     def mesh_invariant(self) -> bool:
@@ -192,6 +196,9 @@ def _read(key: str, word: str) -> object:
         return CLUSTERS[name].of(*map(int, sizes.split("x"))) if "x" in sizes else CLUSTERS[name]
     if key == "algorithm":
         return tuple(map(_algorithm, word.split(",")))
+    if key == "choices":
+        pairs = (pair.partition(":")[::2] for pair in word.split(","))
+        return tuple((name, int(v) if v.isdecimal() else v) for name, v in pairs)
     return ast.literal_eval(word)
 
 

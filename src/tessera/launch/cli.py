@@ -23,6 +23,7 @@ from . import run as launcher
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
 from .mesh_cli import mesh
+from .tune_cli import tune
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(mesh, name="mesh")
@@ -63,6 +64,7 @@ def flight(
 
 app.command(context_settings=launcher.CONTEXT)(launcher.run)
 app.command()(doctor)
+app.command(context_settings=launcher.CONTEXT)(tune)
 
 
 def main() -> None:

@@ -3,9 +3,12 @@ elsewhere. A block is launched kernel by kernel, so small blocks would leave a G
 
 from __future__ import annotations
 
+import math
+
 from ..core.context import settings
 from ..core.devices import platform
 from ..core.dtypes import dtype_of, f32
+from ..lang.record.recorder import choose
 from ..lang.value.tensor import Tensor
 
 # Rows of a block on a CPU: few enough to need little memory, and enough that a further block costs
@@ -22,7 +25,10 @@ def rows_at_once(rows: int | None, x: Tensor, width: int) -> int:
     if rows is not None:
         return rows
     if platform() == "cpu":
-        return ROWS
+        count = max(1, math.prod(x.type.local_shape[:-1]))
+        others = {min(n, count): n for n in (count, 4 * ROWS, 2 * ROWS, ROWS // 2, ROWS // 4)}
+        others.pop(min(ROWS, count), None)  # the same blocks as by default
+        return int(choose("block_rows", ROWS, others.values()))
     narrow = settings().autocast if x.dtype is f32 else None
     size = (x.dtype if narrow is None else dtype_of(narrow)).bytes
     return max(ROWS, BYTES // (size * max(1, width)))
@@ -30,4 +36,5 @@ def rows_at_once(rows: int | None, x: Tensor, width: int) -> int:
 
 def scores_at_once(on_cpu: int) -> int:
     """The maximum number of attention scores that a device computes at once."""
-    return on_cpu if platform() == "cpu" else SCORES
+    default = on_cpu if platform() == "cpu" else SCORES
+    return int(choose("attention_scores", default, (default // 4, default * 4, default * 16)))

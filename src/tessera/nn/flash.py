@@ -27,6 +27,7 @@ from ..lang.autodiff.map_chunks import map_chunks
 from ..lang.math import functions as F
 from ..lang.math.elementwise import as_float
 from ..lang.record.operands import as_tensor, emit
+from ..lang.record.recorder import choose
 from ..lang.value.engine import engine
 from ..lang.value.tensor import Like, Tensor
 from .block_size import scores_at_once
@@ -83,10 +84,14 @@ def flash_attention(
         return attention(q, k, v, causal, scale, bias, mask, cap)
     if how == "cudnn" or (how is None and platform() == "gpu"):
         found = _by_library(q, k, v, causal, scale, bias, mask, cap)
-        if isinstance(found, Tensor):
+        usual = "cudnn" if isinstance(found, Tensor) else "tiles"
+        how = how or choose("attention", usual, ("tiles",))
+        if how == "cudnn" and isinstance(found, Tensor):
             return found
         if asked is not None:
-            raise _none(found, q, k, v)
+            raise _none(str(found), q, k, v)
+    elif how is None:
+        how = choose("attention", "tiles", ("sequences",))
     if how != "sequences":
         return _in_tiles(q, k, v, causal, scale, bias, mask, cap)
     return _by_sequences(q, k, v, causal, scale, 2 if rows is None else rows, bias, mask, cap)

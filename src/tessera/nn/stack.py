@@ -19,6 +19,7 @@ from ..lang.autodiff.scan import scan
 from ..lang.math import functions as F
 from ..lang.record.operands import emit_many
 from ..lang.record.parameter import Parameter
+from ..lang.record.recorder import choose
 from ..lang.record.tree import Path, flatten, paths, unflatten
 from ..lang.value.tensor import Tensor
 from .module import Module
@@ -107,7 +108,14 @@ class Stack(Module):
         own_tensors, own_spec = flatten(each)
         weights = [tuple(x[i] for i in at) for (x, _), at in zip(opened, inside, strict=True)]
         if "layers" not in self.__dict__:
-            looped = again or not write_out(self.depth) if self.loop is None else self.loop
+            looped = self.loop
+            if looped is None and again:
+                looped = True
+            elif looped is None:
+                usual, other = "unrolled", "loop"
+                if not write_out(self.depth):
+                    usual, other = other, usual
+                looped = choose("layers", usual, (other,)) == "loop"
             if looped:
                 xs = (weights[0], own_tensors) if own_tensors else weights[0]
                 x, (more, new) = scan(layer, x, xs, policy=self._policy)

@@ -170,6 +170,8 @@ class ScheduleInspection:
     def __str__(self) -> str:
         where = f", priced on {self.topology.name}" if self.topology is not None else ""
         head = f"{self.schedule.name}  hash {self.schedule.hash}{where}"
+        if self.schedule.options.tuned:
+            head += f"\n  {self.schedule.options.tuned}"
         if self.backend is not None:
             requested = TRANSPORTS.get(self.backend, "its own collectives")
             moves = self.rows or self.sent[0]

@@ -41,7 +41,7 @@ def folder() -> KeptPrograms | None:
     if off or theirs or jax.default_backend() not in ("cpu", "gpu"):
         return None
     try:
-        place = _own(Path(named).expanduser() if named else _default())
+        place = _own(Path(named).expanduser() if named else environment.cache_folder() / "programs")
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         _warn(named, f"{error}; name a folder of your own, or set it to 0")
         return None
@@ -61,11 +61,6 @@ def _warn(named: str, why: str) -> None:
             EngineWarning,
             stacklevel=lines_up(),
         )
-
-
-def _default() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tessera" / "programs"
 
 
 def _own(folder: Path) -> Path:

@@ -7,6 +7,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -77,7 +78,7 @@ def program_bytes(executable: Any) -> dict[str, int]:
         )
         for t in executable.wants
     ]
-    found = executable.run.lower(*args).compile().memory_analysis()
+    found = inspect.unwrap(executable.run).lower(*args).compile().memory_analysis()
     return {
         "arguments": found.argument_size_in_bytes,
         "results": found.output_size_in_bytes,

@@ -35,6 +35,7 @@ def to_text(s: Schedule, around: ProgramOptions = PLAIN) -> str:
     options = " ".join(filter(None, (s.table, "" if own == around.text() else own)))
     lines = [f"schedule {_name(s.name)}  v{VERSION}{mesh}"]
     lines[0] += f"  options {options}" if options else ""
+    lines[0] += f"  # {s.options.tuned}" if s.options.tuned != around.tuned else ""
     for b, (t, (first, last)) in enumerate(zip(s.buffers, s.lifetimes, strict=True)):
         born = "given" if first < 0 else f"s{first}"
         dies = "returned" if last == len(s.steps) else f"s{last}" if last >= 0 else "unused"
@@ -143,7 +144,7 @@ class _Parser:
         """The whole schedule: head, buffers, steps, outputs."""
         head = re.match(
             rf'schedule ("(?:[^"\\]|\\.)*"|\S+)  v{VERSION}'
-            r"(?:  mesh ([^#]*?))?(?:  options ([^#]*))?\Z",
+            r"(?:  mesh ([^#]*?))?(?:  options ([^#]*?))?(?:  # .*)?\Z",
             self.lines[0],
         )
         if head is None:

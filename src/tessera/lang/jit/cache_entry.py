@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from ...autotune.choices import Timing
 from ...core.context import Settings
 from ...core.layout import TensorType
 from ..record.parameter import FREEZING, Parameter
@@ -44,6 +45,14 @@ class Entry:
         self.arg_types: tuple[TensorType, ...] | None = None
         self.program: Program | None = None  # the program of the fast path
         self.checks: list[tuple[int, Check]] = []  # (index of a tensor, check at each call)
+        # Of the autotuner: the entry that runs in place of this one, the open choices of the
+        # recording, the candidates that were timed, and whether its program was compiled.
+        self.best: Entry | None = None
+        self.is_looked_up = False
+        self.open_choices: Mapping[str, Sequence[Any]] = {}
+        self.timings: tuple[Timing, ...] = ()
+        self.is_warm = False
+        self.last: Any = None  # the recording that `Jit.graph` and `Jit.schedule` show
 
     def leads_to(self, other: Entry) -> bool:
         """Returns whether `other`, the entry of a new call, differs from this entry only by its

@@ -16,8 +16,9 @@ from inspect import isfunction
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from ...autotune.choices import Timing
+from ...core import environment
 from ...core.checks import function_of
-from ...core.compile_variants import CompileVariant
 from ...core.context import Settings, replaced, settings
 from ...core.contexts import above
 from ...core.errors import DonatedError, NotYetError, TraceWarning, UsageError, caller, lines_up
@@ -145,13 +146,15 @@ class Jit(Generic[P, R]):
         Recordings that read a value on the host are left out.
         """
         every = [e for entries in self._entries.values() for e in entries]
+        every = [e.best or e for e in every]
         return [e.root.program() for e in every if e.root.written is not None]
 
     @property
-    def variants(self) -> tuple[CompileVariant, ...]:
-        """The variants of the latest program that were timed at its first call, each with the
-        seconds of a step and bytes of temporaries; none without `@schedule(measure=True)`."""
-        return next((p.variants for p in self.programs), ())
+    def timings(self) -> tuple[Timing, ...]:
+        """The candidates of the latest program that the autotuner timed, one of which is chosen;
+        none if it was not tuned."""
+        every = (e for entries in self._entries.values() for e in entries)
+        return next((e.best.timings for e in every if e.best is not None), ())
 
     @property
     def choices(self) -> ScheduleOptions:
@@ -218,6 +221,10 @@ class Jit(Generic[P, R]):
     def _run_now(self, args: Any, kwargs: Any) -> R:
         with TURN:  # until the arguments are taken
             entry, leaves, spec = self._entry(args, kwargs)
+            if entry.best is None and (not entry.is_looked_up or settings().tune_limit_s):
+                entry.best = self._tuned(entry, leaves, spec, args, kwargs)
+                entry.is_looked_up = True
+            entry = entry.best or entry
             tensors = entry.pick(leaves)
             data = None if entry.fast_path is None else self._taken(entry, tensors)
         for at, check in entry.checks:
@@ -242,6 +249,7 @@ class Jit(Generic[P, R]):
         not just one program of its arguments."""
         with TURN, self.in_force():
             entry, _, _ = self._entry(args, kwargs)
+        entry = entry.best or entry
         root, pick = entry.root, entry.fast_path
         program = root.program() if pick is not None else None
         if program is None or pick is None or entry.checks or not root.written.plain:
@@ -269,10 +277,43 @@ class Jit(Generic[P, R]):
             entry.key = key
             more = self._record(entry, leaves, more, spec, [])
             entry.settle()
+            entry.last = self._last, self._staged
             same = self._entries.setdefault(entry.key, [])
             same.insert(0, entry)
             del same[MOST_ENTRIES:]
         return entry, leaves + more if more else leaves, spec
+
+    def _tuned(
+        self, entry: Entry, leaves: list[Any], spec: Spec, args: Any, kwargs: Any
+    ) -> Entry | None:
+        """Returns the entry for the best choices of `entry`'s program, None if none are asked for.
+        Candidates are recorded with the arguments of the call."""
+        now = settings()
+        if not (
+            now.tune_limit_s or now.program.schedule.tune or environment.text(environment.TUNE)
+        ):
+            return None
+        from . import tuner  # most programs are not tuned
+
+        own = len(spec_paths(spec))
+
+        def record() -> Entry:
+            again = Entry(leaves, settings(), self._marks(args, kwargs), self._owners, own)
+            again.key = entry.key
+            self._recorded(again, leaves[:own], leaves[own:], spec, [])
+            again.settle()
+            again.last = self._last, self._staged
+            return again
+
+        return tuner.best(self, entry, record, leaves)
+
+    def show(self, entry: Entry, line: str) -> None:
+        """Makes `entry` the last recording; its text shows `line`, of the autotuner."""
+        (builder, results, schedule), self._staged = entry.last
+        builder.options = replace(builder.options, tuned=line)
+        if schedule is not None:
+            schedule = replace(schedule, options=replace(schedule.options, tuned=line))
+        self._last = builder, results, schedule
 
     def _outside(self) -> tuple[list[Any], Any]:
         """Returns (the leaves, the structure) of the variables that hold tensors, and of the outer
@@ -410,6 +451,7 @@ class Jit(Generic[P, R]):
     def _settle(self, entry: Entry, tensors: Sequence[Any], done: Recorded, reads: Reads) -> None:
         """Builds the programs of `entry` from the recording `done` of a call with these tensors."""
         recorder, sources = done.recorder, reads.sources
+        entry.open_choices = recorder.open_choices
         place: dict[int, int] = {}
         for k, t in enumerate(tensors):
             place.setdefault(id(t), k)

@@ -21,7 +21,7 @@ from ...ops.redistribute import CHANGES, MOVES, all_to_all
 from ..record.recorder import Recorder, current
 
 # Options that are read during a recording; all others are fixed when it begins.
-READ_LATE = ("pipeline", "microbatches", "backend", "epoch")
+READ_LATE = ("pipeline", "microbatches", "backend", "epoch", "tune")
 # Options for the time at which collectives run.
 WHEN = ("overlap", "bucket_bytes", "prefetch", "reshard_after_forward")
 
@@ -105,16 +105,6 @@ class Chosen:
                 "the microbatches of a pipeline share the weights that are gathered",
                 means="a weight is gathered again for the backward pass",
                 fix="leave it out",
-            )
-        if o.measure and (cut or table):
-            warn_no_effect(
-                "schedule: measure=True",
-                f"{self.name} is several programs: it "
-                + ("reads values while it runs" if cut else "has stages"),
-                means="the ways to compile a program are timed at its first call",
-                fix="return the values, and read them outside; or leave it out"
-                if cut
-                else "leave it out",
             )
         if not table and not cut and any(k in made(o) for k in ("algorithm", *WHEN)):
             self._warn_of_collectives(recorder)

@@ -136,7 +136,7 @@ class Segment:
             if self.after or self.written is None:
                 self._program = program_of(self.graph, donate)
             else:
-                self._program = engine().compile(self.graph, donate, measure=True)
+                self._program = engine().compile(self.graph, donate)
         return self._program
 
 

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated, Any, ParamSpec, TypeVar
 
+from ...autotune.choices import checked
 from ...core.checks import function_of, one_of, shown, unfit
 from ...core.context import put, settings
 from ...core.contexts import above
@@ -156,7 +157,8 @@ def options(
     reshard_after_forward: Flag | None = None,
     algorithm: str | dict[str, str] | None = None,
     topology: Topology | str | None = None,
-    measure: Flag | None = None,
+    choices: dict[str, Any] | None = None,
+    tune: Flag | None = None,
 ) -> ScheduleOptions:
     """Returns the options as a `ScheduleOptions`. Raises UsageError if one has a wrong value."""
     sizes = (tile,) if is_whole(tile) else tile
@@ -186,7 +188,8 @@ def options(
         pipeline=pipeline,
         backend=comm_backend,
         epoch=epoch,
-        measure=measure,
+        choices=None if choices is None else checked(choices),
+        tune=tune,
     )
 
 
@@ -195,10 +198,11 @@ def compiled_under(fn: Any = None, /, *more: Any, **choices: Any) -> Any:
 
     `pipeline`, `overlap`, `comm_backend`, `epoch`, `tile`, `warps` are those of guide 2, 3.4;
     `microbatches`, `bucket_bytes`, `prefetch`, `reshard_after_forward`, `algorithm`, `topology` and
-    `measure` (see ScheduleOptions) are further options. With `measure`, `.variants` has the timed
-    variants. The result is like that of `ts.jit`, the same above `@ts.jit` and below it:
-    `.schedule` is the Schedule of its last recording. A training step stays one. An option about a
-    thing that the function does not have, such as a pipeline, gives an OptionWarning; so does an
+    `choices`, `tune` (see ScheduleOptions) are further options. With `tune`, `.timings` has the
+    candidates that were timed. The result is like that of `ts.jit`, the same above `@ts.jit` and
+    below it: `.schedule` is the Schedule of its last recording. A training step stays one. An
+    option about a thing that the function does not have, such as a pipeline, gives an
+    OptionWarning; so does an
     option that is fixed already because another recorded function calls this one.
     """
     unknown = [k for k in choices if k not in inspect.signature(options).parameters]

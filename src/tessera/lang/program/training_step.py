@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
+from ...autotune.choices import Timing
 from ...core.checks import function_of, unfit
-from ...core.compile_variants import CompileVariant
 from ...core.context import settings
 from ...core.contexts import above
 from ...core.declared import Function
@@ -115,9 +115,9 @@ class TrainingStep(Generic[P, R]):
         return self._jit
 
     @property
-    def variants(self) -> tuple[CompileVariant, ...]:
-        """`Jit.variants` of the compiled function."""
-        return self._jit.variants
+    def timings(self) -> tuple[Timing, ...]:
+        """`Jit.timings` of the compiled function."""
+        return self._jit.timings
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise UsageError(

@@ -6,7 +6,7 @@ recorder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -148,6 +148,7 @@ class Recorder:
         self.chosen: dict[
             Any, None
         ] = {}  # the schedule options of the functions that it calls: jit/schedule_options.py
+        self.open_choices: dict[str, tuple[Any, ...]] = {}  # that it reads, with further values
         self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE
         if parent is not None:
@@ -404,6 +405,22 @@ def options_here() -> ProgramOptions:
     """The options of the current recording, or of a recording that would begin here."""
     recorder = current()
     return settings().program if recorder is None else recorder.options
+
+
+def open_choice(name: str, values: Iterable[Any]) -> None:
+    """Notes that the current recording reads the choice `name` (autotune/choices.py), and values
+    that the autotuner may try."""
+    recorder = current()
+    if recorder is not None:
+        known = recorder.root.open_choices.setdefault(name, ())
+        recorder.root.open_choices[name] = tuple(dict.fromkeys((*known, *values)))
+
+
+def choose(name: str, default: Any, others: Iterable[Any] = ()) -> Any:
+    """Returns the value of the choice `name` for the current recording: `default` if no value is
+    set. `others` are the values that the autotuner may try."""
+    open_choice(name, (value for value in others if value != default))
+    return dict(options_here().schedule.choices or ()).get(name, default)
 
 
 def need_before_recording(what: str, **chosen: Any) -> None:

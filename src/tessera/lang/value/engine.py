@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
-from ...core.compile_variants import CompileVariant
 from ...core.errors import BackendError
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
@@ -30,10 +29,6 @@ class Program(Protocol):
     types: tuple[TensorType, ...]
 
     wants: tuple[TensorType, ...]
-
-    @property
-    def variants(self) -> tuple[CompileVariant, ...]:
-        """The variants timed to compile it (`@schedule(measure=True)`), with their measurements."""
 
     def start(self) -> None:
         """Starts the devices of the program unless they run already. Raises BackendError if there
@@ -65,10 +60,7 @@ class Engine(Protocol):
     """Places arrays, compiles graphs, reads results."""
 
     def start(self, mesh: Mesh | None) -> None: ...
-    def compile(self, graph: Graph, donate: Sequence[int] = (), measure: bool = False) -> Program:
-        """Returns the program of `graph`. With `measure`, for a user's whole function, its variants
-        are timed at its first call if its options ask for that."""
-
+    def compile(self, graph: Graph, donate: Sequence[int] = ()) -> Program: ...
     def step_by_step(self, schedule: Schedule) -> Program: ...
     def place(self, value: Any, type: TensorType) -> Data: ...
     def place_blocks(self, fill: Callable[[Parts], None], type: TensorType) -> Data: ...
@@ -94,6 +86,19 @@ class Engine(Protocol):
     def program_bytes(self, program: Program) -> dict[str, int]: ...
     def program_cache(self, maps: int | None, size: int | None) -> None: ...
     def delete(self, data: Data) -> None: ...
+    def copied(self, data: Data) -> Data: ...
+    def wait(self, arrays: Sequence[Data]) -> None:
+        """Returns when the arrays are computed."""
+
+    def machine(self, mesh: Mesh | None) -> dict[str, str]:
+        """The facts that times of programs on `mesh` depend on: "arch", "backend", "versions"."""
+
+    def memory_bytes(self) -> int:
+        """The memory of one device in bytes; 0 if unknown."""
+
+    def open_choices(self, schedule: Schedule) -> dict[str, tuple[str, ...]]:
+        """The choices that the engine reads when it compiles `schedule`, with their values."""
+
     def answers(self, device: int) -> bool: ...
     def clear_caches(self) -> None: ...
     def adopt(self, data: Data, mesh: Mesh | None) -> TensorType: ...

@@ -14,6 +14,7 @@ from ...core.checks import one_of, unfit
 from ...core.declared import Count, Flag, OneOf
 from ...core.layout import TensorType, shard_count
 from ...core.public import asking
+from ...lang.record.recorder import choose
 from .packing import BLOCK
 
 # The meaning of each name.
@@ -147,7 +148,7 @@ def row_bytes(channels: int, wide: int, packing: str | None) -> int:
 def buckets_of(sent_bytes: int, most: int, t: Transport) -> int:
     """The number of buckets, at most `most`, for a payload of `sent_bytes`."""
     if t.bucket_bytes is None:
-        return 1
+        return min(most, int(choose("expert_buckets", 1, (2, 4))))
     return max(1, min(most, math.ceil(sent_bytes / t.bucket_bytes)))
 
 

@@ -48,12 +48,9 @@ def processes_of(mesh: Mesh | None) -> tuple[int, ...]:
     return tuple(sorted({every[i].process_index for i in mesh.physical.device_ids}))
 
 
-def guarded(
-    run: Run, schedule: Schedule, whole: bool, before: Callable[..., None] | None = None
-) -> Run:
-    """Returns `run` with a comparison of `schedule` between the processes before its first call;
-    then it calls `before` with the arguments. If `run` is one program (`whole`), each call is
-    recorded; step by step, the steps are.
+def guarded(run: Run, schedule: Schedule, whole: bool) -> Run:
+    """Returns `run` with a comparison of `schedule` between the processes before its first call. If
+    `run` is one program (`whole`), each call is recorded; step by step, the steps are.
 
     In a single process it returns `run` itself.
     """
@@ -81,8 +78,6 @@ def guarded(
         if first:
             agree(schedule, group)
             agreed = True
-            if before is not None:
-                before(*args)
         if not whole:
             return run(*args)
         record = flight().begin(schedule.name, "", what, at, group, size, compiles=first)
@@ -98,6 +93,7 @@ def guarded(
         flight().given(record, outs)
         return outs
 
+    call.__wrapped__ = run  # type: ignore[attr-defined]
     return call
 
 

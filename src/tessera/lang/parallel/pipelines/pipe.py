@@ -30,7 +30,7 @@ from ...jit.weight_store import collector
 from ...math.functions import relayout
 from ...record.mesh_transfer import sent
 from ...record.operands import as_tensor
-from ...record.recorder import WHOLE, Recorder, current, named_scope
+from ...record.recorder import WHOLE, Recorder, current, named_scope, open_choice
 from ...record.submesh import Slices, laid_on
 from ...record.tree import flatten, path_name, paths, unflatten
 from ...value.checks import bound, signature_of
@@ -238,7 +238,11 @@ class Pipe:
 
     def microbatches(self, ranks: int) -> int:
         """The number of microbatches for `ranks` ranks: as given, as scheduled, or the default."""
-        return self.count or settings().program.schedule.microbatches or MICROBATCHES * ranks
+        if self.count:
+            return self.count
+        count = MICROBATCHES * ranks
+        open_choice("microbatches", (n for n in (count // 2, count * 2) if n >= ranks))
+        return settings().program.schedule.microbatches or count
 
     def table_of(self, state: PipeState) -> Table:
         """The table of actions for the current recording."""

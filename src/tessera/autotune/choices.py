@@ -1,0 +1,135 @@
+"""Choices of a program that are open to the autotuner, as data.
+
+A candidate is a dict of choices by name. A choice is a field of ScheduleOptions, or one of those
+below, which `@schedule(choices={...})` sets. A choice of kind "tune" may change the last bits of
+results, one of kind "speed" never does: above the determinism level "fast" only those are timed.
+
+>>> applied(ScheduleOptions(), {"overlap": True, "block_rows": 256}).text()
+'overlap=True choices=block_rows:256'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ..core.checks import shown
+from ..core.errors import UsageError
+from ..core.kinds import is_whole
+from ..core.options import ScheduleOptions
+
+Value = str | int | bool
+Candidate = Mapping[str, Value]
+
+
+class Choice(NamedTuple):
+    """`kind`: "tune" or "speed". `words`: the known values; None stands for numbers from 1 on."""
+
+    kind: str
+    words: tuple[str, ...] | None = None
+
+
+CHOICES = {
+    # The compiler: its library for products and convolutions, and the order of instructions.
+    "library": Choice("tune", ("preferred", "products", "older", "vendor", "engine")),
+    "instruction_order": Choice("tune", ("parallel", "least_memory")),
+    # Attention: scores of one tile on a device. Losses and MLPs: rows of a block.
+    "attention_scores": Choice("tune"),
+    "block_rows": Choice("tune"),
+    # Repeated layers of a stack.
+    "layers": Choice("tune", ("loop", "unrolled")),
+    # Experts: buckets in which the tokens are sent.
+    "expert_buckets": Choice("speed"),
+}
+FIELDS = {
+    "overlap": "speed", "bucket_bytes": "speed", "prefetch": "speed",
+    "reshard_after_forward": "speed", "algorithm": "tune", "microbatches": "tune",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A candidate that was timed: its `choices`, the median seconds of a step, bytes of temporaries
+    on a device (None if unknown), why it failed ("" if it did not), and whether it is `chosen`.
+
+    >>> print(Timing({"library": "older"}, 0.25, 1_000_000, "", True))
+    library=older: 250.000 ms, 1.0 MB of temporaries (chosen)
+    >>> print(Timing({}, 0.25, None, "", False))
+    the defaults: 250.000 ms
+    """
+
+    choices: Candidate
+    step_s: float
+    temporary_bytes: int | None
+    error: str
+    chosen: bool
+
+    def __str__(self) -> str:
+        size = self.temporary_bytes
+        memory = "" if size is None else f", {size / 1e6:.1f} MB of temporaries"
+        measured = self.error or f"{self.step_s * 1e3:.3f} ms{memory}"
+        return f"{words(self.choices)}: {measured}" + (" (chosen)" if self.chosen else "")
+
+
+def words(candidate: Candidate) -> str:
+    """Returns a candidate as text."""
+    return " ".join(f"{k}={v}" for k, v in candidate.items()) or "the defaults"
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of the choice `name`: "tune" or "speed"."""
+    return FIELDS[name] if name in FIELDS else CHOICES[name].kind
+
+
+def is_known(candidate: object) -> bool:
+    """Returns whether `candidate` is a dict of known choices with possible values."""
+    return isinstance(candidate, dict) and all(
+        _fits(CHOICES[k], v) if k in CHOICES else k in FIELDS for k, v in candidate.items()
+    )
+
+
+def _fits(choice: Choice, value: object) -> bool:
+    return is_whole(value) and value > 0 if choice.words is None else value in choice.words
+
+
+def checked(choices: object) -> tuple[tuple[str, Any], ...]:
+    """Returns the choices that a user gives as a dict, as sorted pairs. Raises UsageError if a name
+    or a value is unknown."""
+    table = choices if isinstance(choices, dict) else {"": choices}
+    for name, value in table.items():
+        choice = CHOICES.get(name)
+        if choice is None:
+            names = ", ".join(CHOICES)
+            raise UsageError(f"schedule: {shown(name or value)} is no choice", fix=f"use {names}")
+        if not _fits(choice, value):
+            fix = ", ".join(choice.words) if choice.words else "a whole number of at least 1"
+            raise UsageError(f"schedule: {name} cannot be {shown(value)}", fix=f"use {fix}")
+    return tuple(sorted(table.items()))
+
+
+def applied(options: ScheduleOptions, candidate: Candidate) -> ScheduleOptions:
+    """Returns `options` with the choices of `candidate`."""
+    fields: dict[str, Any] = {k: v for k, v in candidate.items() if k in FIELDS}
+    if "algorithm" in fields:
+        fields["algorithm"] = (("", fields["algorithm"]),)
+    own = {k: v for k, v in candidate.items() if k in CHOICES}
+    if own:
+        fields["choices"] = tuple(sorted({**dict(options.choices or ()), **own}.items()))
+    return replace(options, **fields)
+
+
+def is_set(options: ScheduleOptions, name: str) -> bool:
+    """Returns whether a user has set the choice `name`, so that it is not open."""
+    if name in FIELDS:
+        return getattr(options, name) is not None
+    return name in dict(options.choices or ())
+
+
+Open = Mapping[str, Sequence[Value]]
+"""The open choices of a program: the values of each that are timed, besides the default."""
+
+
+def singles(choices: Open, allowed: Callable[[str], bool]) -> list[Candidate]:
+    """Returns the candidates that differ from the defaults in one allowed choice."""
+    return [{name: v} for name, values in choices.items() if allowed(name) for v in values]

@@ -71,7 +71,7 @@ class Executable:
         self._is_stepped = schedule.is_staged or schedule.options.executor == "stepped"
         self._donate = donate
         # Empty for the stepped executor, which copies an array that is passed twice.
-        self.given_up: Sequence[int] = () if self._is_stepped else tuple(donate)
+        self.donated_args: Sequence[int] = () if self._is_stepped else tuple(donate)
 
     def start(self) -> None:
         devices.start_for(self.schedule.mesh)
@@ -93,21 +93,21 @@ class Executable:
     def __call__(
         self,
         args: Sequence[Any],
-        have: Sequence[TensorType] | None,
+        arg_types: Sequence[TensorType] | None,
         done: list[list[Any]] | None = None,
     ) -> list[Any]:
         if LOST and self.schedule.mesh is not None:
             need_devices(self.schedule.name, self.schedule.mesh.physical.ids)
         if jax_private.gone(args):
             arrays.alive(args, self.wants)
-        if self.given_up and len({*map(id, args)}) < len(args):
+        if self.donated_args and len({*map(id, args)}) < len(args):
             self._see_twice(args)
-        if have is not None and have != self.wants:
+        if arg_types is not None and arg_types != self.wants:
             copy = mover()
             if jax.process_count() > 1:
                 args = [  # a value without a mesh is in each process, on any device
                     np.asarray(a) if h.mesh is None and h is not w else a
-                    for a, h, w in zip(args, have, self.wants, strict=True)
+                    for a, h, w in zip(args, arg_types, self.wants, strict=True)
                 ]
                 rows = zip(args, self.wants, strict=True)
                 compare_values(
@@ -115,14 +115,14 @@ class Executable:
                 )
             args = [
                 a if h is w or _is_number(a) else copy([a], [arrays.sharding(w)])[0]
-                for a, h, w in zip(args, have, self.wants, strict=True)
+                for a, h, w in zip(args, arg_types, self.wants, strict=True)
             ]
         try:
             done = [] if done is None else done
             # No bytecode between the run and the list, so that an interrupt loses no result.
             done.extend(starmap(self.run, (args,)))
-            if jax_private.LEAVES and self.given_up:
-                jax_private.give_up(args[i] for i in self.given_up)
+            if jax_private.LEAVES and self.donated_args:
+                jax_private.give_up(args[i] for i in self.donated_args)
             return done[0]
         except TesseraError:
             raise
@@ -131,7 +131,7 @@ class Executable:
 
     def _see_twice(self, args: Sequence[Any]) -> None:
         ids = [*map(id, args)]
-        if any(ids.count(ids[i]) > 1 for i in self.given_up):
+        if any(ids.count(ids[i]) > 1 for i in self.donated_args):
             raise self._twice()
 
     def _twice(self) -> DonatedError:
@@ -165,19 +165,19 @@ def determinism_of(
     required level cannot be kept.
     """
     # A sum of bf16 with a fixed order must be rounded at each addition.
-    found: dict[str, Any] = {"xla_allow_excess_precision": False} if ordered else {}
+    options: dict[str, Any] = {"xla_allow_excess_precision": False} if ordered else {}
     if by.determinism == "fast":
-        return found or None, by
+        return options or None, by
     backend = jax.default_backend()
     if backend != "cpu":
         if by.mesh_invariant:
             devices.lower_level(backend, by)
             by = replace(by, determinism="run_to_run")
         # Without this XLA chooses kernels by their measured time, which differs from run to run.
-        found |= {"xla_gpu_deterministic_ops": True} if backend == "gpu" else {}
-        return found or None, by
+        options |= {"xla_gpu_deterministic_ops": True} if backend == "gpu" else {}
+        return options or None, by
     if by.determinism == "run_to_run":
-        return found or None, by
+        return options or None, by
     devices.need_plain()
     # The reshape mover repeats changes that only the simplifier would undo. A product fused with a
     # transposition sums in another order than one of the transposed array, and whether both are in
@@ -237,19 +237,19 @@ class Engine:
         return arrays.place_blocks(fill, type)
 
     def blocks(
-        self, data: Any, type: TensorType, turn: int
+        self, data: Any, type: TensorType, writer: int
     ) -> list[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
         compare_calls()
-        return arrays.blocks(data, type, turn)
+        return arrays.blocks(data, type, writer)
 
     def processes(self, mesh: Mesh) -> tuple[int, ...]:
         self.start(mesh)
         return processes_of(mesh)
 
-    def alike(self, who: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
+    def alike(self, caller: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
         self.start(mesh)  # `jax.process_count` would start the engine before it joins the run
         group = tuple(range(jax.process_count())) if mesh is None else processes_of(mesh)
-        compare_facts(who, group, facts, fix)
+        compare_facts(caller, group, facts, fix)
 
     def barrier(self) -> None:
         exchange.barrier()
@@ -266,8 +266,8 @@ class Engine:
     def last_collectives(self, count: int) -> list[str]:
         return flight().lines(count)
 
-    def rows_here(self, type: TensorType) -> np.ndarray[Any, Any]:
-        return arrays.rows_here(type)
+    def local_row_indices(self, type: TensorType) -> np.ndarray[Any, Any]:
+        return arrays.local_row_indices(type)
 
     def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
         compare_calls()

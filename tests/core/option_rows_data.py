@@ -118,7 +118,7 @@ row("tessera.data.DataLoader", loader, part="validation")
 def at_start(**variables: str) -> Any:
     """The settings of a program that starts with these environment variables."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in environment.KNOWN:
+        for name in environment.ALL_VARIABLES:
             patch.delenv(name, raising=False)
         for name, value in variables.items():
             patch.setenv(name, value)

@@ -17,7 +17,7 @@ from tessera.core.dtypes import f32
 from tessera.core.layout import plain
 from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Node
-from tessera.ir.graph.remat import kept
+from tessera.ir.graph.remat import choose_saved
 
 MESH = dist.Mesh.parse("pp=2")
 W = {k: np.full((8, 8), 0.1, np.float32) for k in "ab"}
@@ -77,7 +77,7 @@ def forwards(draw: st.DrawFn) -> tuple[list[Node], list[Node]]:
 
 
 def suffices(own: list[Node], wanted: list[Node], kept: set[Node]) -> bool:
-    """Returns whether cheap ops can compute the values `wanted` from the values `kept`."""
+    """Returns whether cheap ops can compute the values `wanted` from the values `choose_saved`."""
     there: dict[Node, bool] = {}
     for n in own:
         cheap = n.op not in ("cumsum", "sum") and all(there.get(a, True) for a in n.args)
@@ -90,7 +90,7 @@ def suffices(own: list[Node], wanted: list[Node], kept: set[Node]) -> bool:
 def test_nothing_smaller_would_do(found: tuple[list[Node], list[Node]]) -> None:
     own, wanted = found
     x = next(a for n in own for a in n.args if a.op == "input")
-    cut, again = kept(wanted, set(own), {x})
+    cut, again = choose_saved(wanted, set(own), {x})
     assert set(wanted) <= cut | again and all(a in cut | again | {x} for n in again for a in n.args)
     assert suffices(own, wanted, cut)
     size = sum(n.type.local_bytes for n in cut)

@@ -332,10 +332,10 @@ def test_a_ring_on_a_line_pays_for_the_way_back() -> None:
 # ---- topologies --------------------------------------------------------------------------------
 def test_ways_follow_the_wires() -> None:
     ring, line = flat(6, WIRE, "ring"), flat(6, WIRE, "line")
-    assert [p.text for p in ring.way(1, 5)] == ["wire from 1 to 0", "wire from 0 to 5"]
-    assert len(line.way(1, 5)) == 4 and line.way(2, 2) == ()
+    assert [p.text for p in ring.route(1, 5)] == ["wire from 1 to 0", "wire from 0 to 5"]
+    assert len(line.route(1, 5)) == 4 and line.route(2, 2) == ()
     torus = cluster("tpu_v4")
-    assert torus.size == 64 and len(torus.way(0, 63)) == 3  # the wrap-around link of each axis
+    assert torus.size == 64 and len(torus.route(0, 63)) == 3  # the wrap-around link of each axis
     for t in CLUSTERS.values():
         assert [t.device(t.coords(d)) for d in range(t.size)] == list(range(t.size))
 

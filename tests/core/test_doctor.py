@@ -231,5 +231,5 @@ def test_auto_depends_on_the_platform(platform: str, processes: int, picks: Any)
 
 def test_the_way_out_of_an_error_is_read() -> None:
     error = ts.BackendError("a: b", x=1, fix="do this : now")
-    assert (host.first_line(error), host.way_out(error)) == ("a: b", "do this : now")
-    assert host.way_out(ValueError("x")) == ""
+    assert (host.first_line(error), host.fix_of(error)) == ("a: b", "do this : now")
+    assert host.fix_of(ValueError("x")) == ""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tessera as ts
 from tessera import nn
 from tessera.interop.hf import written_as
-from tessera.interop.hf_models import KNOWN
+from tessera.interop.hf_models import ARCHITECTURES
 from tessera.interop.hf_names import LAYER
 from tessera.interop.slices import Block, Piece
 from tessera.nn.positions import alibi_slopes
@@ -50,7 +50,7 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "raw"), CONFIGS)
 def test_a_table_is_a_bijection(kind: str, raw: dict[str, Any]) -> None:
-    known = KNOWN[kind]
+    known = ARCHITECTURES[kind]
     config = known.read(raw)
     table = known.table(config)
     ours = {name: t.shape for name, t in nn.GPT(config).parameters().items()}
@@ -149,7 +149,7 @@ def test_alibi_slopes_are_those_of_the_paper() -> None:
 )
 def test_an_option_that_we_have_not_is_named(kind: str, raw: dict[str, Any], says: str) -> None:
     with pytest.raises(ts.UsageError, match=re.escape(says)) as error:
-        KNOWN[kind].read(raw)
+        ARCHITECTURES[kind].read(raw)
     assert "  fix" in str(error.value)
 
 
@@ -181,7 +181,7 @@ def test_a_model_that_fits_none_is_refused_with_every_reason() -> None:
     with pytest.raises(ts.UsageError) as error:
         written_as(nn.GPT(nn.GPTConfig(norm="rms")), None)
     text = str(error.value)
-    assert all(f"  {kind}" in text for kind in KNOWN)
+    assert all(f"  {kind}" in text for kind in ARCHITECTURES)
     assert "norm is 'rms' here, 'layer' there" in text
     with pytest.raises(ts.UsageError, match="positions is 'learned' here, 'rotary' there"):
         written_as(nn.GPT(nn.GPTConfig()), "llama")

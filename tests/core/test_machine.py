@@ -95,12 +95,12 @@ def test_bandwidths_are_channels_times_their_bandwidth() -> None:
 
 def test_a_wire_between_meshes_is_one_for_all_their_devices() -> None:
     t = mesh_graph.read(MESH + graph(instances(0, 1, 2) + ALL) + GRAPH_TOP).topology
-    assert [str(p) for p in t.way(3, 8)] == [
+    assert [str(p) for p in t.route(3, 8)] == [
         "4 x chip ethernet 100G from unit 0 to unit 1",
         *(f"2 x chip ethernet 100G from {a} to {a - 1}" for a in (11, 10, 9)),
     ]
-    assert t.way(0, 8)[0].place == t.way(5, 13)[0].place != t.way(0, 16)[0].place
-    assert len(t.way(0, 16)) == 1, "each pair of meshes has a wire of its own"
+    assert t.route(0, 8)[0].place == t.route(5, 13)[0].place != t.route(0, 16)[0].place
+    assert len(t.route(0, 16)) == 1, "each pair of meshes has a wire of its own"
 
 
 def test_unequal_channels_are_priced_as_the_fewest_and_said() -> None:

@@ -77,7 +77,7 @@ def every() -> dict[str, set[str]]:
     out["transport"] = {f.name for f in fields(Transport)}
     out["config"] = {*KEYS}
     out["data"] = {*DATA}
-    out["environment"] = {*environment.KNOWN}
+    out["environment"] = {*environment.ALL_VARIABLES}
     return out
 
 

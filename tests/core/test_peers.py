@@ -53,7 +53,7 @@ def test_no_word_has_two_ways_out() -> None:
 
 def offered(name: str) -> str:
     """The expression that the error message offers for `name`."""
-    return str(peers.way_out("names", name)).removeprefix("write ")
+    return str(peers.fix_for("names", name)).removeprefix("write ")
 
 
 X = np.array([[1.0, -2.0, 0.0, 3.0], [0.5, 2.0, -1.0, 0.0], [4.0, 0.0, 1.5, -3.0]], np.float32)

@@ -22,7 +22,7 @@ from rich.console import Console
 from tessera.core.errors import GraphError, UsageError
 from tessera.ir.schedule.pipelines.check import verify_table
 from tessera.ir.schedule.pipelines.formulas import bubble_s, peak_activations
-from tessera.ir.schedule.pipelines.orders import SCHEDULES, known_order, pipeline_table
+from tessera.ir.schedule.pipelines.orders import SCHEDULES, named_schedule, pipeline_table
 from tessera.ir.schedule.pipelines.simulate import PipelineWarning, simulate, warn_if_few
 from tessera.ir.schedule.pipelines.tables import Table
 from tessera.show.pipeline_picture import pipeline_svg, pipeline_text, render_pipeline
@@ -77,7 +77,7 @@ def test_every_table_can_run_wherever_its_schedule_is_defined(everything: bool) 
         table = pipeline_table(name, p, m, v)
         verify_table(table)
         assert (table.ranks, table.microbatches) == (p, m)
-        assert table.stages == p * (v or known_order(name).chunks or 1)
+        assert table.stages == p * (v or named_schedule(name).chunks or 1)
 
 
 def test_elsewhere_the_counts_are_refused_with_counts_that_work() -> None:

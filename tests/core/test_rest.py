@@ -27,11 +27,11 @@ def kind(text: str) -> TensorType:
 
 def test_what_zero_splits_rests_and_what_rules_split_does_not() -> None:
     t = ZERO.weight("w", kind("f32[12, 8]"))
-    assert str(t) == "f32[12@dp, 8]" and t.rest == ("dp",) and t.in_use is kind("f32[12, 8]")
+    assert str(t) == "f32[12@dp, 8]" and t.rest_axes == ("dp",) and t.in_use is kind("f32[12, 8]")
     assert t is not kind("f32[12@dp, 8]") and same_type(t, kind("f32[12@dp, 8]"))
-    assert t.with_dims(t.in_use.dims).rest == () and pickle.loads(pickle.dumps(t)) is t
+    assert t.with_dims(t.in_use.dims).rest_axes == () and pickle.loads(pickle.dumps(t)) is t
     over = dist.strategy("tensor_parallel", "dp", rules=[("up", -2)]) + ZERO
-    assert over.weight("up", kind("f32[12, 8]")).rest == ()
+    assert over.weight("up", kind("f32[12, 8]")).rest_axes == ()
 
 
 UNEVEN = [  # the rule's dim, the whole weight, its layout in use, its stored layout
@@ -50,7 +50,7 @@ def test_a_weight_is_used_as_the_rules_split_it_where_zero_does_not_divide(
     mesh = dist.Mesh.parse("dp=3,tp=2")
     rules = dist.strategy("tensor_parallel", rules=[("w", dim)])
     t = (rules + ZERO).weight("w", parse_type(whole, mesh))
-    assert str(t) == rests and t.rest == ("dp",)
+    assert str(t) == rests and t.rest_axes == ("dp",)
     assert t.in_use is parse_type(used, mesh) is rules.weight("w", parse_type(whole, mesh))
 
 
@@ -86,7 +86,7 @@ def test_what_rests_is_laid_out_on_a_mesh_that_was_made_anew() -> None:
     # Types are interned: the one with the old mesh serves both, the stored one is new.
     old, new = (dist.Mesh.parse("tp=2,dp=7") for _ in range(2))
     to = finest(parse_type("f32[14, 6]", old))
-    rests = TensorType(to.dtype, to.dims, mesh=new, rest=("dp",))
+    rests = TensorType(to.dtype, to.dims, mesh=new, rest_axes=("dp",))
     b = Builder("again", ProgramOptions(determinism="mesh_invariant"))
     x = b.input(rests, "x")
     assert rests.mesh is new and to.mesh is old
@@ -126,4 +126,4 @@ def test_the_same_is_computed_in_the_same_order(use: str) -> None:
             g = graph.trace(step, w, kind("f32[16@dp, 8]"))
         found.append(computed(g))
     assert sorted(found[0]) == sorted(found[1])
-    assert all(str(n.type) == "f32[8@dp, 8]" and n.type.rest for n in g.outputs)
+    assert all(str(n.type) == "f32[8@dp, 8]" and n.type.rest_axes for n in g.outputs)

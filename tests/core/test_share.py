@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def of(variables: dict[str, str]) -> Share:
     found = visible_share(variables)
-    assert found is not None and visible_count(8, variables) == found.own
+    assert found is not None and visible_count(8, variables) == found.local_count
     return found
 
 
@@ -44,7 +44,7 @@ def test_hosts_of_one_mesh_have_their_boxes(run: Run) -> None:
     for rank, ids in enumerate(("0,1", "2,3")):
         for says in ({"TESSERA_MESHES": "0.0,0.1"}, {"TT_MESH_HOST_RANK": str(rank)}):
             found = of(run(DUAL, rank, 2, 0, TT_VISIBLE_DEVICES=ids, **says))
-            assert (found.own, found.ids) == (4, (0, 1, 4, 5, 2, 3, 6, 7))
+            assert (found.local_count, found.ids) == (4, (0, 1, 4, 5, 2, 3, 6, 7))
             assert found.machine.shape == (2, 4)
             assert of(run(DUAL, rank, 2, 0, **says)) == found, "all are visible"
 
@@ -61,19 +61,19 @@ def test_ranks_of_two_meshes_take_turns(run: Run) -> None:
 def test_meshes_may_differ_in_size(run: Run) -> None:
     first = of(run(SPLIT, 0, 2, 0, TESSERA_MESHES="0.0,1.0", TT_VISIBLE_DEVICES="0"))
     other = of(run(SPLIT, 1, 2, 1, TESSERA_MESHES="0.0,1.0", TT_VISIBLE_DEVICES="1,2,3"))
-    assert (first.own, first.ids) == (2, (0, 1))
-    assert (other.own, other.ids, other.machine.shape) == (6, (2, 3, 4, 5, 6, 7), (1, 6))
+    assert (first.local_count, first.ids) == (2, (0, 1))
+    assert (other.local_count, other.ids, other.machine.shape) == (6, (2, 3, 4, 5, 6, 7), (1, 6))
 
 
 def test_more_ranks_than_hosts_share_in_their_order(run: Run) -> None:
     found = of(run(MESH + TOP, 1, 2, 0, TESSERA_MESHES="0.0,0.1", TT_VISIBLE_DEVICES="2,3"))
-    assert (found.own, found.ids) == (4, tuple(range(8)))
+    assert (found.local_count, found.ids) == (4, tuple(range(8)))
 
 
 def test_a_process_that_is_alone_may_see_a_part(run: Run) -> None:
     assert of(run(MESH + TOP, 0, 1, 0, TT_VISIBLE_DEVICES="2,3")).machine.shape == (2, 2)
     whole = of(run(SPLIT, 0, 1, 1, TESSERA_MESHES="0.0,1.0", TT_VISIBLE_DEVICES="3,2,1"))
-    assert (whole.own, whole.ids) == (6, tuple(range(6)))
+    assert (whole.local_count, whole.ids) == (6, tuple(range(6)))
 
 
 def test_without_a_mesh_there_is_no_share(run: Run) -> None:

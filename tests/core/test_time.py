@@ -23,7 +23,7 @@ from tessera.ir.graph.text import parse
 from tessera.ir.graph.turns import cut, joined
 from tessera.ir.graph.verify import verify
 from tessera.passes.simplify import simplify
-from tessera.passes.time import in_turns
+from tessera.passes.time import lower_time
 
 SPACE = Mesh(("dp",), devices=2)
 MESH = SPACE.in_time(mb=4)
@@ -153,7 +153,7 @@ def test_the_text_is_read_back(name: str) -> None:
 @each_case
 def test_in_turns_it_computes_the_same(name: str) -> None:
     recorded = simplify(CASES[name])
-    lowered = in_turns(recorded)
+    lowered = lower_time(recorded)
     verify(lowered)
     assert not any(t.mesh is not None and t.mesh.time for n in lowered.nodes for t in n.types)
     assert 4 in loops(lowered)
@@ -164,14 +164,14 @@ def test_in_turns_it_computes_the_same(name: str) -> None:
 
 
 def test_a_loop_ends_where_all_turns_are_needed() -> None:
-    counts = {name: len(loops(in_turns(simplify(g)))) for name, g in CASES.items()}
+    counts = {name: len(loops(lower_time(simplify(g)))) for name, g in CASES.items()}
     assert counts["mean"] == 1 and counts["batch_norm"] > 2
 
 
 def test_where_bits_are_promised_sums_are_those_of_pairs() -> None:
     with dist.deterministic(level="mesh_invariant"):
         recorded = simplify(graph.trace(mean, rows(), W))
-    lowered = in_turns(recorded)
+    lowered = lower_time(recorded)
     outer = [n for n in lowered.nodes if n.op == "scan"]
     assert outer and all(loops(n.attrs["body"]) == [2] for n in outer) and {*loops(lowered)} == {2}
     ins = drawn(recorded)
@@ -181,7 +181,7 @@ def test_where_bits_are_promised_sums_are_those_of_pairs() -> None:
 
 def test_what_needs_no_axis_in_time_is_left_alone() -> None:
     g = graph.trace(mean, parse_type("f32[16@dp, 8]", SPACE), parse_type("f32[8, 4]", SPACE))
-    assert in_turns(g) is g
+    assert lower_time(g) is g
 
 
 @pytest.mark.parametrize("text", ["f32[16@(dp,mb), 8]", "f32[3, (2·8@mb·2)]", "f32[4] +mb"])

@@ -490,7 +490,7 @@ def test_files_have_the_mode_of_the_user(tmp_path: Path) -> None:
 
 def test_large_tensors_are_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tessera.checkpoint.pieces.FILE_BYTES", 1000)
-    monkeypatch.setattr("tessera.checkpoint.pieces.KEPT_BYTES", 2000)
+    monkeypatch.setattr("tessera.checkpoint.pieces.READ_CACHE_BYTES", 2000)
     tree = {"a": RNG.normal(size=(100, 7)), "b": RNG.normal(size=(3, 500)), "c": np.float32(1)}
     tree = {k: np.asarray(x, np.float32) for k, x in tree.items()}
     checkpoint.save("t", tree, root=tmp_path, async_io=False, quiet=True)

@@ -17,7 +17,7 @@ import tessera as ts
 from tessera import dist, nn, pipeline
 from tessera.checkpoint import load_hf, save_hf
 from tessera.interop import hf, hf_files
-from tessera.interop.hf_models import KNOWN
+from tessera.interop.hf_models import ARCHITECTURES
 from tessera.train.generate import generate
 from tests.cases import LONG, short
 
@@ -571,15 +571,15 @@ Spoil = Callable[[Path], object]
 PARTS = {"phi", "phi3", "gpt_neox"}
 
 
-@pytest.mark.parametrize("kind", [k for k in KNOWN if k != "gpt2"])
+@pytest.mark.parametrize("kind", [k for k in ARCHITECTURES if k != "gpt2"])
 def test_parts_of_heads_are_turned_where_transformers_turns_them(kind: str) -> None:
     """The others rotate whole heads whatever their config.json says, so a part is refused."""
     said = {**LLAMA, "partial_rotary_factor": 0.5}
     if kind in PARTS:
-        assert KNOWN[kind].read(said).rope.partial == 0.5
+        assert ARCHITECTURES[kind].read(said).rope.partial == 0.5
     else:
         with pytest.raises(ts.UsageError, match=r"'partial_rotary_factor' is 0\.5"):
-            KNOWN[kind].read({**said, "norm_topk_prob": True, "moe_intermediate_size": 24})
+            ARCHITECTURES[kind].read({**said, "norm_topk_prob": True, "moe_intermediate_size": 24})
     name = kind.removesuffix("_text")
     code = Path(transformers.__file__).parent / "models" / name / f"modeling_{name}.py"
     assert ("partial_rotary_factor" in code.read_text()) == (kind in PARTS)
@@ -737,11 +737,11 @@ OPTIONAL = [(k, key) for k, raw in FAMILIES.items() for key in raw if key not in
 def test_a_missing_key_means_what_transformers_means(kind: str, key: str) -> None:
     raw = {k: v for k, v in FAMILIES[kind].items() if k != key}
     whole = transformers.AutoConfig.for_model(kind, **raw).to_dict()
-    assert KNOWN[kind].read(raw) == KNOWN[kind].read(whole)
+    assert ARCHITECTURES[kind].read(raw) == ARCHITECTURES[kind].read(whole)
 
 
 def test_a_window_that_is_null_is_none() -> None:
-    read = KNOWN["mistral"].read
+    read = ARCHITECTURES["mistral"].read
     assert read({**FAMILIES["mistral"], "sliding_window": None}).windows == ()
     missing = {k: v for k, v in FAMILIES["mistral"].items() if "window" not in k}
     assert set(read(missing).windows) == {4096}

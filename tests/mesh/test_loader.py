@@ -90,7 +90,7 @@ def test_a_process_reads_the_rows_of_all_places_that_its_devices_take() -> None:
     for onto in ("dp=4", "dp=2", "dp=1"):
         mesh = dist.Mesh.parse("dp=4").fold(onto=onto)
         x = ts.tensor(np.ones((7, 3)), mesh=mesh, layout="[7@dp, 3]")
-        assert engine().rows_here(x.type).tolist() == [*range(7)]
+        assert engine().local_row_indices(x.type).tolist() == [*range(7)]
 
 
 def test_attention_can_be_kept_within_documents() -> None:

@@ -470,5 +470,5 @@ def test_momentum_of_ones_own_rests_as_its_weight_does() -> None:
     x = dist.place(np.ones((8, 8), np.float32), plan, mesh, kind="batch")
     for _ in range(3):
         speed = step(model, speed, x)
-        assert model.weight.type.rest == speed["weight"].type.rest == ("dp",)
+        assert model.weight.type.rest_axes == speed["weight"].type.rest_axes == ("dp",)
     assert sum(map(len, step._entries.values())) == 1

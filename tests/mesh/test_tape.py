@@ -39,7 +39,7 @@ def test_a_plain_loop_of_updates_holds_one_step() -> None:
         m = 0.9 * m + g
         w = w - 0.1 * m
     assert sum(r() is not None for r in olds) <= 6  # only weights of the last two steps are alive
-    assert w._made is not None
+    assert w._history is not None
 
 
 def set_data(layer: ts.nn.Module, new: dict[str, ts.Tensor]) -> None:

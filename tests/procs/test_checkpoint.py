@@ -49,7 +49,7 @@ HALVES = """
 import tracemalloc
 from tessera import checkpoint
 from tessera.checkpoint.storage import Storage
-checkpoint.pieces.KEPT_BYTES = KEPT = 2 << 20
+checkpoint.pieces.READ_CACHE_BYTES = KEPT = 2 << 20
 read, asked = Storage.read, []
 def counted(self, key, most=None):
     found = read(self, key, most)

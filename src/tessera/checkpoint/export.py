@@ -54,7 +54,7 @@ def export(
         )
     if path.suffix == ".npz":
         buffer = io.BytesIO()
-        arrays: dict[str, Any] = {n: _known(x) for n, x in found.items()}
+        arrays: dict[str, Any] = {n: _numpy_dtype(x) for n, x in found.items()}
         np.savez(buffer, **arrays)
         data = buffer.getvalue()
     else:
@@ -64,6 +64,6 @@ def export(
     return len(found)
 
 
-def _known(x: NDArray[Any]) -> NDArray[Any]:
+def _numpy_dtype(x: NDArray[Any]) -> NDArray[Any]:
     """`x` in a dtype of NumPy: bf16 becomes f32."""
     return x if x.dtype.kind in "biuf" and x.dtype.isbuiltin else x.astype(np.float32)

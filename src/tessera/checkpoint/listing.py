@@ -48,49 +48,49 @@ class Keep:
     metric: String = "loss"
     largest: Flag = False
 
-    def stay(self, found: Sequence[Manifest]) -> set[str]:
-        """The tags to keep among `found`, which is sorted from the oldest."""
-        kept = {m.tag for m in found[-self.last :]}
+    def stay(self, manifests: Sequence[Manifest]) -> set[str]:
+        """The tags to keep among `manifests`, which is sorted from the oldest."""
+        kept = {m.tag for m in manifests[-self.last :]}
         if self.every is not None:
             first: dict[int, str] = {}
-            for m in found:
+            for m in manifests:
                 if m.step is not None and (m.step >= self.every or m.step == 0):
                     first.setdefault(m.step // self.every, m.tag)
             kept |= {*first.values()}
-        rated = self.rated(found)
+        rated = self.rated(manifests)
         rated.sort(key=lambda m: m.metrics[self.metric], reverse=self.largest)
         return kept | {m.tag for m in rated[: self.best]}
 
-    def rated(self, found: Sequence[Manifest]) -> list[Manifest]:
-        """The checkpoints among `found` whose metric is finite."""
-        return [m for m in found if math.isfinite(m.metrics.get(self.metric, math.nan))]
+    def rated(self, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """The checkpoints among `manifests` whose metric is finite."""
+        return [m for m in manifests if math.isfinite(m.metrics.get(self.metric, math.nan))]
 
 
-def keep_of(given: object) -> Keep | None:
+def keep_of(policy: object) -> Keep | None:
     """A policy from an argument `keep`: a number keeps that many of the last ones."""
-    if given is None or isinstance(given, Keep):
-        return given
-    if is_whole(given):
-        return Keep(last=whole("checkpoint", "keep", given, 1))
+    if policy is None or isinstance(policy, Keep):
+        return policy
+    if is_whole(policy):
+        return Keep(last=whole("checkpoint", "keep", policy, 1))
     raise unfit(
-        "checkpoint", "keep", given, "give a number of checkpoints, or checkpoint.Keep(...)"
+        "checkpoint", "keep", policy, "give a number of checkpoints, or checkpoint.Keep(...)"
     )
 
 
-def tag_of(given: object) -> str:
-    """`given` as a tag. Raises UsageError if it cannot name a folder."""
-    if isinstance(given, str) and TAG.fullmatch(given) and given != "latest":
-        return given
+def tag_of(tag: object) -> str:
+    """The argument `tag`, checked. Raises UsageError if it cannot name a folder."""
+    if isinstance(tag, str) and TAG.fullmatch(tag) and tag != "latest":
+        return tag
     fix = 'a name of up to 128 letters, digits, ".", "_", "-", as "step_1000"'
-    if given == "latest":
+    if tag == "latest":
         fix = f"that word stands for the newest of all; {fix}"
-    if isinstance(given, (str, os.PathLike)):
-        path = Path(given)
+    if isinstance(tag, (str, os.PathLike)):
+        path = Path(tag)
         if path.parent != Path() and TAG.fullmatch(path.name):
             fix = f"write root={str(path.parent)!r} and the tag {path.name!r}"
     else:
         fix = "the tag comes first: " + fix
-    raise unfit("checkpoint", "tag", given, fix)
+    raise unfit("checkpoint", "tag", tag, fix)
 
 
 def manifest_of(storage: Storage, tag: str) -> Manifest:
@@ -98,10 +98,10 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
     data = storage.read(f"{tag}/{NAME}", MOST_BYTES)
     where = f"{storage.name}/{tag}"
     if data is None:
-        there = tags(storage)
+        available_tags = tags(storage)
         raise CheckpointError(
             f"checkpoint: {tag!r} is not in {storage.name!r}",
-            known=", ".join(there[-5:]) or "none",
+            known=", ".join(available_tags[-5:]) or "none",
             fix=other_format(storage, tag)
             or "name one that is there, or leave out the tag for the latest",
         )
@@ -109,13 +109,13 @@ def manifest_of(storage: Storage, tag: str) -> Manifest:
         raise CheckpointError(
             f"checkpoint: the manifest of {where!r} is too large", fix="load another checkpoint"
         )
-    made = _parsed(data, where)
-    if made.tag != tag:
+    manifest = _parsed(data, where)
+    if manifest.tag != tag:
         raise CheckpointError(
-            f"checkpoint: the manifest of {where!r} is that of {made.tag!r}",
+            f"checkpoint: the manifest of {where!r} is that of {manifest.tag!r}",
             fix="it was moved or copied here: rename its folder back",
         )
-    return made
+    return manifest
 
 
 def _parsed(data: bytes, where: str) -> Manifest:
@@ -260,16 +260,16 @@ def remove(storage: Storage, tag: str) -> None:
     storage.tidy(tag)
 
 
-def remove_rest(storage: Storage, tag: str, but: Manifest) -> None:
+def remove_leftovers(storage: Storage, tag: str, but: Manifest) -> None:
     """Removes files that earlier saves left under `tag`."""
     mine = (k for k in storage.listed() if k.startswith(f"{tag}/data-"))
     kept = {f"{tag}/{file}" for file in but.files()}
     storage.delete(k for k in mine if k not in kept and DATA.fullmatch(k.partition("/")[2]))
 
 
-def metrics_text(found: Iterable[Manifest]) -> str:
-    """The names of all metrics in `found`, as text."""
-    return ", ".join(sorted({name for m in found for name in m.metrics})) or "none"
+def metrics_text(manifests: Iterable[Manifest]) -> str:
+    """The names of all metrics in `manifests`, as text."""
+    return ", ".join(sorted({name for m in manifests for name in m.metrics})) or "none"
 
 
 def prune(keep: int | Keep, root: Root = ROOT) -> list[str]:
@@ -305,11 +305,11 @@ def age_text(created_s: float, now_s: float | None = None) -> str:
     return f"{past:.0f} s ago"
 
 
-def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
+def numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Metrics as floats. Raises UsageError for a value that is no number."""
     found = {}
     fix = 'give a dict, such as {"loss": 2.5}'
-    for name, value in mapping("checkpoint", "metrics", given or {}, fix).items():
+    for name, value in mapping("checkpoint", "metrics", metrics or {}, fix).items():
         try:
             found[str(name)] = float(value.item() if hasattr(value, "item") else value)
         except (TypeError, ValueError):
@@ -317,11 +317,11 @@ def numbers(given: Mapping[str, Any] | None) -> dict[str, float]:
     return found
 
 
-def see_metric(policy: Keep | None, given: Mapping[str, float]) -> None:
-    """Raises UsageError if the policy rates by a metric that is not among those `given`."""
-    if policy is not None and policy.best and given and policy.metric not in given:
+def see_metric(policy: Keep | None, metrics: Mapping[str, float]) -> None:
+    """Raises UsageError if the policy rates by a metric that is not in `metrics`."""
+    if policy is not None and policy.best and metrics and policy.metric not in metrics:
         raise UsageError(
             f"checkpoint.save: metrics has no {policy.metric!r}, by which best={policy.best} stay",
-            metrics=nearest(policy.metric, given),
+            metrics=nearest(policy.metric, metrics),
             fix="name one of them, Keep(metric=...), or leave out metrics= where it is not known",
         )

@@ -51,12 +51,12 @@ class Checkpoint:
     metrics: dict[str, float]
     state: Any
     manifest: Manifest
-    _only_here: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _unread_trees: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """The trees that could not be filled in place and have not been read here yet."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("tensors", "optimizer"):
-            object.__getattribute__(self, "_only_here").discard(name)
+            object.__getattribute__(self, "_unread_trees").discard(name)
         return object.__getattribute__(self, name)
 
     def __getitem__(self, name: object) -> NoReturn:
@@ -66,7 +66,7 @@ class Checkpoint:
         )
 
     def __del__(self) -> None:
-        for name in () if sys.is_finalizing() else self.__dict__.get("_only_here", ()):
+        for name in () if sys.is_finalizing() else self.__dict__.get("_unread_trees", ()):
             warn_no_effect(
                 f"checkpoint.load: {name}",
                 "what it was given cannot be changed, and what was loaded was never read",
@@ -122,9 +122,9 @@ def _in_all(run: Callable[[], Checkpoint], tensors: Any, optimizer: Any) -> Chec
     """Returns the result of `run()`. Raises CheckpointError in all processes of a mesh if one of
     them cannot read its blocks, so that a fallback to an earlier checkpoint happens in all of
     them."""
-    found, wrong = None, None
+    checkpoint, wrong = None, None
     try:
-        found = run()
+        checkpoint = run()
     except CheckpointError as error:
         wrong = error
     rows = [*leaves("tensors", tensors), *leaves("optimizer", optimizer)]
@@ -137,8 +137,8 @@ def _in_all(run: Callable[[], Checkpoint], tensors: Any, optimizer: Any) -> Chec
             wrong = wrong or CheckpointError(str(error), at="")
     if wrong is not None:
         raise wrong
-    assert found is not None
-    return found
+    assert checkpoint is not None
+    return checkpoint
 
 
 def _meshes(rows: Sequence[tuple[str, Any]]) -> list[Mesh]:
@@ -179,14 +179,14 @@ def loaded(
     if restore_random:
         random.set_state(manifest.random)
     lost = {k for k, like in trees.items() if fill and like is not None and new[k] is not like}
-    found = Checkpoint(
+    checkpoint = Checkpoint(
         manifest.tag, new["tensors"], new["optimizer"], manifest.step, manifest.metrics,
         manifest.state, manifest,
     )  # fmt: skip
-    found._only_here.update(lost)
+    checkpoint._unread_trees.update(lost)
     for flat in flat_states([*trees.values()] if fill else []):
         flat.unread = True
-    return found
+    return checkpoint
 
 
 def _see_patterns(manifest: Manifest, only: Sequence[str]) -> None:
@@ -358,9 +358,9 @@ class _Read:
                 fix=fix,
             )
 
-    def _misfits(self, asked: dict[str, Any], have: set[str]) -> Iterator[tuple[str, str]]:
+    def _misfits(self, asked: dict[str, Any], available: set[str]) -> Iterator[tuple[str, str]]:
         for name, x in asked.items():
-            if name not in have:
+            if name not in available:
                 yield name, "is not in the checkpoint"
             elif name in self.manifest.tensors:
                 shape = tuple(self.manifest.tensors[name].shape)

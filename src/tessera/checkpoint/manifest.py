@@ -125,16 +125,16 @@ def parse(data: bytes, where: str) -> Manifest:
         version = content.get("version")
         if not isinstance(version, int) or version > VERSION:
             raise ValueError(f"it has version {version}, and this Tessera reads up to {VERSION}")
-        said = content.pop("digest", "")
-        if said != _digest(content):
+        digest = content.pop("digest", "")
+        if digest != _digest(content):
             raise ValueError("it was changed after it was written: its digest does not fit")
-        made = Manifest.model_validate({**content, "digest": said})
-        for name in (*made.tensors, *made.values):
+        manifest = Manifest.model_validate({**content, "digest": digest})
+        for name in (*manifest.tensors, *manifest.values):
             if name.partition("/")[0] not in KINDS:
                 raise ValueError(f"{name!r} is the name of nothing that is saved")
-        if twice := made.tensors.keys() & made.values.keys():
+        if twice := manifest.tensors.keys() & manifest.values.keys():
             raise ValueError(f"{min(twice)} is a tensor and a value")
-        for name, t in made.tensors.items():
+        for name, t in manifest.tensors.items():
             _check(name, t)
     except ValidationError as error:
         first = error.errors()[0]
@@ -142,7 +142,7 @@ def parse(data: bytes, where: str) -> Manifest:
         raise _bad(where, f"{at}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         raise _bad(where, str(error).splitlines()[0]) from None
-    return made
+    return manifest
 
 
 def _bad(where: str, why: str) -> CheckpointError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest, Piece, Saved
 
 FILE_BYTES = 32 << 20  # a file ends with the piece that fills it
-KEPT_BYTES = 256 << 20  # of files that a reader holds
+READ_CACHE_BYTES = 256 << 20  # of files that a reader holds
 
 Block = tuple[tuple[int, ...], NDArray[Any]]
 """The start indices of a part of a tensor, and its values."""
@@ -163,7 +163,7 @@ class Reader:
                     raise self._damaged(file, name, why)
                 self._files[file] = found
                 self._held += len(found)
-                while self._held > KEPT_BYTES and len(self._files) > 1:
+                while self._held > READ_CACHE_BYTES and len(self._files) > 1:
                     self._held -= len(self._files.popitem(last=False)[1])
             self._files.move_to_end(file)
             return found

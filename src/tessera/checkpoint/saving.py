@@ -158,8 +158,8 @@ def save(
     not_recorded("checkpoint.save")
     no_folder("checkpoint.save", optimizer)
     tag_of(tag)
-    found = leaves("tensors", tensors) + leaves("optimizer", optimizer)
-    if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in found):
+    all_leaves = leaves("tensors", tensors) + leaves("optimizer", optimizer)
+    if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in all_leaves):
         fix = 'give a module or a tree of tensors, such as {"w": w}; numbers alone go into state='
         raise unfit("checkpoint.save", "tensors", tensors, fix)
     tell = None if quiet else _to_stderr
@@ -169,49 +169,49 @@ def save(
         _WRITER.check(0)
 
 
-def start(what: Save) -> None:
+def start(save: Save) -> None:
     """`save` with `async_io`, from a `Save`."""
     begin_s = time.perf_counter()
     _WRITER.check(AHEAD)
-    group = _holders(what) if process_count() > 1 else ()
+    group = _holders(save) if process_count() > 1 else ()
     if len(group) == 1 and group != (process_index(),):
         return  # another process has all of it and saves alone
-    job = taken(what, alone=len(group) == 1)
+    job = taken(save, alone=len(group) == 1)
     job.stall_s = time.perf_counter() - begin_s
     _WRITER.give(job)
 
 
-def _holders(what: Save) -> tuple[int, ...]:
+def _holders(save: Save) -> tuple[int, ...]:
     """The processes whose devices hold the tensors that are on a mesh."""
-    found = [x for tree in (what.tensors, what.optimizer) for _, x in leaves("tensors", tree)]
+    found = [x for tree in (save.tensors, save.optimizer) for _, x in leaves("tensors", tree)]
     meshes = dict.fromkeys(x.mesh for x in found if isinstance(x, Tensor) and x.mesh is not None)
     return tuple(sorted({rank for mesh in meshes for rank in engine().processes(mesh)}))
 
 
-def taken(what: Save, alone: bool = False) -> Job:
+def taken(save: Save, alone: bool = False) -> Job:
     """A save, copied to the host, for `written`; `alone` if no other process has a part of it.
     Raises UsageError if a value cannot be saved."""
     from importlib.metadata import version
 
     from .manifest import Saved
 
-    tag_of(what.tag)
-    policy = keep_of(what.keep)
-    count = read_by_all("step", what.step)
+    tag_of(save.tag)
+    policy = keep_of(save.keep)
+    count = read_by_all("step", save.step)
     count = count.item() if isinstance(count, Tensor) else count  # a state's "step"
     step = None if count is None else whole("checkpoint.save", "step", count, 0)
     if policy is not None and policy.every is not None and step is None:
         raise unfit("checkpoint.save", "step", None, f"say it: every={policy.every} asks for it")
-    named, values = _leaves(what.tensors, what.optimizer)
-    where = mesh_or_none("checkpoint.save", what.mesh) or next(
+    named, values = _leaves(save.tensors, save.optimizer)
+    where = mesh_or_none("checkpoint.save", save.mesh) or next(
         (t.mesh for t in named.values() if t.mesh is not None), None
     )
     about = {
-        "tag": what.tag, "step": step, "mesh": where.text() if where is not None else "",
+        "tag": save.tag, "step": step, "mesh": where.text() if where is not None else "",
         "processes": 1 if alone else process_count(), "numerics": settings().program.determinism,
         "versions": {"tessera": VERSION, **{name: version(name) for name in ("jax", "numpy")}},
-        "metrics": numbers(what.metrics), "random": random.state(), "values": values,
-        "state": _json(what.state),
+        "metrics": numbers(save.metrics), "random": random.state(), "values": values,
+        "state": _json(save.state),
     }  # fmt: skip
     _WRITER.count += 1
     saved: dict[str, Saved] = {}
@@ -226,13 +226,13 @@ def taken(what: Save, alone: bool = False) -> Job:
         if t.mesh is None and not alone:
             of_host = crc32(t.numpy().tobytes(), of_host)
     alike = {
-        "tag": what.tag,
+        "tag": save.tag,
         "tensors": digest([f"{n.partition('/')[2]} {s.dtype}{s.shape}" for n, s in saved.items()]),
         "values of no mesh": f"{crc32(json.dumps([of_host, values]).encode()):08x}",
     }
-    storage = what.root if isinstance(what.root, Storage) else Storage(what.root)
+    storage = save.root if isinstance(save.root, Storage) else Storage(save.root)
     return Job(
-        storage, what.tag, about, saved, blocks, policy, _WRITER.count, what.tell,
+        storage, save.tag, about, saved, blocks, policy, _WRITER.count, save.tell,
         leads=alone or process_index() == 0, alone=alone, alike=alike,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from ..core.limits import limits
 from ..core.wording import differences
 from ..ir.graph.text import size_text
 from ..lang.value.engine import engine
-from .listing import Keep, manifests, metrics_text, remove, remove_rest
+from .listing import Keep, manifests, metrics_text, remove, remove_leftovers
 from .names import NAME
 from .pieces import Block, files
 from .storage import Storage, together
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 600.0
 """The time limit for a process to write its part."""
-SEEN_S = 10.0
+VISIBLE_FILES_S = 10.0
 """The time limit for a written file to become visible to the first process."""
 Tell = Callable[[str], None]
 
@@ -58,7 +58,7 @@ class Job:
     """The facts that must be equal in all processes."""
     spread: Callable[[dict[str, tuple[int, int]]], None] | None = None
     """Copies the files of all processes, by key with their process and bytes, to other storages."""
-    there: bool = False
+    may_be_written: bool = False
     """True once the manifest may have been written."""
 
 
@@ -71,24 +71,24 @@ def written(job: Job) -> None:
     with ExitStack() as stack:
         try:
             if job.leads:
-                found, _ = manifests(job.storage)
-                _see_others(job, found)
-                mine["sequence"] = 1 + max((m.sequence for m in found), default=0)
+                manifests_before, _ = manifests(job.storage)
+                _see_others(job, manifests_before)
+                mine["sequence"] = 1 + max((m.sequence for m in manifests_before), default=0)
                 job.storage.make(job.tag)
                 stack.enter_context(job.storage.held(job.tag))
         except TesseraError as error:
             mine["error"] = str(error)
-        said = _agree(job, path + "/begin", mine, limits().collective_s)
-        _see_alike(job, said)
-        first = said[0]
+        reports = _agree(job, path + "/begin", mine, limits().collective_s)
+        _see_alike(job, reports)
+        first = reports[0]
         try:
-            made = _published(job, path, first)
+            manifest = _published(job, path, first)
         except TesseraError:
-            if not job.there:
-                _left(job, first["id"])
+            if not job.may_be_written:
+                _delete_failed_save(job, first["id"])
             raise
         if job.leads:
-            _after(job, made, time.perf_counter() - begin_s)
+            _after(job, manifest, time.perf_counter() - begin_s)
 
 
 def _published(job: Job, path: str, first: dict[str, Any]) -> Manifest:
@@ -109,35 +109,35 @@ def _published(job: Job, path: str, first: dict[str, Any]) -> Manifest:
             job.tensors[name].pieces.append(Piece(**piece))
             writers[piece["file"]] = rank
     mine = {"error": ""}
-    made = Manifest(
+    manifest = Manifest(
         id=id, sequence=first["sequence"], created_s=first["created_s"], tensors=job.tensors,
         **job.about,
     )  # fmt: skip
     if job.spread is not None:
         try:
-            sizes = made.files().items()
+            sizes = manifest.files().items()
             job.spread({f"{job.tag}/{file}": (writers[file], n) for file, n in sizes})
         except TesseraError as error:
             mine["error"] = str(error)
         _agree(job, path + "/spread", mine)
-    job.there = True  # for all that this process knows
+    job.may_be_written = True  # for all that this process knows
     mine["there"] = job.leads
     try:
         if job.leads:
             if job.spread is None:
-                _see_files(job, made, writers)
-            job.storage.write(f"{job.tag}/{NAME}", made.to_json())
+                _see_files(job, manifest, writers)
+            job.storage.write(f"{job.tag}/{NAME}", manifest.to_json())
     except TesseraError as error:
-        mine = {"error": str(error), "there": _may_be_there(job, id)}
-    said = _said(job, path + "/end", mine)
-    job.there = any(s["there"] for s in said)
-    _see_errors(said)
+        mine = {"error": str(error), "there": _may_be_written(job, id)}
+    reports = _gathered(job, path + "/end", mine)
+    job.may_be_written = any(s["there"] for s in reports)
+    _see_errors(reports)
     if job.alone:
         _MINE.add(id)
-    return made
+    return manifest
 
 
-def _may_be_there(job: Job, id: str) -> bool:
+def _may_be_written(job: Job, id: str) -> bool:
     """Returns whether the manifest may have been written in spite of an error."""
     try:
         return id.encode() in (job.storage.read(f"{job.tag}/{NAME}") or b"")
@@ -145,7 +145,7 @@ def _may_be_there(job: Job, id: str) -> bool:
         return True
 
 
-def _left(job: Job, id: str) -> None:
+def _delete_failed_save(job: Job, id: str) -> None:
     """Deletes the data of a failed save, as far as possible."""
     with suppress(TesseraError):
         begins = f"{job.tag}/data-{id}-"
@@ -169,11 +169,11 @@ _BEGAN_S = time.time()
 _MINE: set[str] = set()  # ids of saves of this process alone
 
 
-def _see_others(job: Job, found: Sequence[Manifest]) -> None:
+def _see_others(job: Job, manifests: Sequence[Manifest]) -> None:
     """Raises CheckpointError if another process of the run has saved the same tag alone."""
     if not job.alone or process_count() == 1:
         return
-    if any(m.tag == job.tag and m.created_s > _BEGAN_S and m.id not in _MINE for m in found):
+    if any(m.tag == job.tag and m.created_s > _BEGAN_S and m.id not in _MINE for m in manifests):
         raise CheckpointError(
             f"checkpoint.save: another process of this run has saved {job.tag!r} there",
             root=job.storage.name,
@@ -182,12 +182,12 @@ def _see_others(job: Job, found: Sequence[Manifest]) -> None:
         )
 
 
-def _see_alike(job: Job, said: Sequence[dict[str, Any]]) -> None:
+def _see_alike(job: Job, reports: Sequence[dict[str, Any]]) -> None:
     """Raises CheckpointError, in all processes, if they save different things as one checkpoint."""
-    rows = differences({rank: s["alike"] for rank, s in enumerate(said)})
+    rows = differences({rank: s["alike"] for rank, s in enumerate(reports)})
     if rows:
         if job.leads:  # it alone keeps others out of the folder that it made
-            _left(job, said[0]["id"])
+            _delete_failed_save(job, reports[0]["id"])
         raise CheckpointError(
             "checkpoint.save: the processes save one checkpoint, and differ in what it is",
             rows=rows,
@@ -197,12 +197,12 @@ def _see_alike(job: Job, said: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def _see_files(job: Job, made: Manifest, writers: Mapping[str, int]) -> None:
+def _see_files(job: Job, manifest: Manifest, writers: Mapping[str, int]) -> None:
     """Raises CheckpointError unless the first process sees the files that others wrote."""
     if job.storage.folder is None:
         return
-    end_s = time.monotonic() + SEEN_S
-    for file in made.files():
+    end_s = time.monotonic() + VISIBLE_FILES_S
+    for file in manifest.files():
         while not (job.storage.folder / job.tag / file).is_file():
             if time.monotonic() > end_s:
                 raise CheckpointError(
@@ -218,12 +218,12 @@ def _agree(
     job: Job, path: str, mine: dict[str, Any], limit_s: float = LIMIT_S
 ) -> Sequence[dict[str, Any]]:
     """The reports of all processes. Raises CheckpointError, in all of them, if one has failed."""
-    said = _said(job, path, mine, limit_s)
+    said = _gathered(job, path, mine, limit_s)
     _see_errors(said)
     return said
 
 
-def _said(
+def _gathered(
     job: Job, path: str, mine: dict[str, Any], limit_s: float = LIMIT_S
 ) -> Sequence[dict[str, Any]]:
     if job.alone:
@@ -238,19 +238,20 @@ def _said(
         ) from None
 
 
-def _see_errors(said: Sequence[dict[str, Any]]) -> None:
-    wrong = [(rank, s["error"]) for rank, s in enumerate(said) if s["error"]]
+def _see_errors(reports: Sequence[dict[str, Any]]) -> None:
+    wrong = [(rank, s["error"]) for rank, s in enumerate(reports) if s["error"]]
     if wrong:
         rank, error = wrong[0]
         lines = error.splitlines()
         raise CheckpointError(
-            error if len(said) == 1 else "\n".join([f"rank {rank}: {lines[0]}", *lines[1:]]), at=""
+            error if len(reports) == 1 else "\n".join([f"rank {rank}: {lines[0]}", *lines[1:]]),
+            at="",
         )
 
 
-def _after(job: Job, made: Manifest, took_s: float) -> None:
+def _after(job: Job, manifest: Manifest, took_s: float) -> None:
     """Removes what the new checkpoint replaces, once it is on disk."""
-    remove_rest(job.storage, job.tag, made)
+    remove_leftovers(job.storage, job.tag, manifest)
     if job.keep is not None:
         found, _ = manifests(job.storage)
         stay = job.keep.stay(found) | {job.tag}
@@ -264,6 +265,6 @@ def _after(job: Job, made: Manifest, took_s: float) -> None:
             )
     if job.tell is not None:
         job.tell(
-            f"checkpoint: {job.tag} is saved in {job.storage.name}: {size_text(made.nbytes)} in"
+            f"checkpoint: {job.tag} is saved in {job.storage.name}: {size_text(manifest.nbytes)} in"
             f" {took_s:.1f} s; training waited {job.stall_s * 1e3:.0f} ms"
         )

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .errors import DTypeError, ShapeError, TesseraError, UsageError
+from .errors import ShapeError, TesseraError, UsageError
 from .kinds import is_list, is_whole, numbers, python_numbers, whole_numbers, within
 from .version import DISTRIBUTION
 
 if TYPE_CHECKING:
-    from .layout import TensorType
+    pass
 
 # Indices are computed in i32.
 MOST = 2**31 - 1
@@ -42,19 +42,19 @@ def shown(value: object) -> str:
 
 def unfit(
     name: str,
-    what: str,
+    argument: str,
     value: object,
     fix: str,
     error: type[TesseraError] = UsageError,
 ) -> TesseraError:
-    """Returns the error that `what`, an argument of `name`, cannot be `value`."""
-    return error(f"{name}: {what} cannot be {shown(value)}", fix=fix)
+    """Returns the error that `argument`, an argument of `name`, cannot be `value`."""
+    return error(f"{name}: {argument} cannot be {shown(value)}", fix=fix)
 
 
 # -- the type of a value --------------------------------------------------------------------------
 def instance(
     name: str,
-    what: str,
+    argument: str,
     value: object,
     kind: type[T],
     fix: str,
@@ -63,7 +63,7 @@ def instance(
     """Returns `value` if it is a `kind`. Raises `error`."""
     if isinstance(value, kind):
         return value
-    raise unfit(name, what, value, fix, error)
+    raise unfit(name, argument, value, fix, error)
 
 
 def taken(name: str, value: object, kind: type[T], fix: str) -> T:
@@ -74,32 +74,32 @@ def taken(name: str, value: object, kind: type[T], fix: str) -> T:
     raise UsageError(f"{name}: takes a {kind.__name__}, not a {given}", fix=fix)
 
 
-def mapping(name: str, what: str, value: object, fix: str) -> Mapping[Any, Any]:
+def mapping(name: str, argument: str, value: object, fix: str) -> Mapping[Any, Any]:
     """Returns a mapping, such as a dict. Raises UsageError."""
     if isinstance(value, Mapping):
         return value
-    raise unfit(name, what, value, fix)
+    raise unfit(name, argument, value, fix)
 
 
-def string(name: str, what: str, value: object) -> str:
+def string(name: str, argument: str, value: object) -> str:
     """Returns a string. Raises UsageError."""
-    return instance(name, what, value, str, "give a string")
+    return instance(name, argument, value, str, "give a string")
 
 
-def flag(name: str, what: str, value: object) -> bool:
+def flag(name: str, argument: str, value: object) -> bool:
     """Returns True or False. Raises UsageError."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise unfit(name, what, value, "give True or False")
+    raise unfit(name, argument, value, "give True or False")
 
 
 def function_of(
-    name: str, what: str, value: object, fix: str = "give a function"
+    name: str, argument: str, value: object, fix: str = "give a function"
 ) -> Callable[..., Any]:
     """Returns a callable. Raises UsageError."""
     if callable(value):
         return value
-    raise unfit(name, what, value, fix)
+    raise unfit(name, argument, value, fix)
 
 
 def several(name: str, xs: object) -> Sequence[Any]:
@@ -122,16 +122,16 @@ def axes_of(name: str, axis: object) -> tuple[str, ...]:
 # -- one of several -------------------------------------------------------------------------------
 def one_of(
     name: str,
-    what: str,
+    argument: str,
     value: object,
-    known: Iterable[str | bool | None],
+    choices: Iterable[str | bool | None],
     error: type[TesseraError] = UsageError,
 ) -> Any:
-    """Returns `value` if it is one of `known`. Raises `error`."""
-    words = tuple(known)
+    """Returns `value` if it is one of `choices`. Raises `error`."""
+    words = tuple(choices)
     if isinstance(value, (str, bool, NoneType)) and value in words:
         return value
-    raise unfit(name, what, value, "use " + ", ".join(map(str, words)), error)
+    raise unfit(name, argument, value, "use " + ", ".join(map(str, words)), error)
 
 
 def same_names(name: str, missing: Sequence[str], more: Sequence[str], fix: str) -> None:
@@ -139,16 +139,16 @@ def same_names(name: str, missing: Sequence[str], more: Sequence[str], fix: str)
     if missing or more:
         raise UsageError(
             f"{name}: {len(missing)} names are missing, {len(more)} are too many",
-            missing=some(missing),
-            extra=some(more),
+            missing=shortened(missing),
+            extra=shortened(more),
             fix=fix,
         )
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
+def shortened(names: Sequence[str], most: int = 5) -> str:
     """Returns the first of `names`, and the number of the others.
 
-    >>> some(["a", "b", "c"], 2), some([])
+    >>> shortened(["a", "b", "c"], 2), shortened([])
     ('a, b and 1 more', 'none')
     """
     rest = len(names) - most
@@ -157,22 +157,22 @@ def some(names: Sequence[str], most: int = 5) -> str:
 
 # -- numbers --------------------------------------------------------------------------------------
 def whole(
-    name: str, what: str, value: object, least: int | None = None, most: int | None = None
+    name: str, argument: str, value: object, least: int | None = None, most: int | None = None
 ) -> int:
     """Returns an integer from `least` to `most`. Raises UsageError."""
     if is_whole(value) and (least is None or value >= least) and (most is None or value <= most):
         return int(value)
-    raise unfit(name, what, value, "give " + whole_numbers(least, most)[0])
+    raise unfit(name, argument, value, "give " + whole_numbers(least, most)[0])
 
 
-def number(name: str, what: str, value: object, **bounds: float) -> float:
+def number(name: str, argument: str, value: object, **bounds: float) -> float:
     """Returns a Python or NumPy number within the bounds `least`, `most`, `above`, `below`. With
     bounds a bool is refused, as it would turn an option on or off. Raises UsageError."""
     if isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
         x = value.item() if isinstance(value, np.generic) else value
         if within(x, bounds) and not (bounds and isinstance(x, bool)):
             return x
-    raise unfit(name, what, value, "give " + numbers(**bounds)[0])
+    raise unfit(name, argument, value, "give " + numbers(**bounds)[0])
 
 
 def listed(
@@ -207,12 +207,12 @@ def divides(
     name: str,
     count: int,
     parts: int,
-    what: str,
+    message: str,
     fix: str = "make it a multiple of {parts}",
     error: type[TesseraError] = ShapeError,
     **operands: object,
 ) -> None:
-    """Raises `error` unless `parts` divides `count`. `what` and `fix` are formatted with both.
+    """Raises `error` unless `parts` divides `count`. `message` and `fix` are formatted with both.
 
     >>> divides("zigzag", 6, 4, "a sequence of {count} does not divide into {parts} chunks")
     Traceback (most recent call last):
@@ -220,70 +220,12 @@ def divides(
       fix : make it a multiple of 4
     """
     if count % parts:
-        said = {"count": count, "parts": parts}
-        text = f"{name}: {what.format(**said)}"
-        raise error(text, rows=[*operands.items()], fix=fix.format(**said))
+        fields = {"count": count, "parts": parts}
+        text = f"{name}: {message.format(**fields)}"
+        raise error(text, rows=[*operands.items()], fix=fix.format(**fields))
 
 
 # -- tensors --------------------------------------------------------------------------------------
-def _operand(what: str, t: TensorType) -> list[tuple[str, object]]:
-    return [(what.removeprefix("the "), t)]
-
-
-def ranked(name: str, what: str, t: TensorType, rank: int, fix: str, more: bool = False) -> None:
-    """Raises ShapeError unless `t` has `rank` dims; with `more`, at least as many."""
-    if t.rank < rank or (t.rank > rank and not more):
-        have = f"{t.rank} dim{'s' * (t.rank != 1)}"
-        said = f"{name}: {what} has {have}, not {rank}{' or more' * more}"
-        raise ShapeError(said, rows=_operand(what, t), fix=fix)
-
-
-def integers(
-    name: str, what: str, t: TensorType, fix: str = "cast them with .to(ts.int32)"
-) -> None:
-    """Raises DTypeError unless the dtype of `t` is an integer type."""
-    if not t.dtype.is_int:
-        raise DTypeError(f"{name}: {what} must be integers", rows=_operand(what, t), fix=fix)
-
-
-def floats(name: str, what: str, t: TensorType, fix: str = "cast it with .to(ts.f32)") -> None:
-    """Raises DTypeError unless the dtype of `t` is a float type."""
-    if not t.dtype.is_float:
-        raise DTypeError(f"{name}: {what} must be floats", rows=_operand(what, t), fix=fix)
-
-
-def one_dtype(name: str, ins: Sequence[TensorType], *labels: str) -> None:
-    """Raises DTypeError unless all of `ins` have one dtype."""
-    if len({t.dtype for t in ins}) > 1:
-        operands = zip(labels or [f"arg {i}" for i in range(len(ins))], ins, strict=True)
-        fix = "cast one of them with .to(dtype)"
-        raise DTypeError(f"{name}: arguments have different dtypes", rows=[*operands], fix=fix)
-
-
-def shaped(
-    name: str, what: str, t: TensorType, shape: Sequence[int], **operands: TensorType
-) -> None:
-    """Raises ShapeError unless `t` has `shape`, which follows from `operands`."""
-    if t.shape != tuple(shape):
-        raise ShapeError(
-            f"{name}: {what} has shape {t.shape}, not {tuple(shape)}",
-            rows=[*_operand(what, t), *operands.items()],
-            fix=f"give it the shape {tuple(shape)}",
-        )
-
-
-def alike(who: str, have: TensorType, given: TensorType, fix: str, exactly: bool = False) -> None:
-    """Raises ShapeError unless `given` has the shape of `have`. Raises DTypeError unless both or
-    neither have a float dtype; with `exactly`, unless their dtypes are equal."""
-    dtype = have.dtype is given.dtype or (
-        not exactly and have.dtype.is_float is given.dtype.is_float
-    )
-    if have.shape == given.shape and dtype:
-        return
-    error, what = (ShapeError, "shape") if have.shape != given.shape else (DTypeError, "dtype")
-    raise error(f"{who} has another {what}", have=have, given=given, fix=fix)
-
-
 def unread(name: str, options: object, fields: Iterable[str], why: str, fix: str) -> None:
     """Raises UsageError if one of the `fields` of the dataclass `options` is not at its default:
     nothing reads it because of `why`."""
@@ -313,10 +255,10 @@ def existing(name: str, path: Path, fix: str, folder: bool = False) -> None:
         raise UsageError(f"{name}: {str(path)!r} does not exist", fix=fix)
 
 
-def path_of(name: str, what: str, value: object) -> Path:
+def path_of(name: str, argument: str, value: object) -> Path:
     """Returns a path. Raises UsageError."""
     if not isinstance(value, (str, os.PathLike)):
-        raise unfit(name, what, value, "give a path: a string, or a pathlib.Path")
+        raise unfit(name, argument, value, "give a path: a string, or a pathlib.Path")
     return Path(value)
 
 

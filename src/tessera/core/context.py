@@ -27,7 +27,7 @@ from .dtypes import DType
 from .limits import limits
 from .options import PLAIN, ProgramOptions, ScheduleOptions
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a circle: `with mesh:` sets the current mesh, which is a setting
     from .mesh import Mesh
 
 

@@ -35,12 +35,12 @@ LOST: set[int] = set()
 """The ids of the devices that this program has lost."""
 
 
-def need_devices(what: str, ids: Iterable[int]) -> None:
-    """Raises DeviceLostError if `what` needs one of the devices `ids` that was lost."""
+def need_devices(program: str, ids: Iterable[int]) -> None:
+    """Raises DeviceLostError if `program` needs one of the devices `ids` that was lost."""
     gone = sorted(LOST.intersection(ids))
     if gone:
         raise DeviceLostError(
-            f"{what}: {devices_text(gone)} lost",
+            f"{program}: {devices_text(gone)} lost",
             fix="go on with the others: `for step in elastic.steps(...): with step: ...` inside"
             " `with dist.elastic():`",
         )

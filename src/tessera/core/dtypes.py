@@ -92,9 +92,9 @@ def dtype_of(value: object) -> DType:
             name = np.dtype(value).name  # type: ignore[call-overload]  # anything, errors below
         except (TypeError, ValueError):  # a dtype that NumPy does not know
             name = str(value).removeprefix("torch.")
-    found = BY_NAME.get(name)
-    if found is not None:
-        return found
+    dtype = BY_NAME.get(name)
+    if dtype is not None:
+        return dtype
     near = _NARROWED.get(name)
     if near is not None:
         raise DTypeError(
@@ -153,10 +153,11 @@ def largest(dtype: DType) -> float:
     return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]  # it has no types
 
 
-# Promotion takes the later dtype in this order: floats after integers, wider after narrower. _APART
-# has the pairs in which neither holds all values of the other: a dtype for both, or None.
+# Promotion takes the later dtype in this order: floats after integers, wider after narrower.
+# _WITHOUT_COMMON_ORDER has the pairs in which neither holds all values of the other: a dtype for
+# both, or None.
 _ORDER = (bool_, uint8, int8, uint32, int32, fp8_e5m2, fp8_e4m3, f16, bf16, f32)
-_APART = {
+_WITHOUT_COMMON_ORDER = {
     frozenset({f16, bf16}): f32,
     frozenset({uint8, int8}): int32,
     frozenset({uint32, int8}): None,
@@ -179,14 +180,14 @@ def promote(
     if a is b:
         return a
     wider = a if _ORDER.index(a) >= _ORDER.index(b) else b
-    found = _APART.get(frozenset({a, b}), wider)
-    if found is None:
+    dtype = _WITHOUT_COMMON_ORDER.get(frozenset({a, b}), wider)
+    if dtype is None:
         raise DTypeError(
             f"{name}: no dtype holds all values of both {a} and {b}",
             rows=operands,
             fix='cast both: .to("i32") where all are small, .to("u32") where none is negative',
         )
-    return found
+    return dtype
 
 
 def counts_to(dtype: DType) -> int:

@@ -60,7 +60,9 @@ TUNE = "TESSERA_TUNE"
 TUNE_LIMIT = "TESSERA_TUNE_LIMIT"
 VISIBLE_DEVICES = "TESSERA_VISIBLE_DEVICES"
 
-KNOWN = tuple(v for v in globals().values() if isinstance(v, str) and v.startswith("TESSERA_"))
+ALL_VARIABLES = tuple(
+    v for v in globals().values() if isinstance(v, str) and v.startswith("TESSERA_")
+)
 OF_TESTS = "TESSERA_TEST_"
 
 
@@ -71,9 +73,13 @@ class EnvironmentVariableWarning(UserWarning):
 def warn_of_unknown(environment: Mapping[str, str] | None = None) -> None:
     """Gives one warning for all unknown variables that begin with TESSERA_."""
     names = os.environ if environment is None else environment
-    odd = [n for n in names if n.startswith("TESSERA_") and n not in KNOWN and OF_TESTS not in n]
+    odd = [
+        n
+        for n in names
+        if n.startswith("TESSERA_") and n not in ALL_VARIABLES and OF_TESTS not in n
+    ]
     if odd:
-        rows = "".join(f"\n  {n} : the nearest are {nearest(n, KNOWN, 3)}" for n in odd)
+        rows = "".join(f"\n  {n} : the nearest are {nearest(n, ALL_VARIABLES, 3)}" for n in odd)
         warnings.warn(
             f"environment: {len(odd)} variable{'s' * (len(odd) > 1)} of no switch{rows}",
             EnvironmentVariableWarning,

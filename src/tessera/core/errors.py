@@ -31,14 +31,14 @@ _LIBRARIES = ("tessera", "jax", "numpy", "dataclasses", "importlib", "runpy")
 class TesseraError(Exception):
     """The base class of every error that Tessera raises on purpose.
 
-    Its text is `what`, the operands by name (empty ones are left out), the user's line, and `fix`.
-    `rows` are further operands as (name, value); `at` replaces the user's line, for values whose
-    own line matters more than the call's.
+    Its text is `message`, the operands by name (empty ones are left out), the user's line, and
+    `fix`. `rows` are further operands as (name, value); `at` replaces the user's line, for values
+    whose own line matters more than the call's.
     """
 
     def __init__(
         self,
-        what: str = "",
+        message: str = "",
         /,
         *,
         rows: Iterable[tuple[str, object]] = (),
@@ -51,7 +51,7 @@ class TesseraError(Exception):
         lines += [("at", where)] if (where := caller() if at is None else at) else []
         lines += [("fix", fix)] if fix else []
         width = max((len(name) for name, _ in lines), default=0)
-        super().__init__("\n".join([what, *(f"  {n:<{width}} : {text}" for n, text in lines)]))
+        super().__init__("\n".join([message, *(f"  {n:<{width}} : {text}" for n, text in lines)]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), *self.args), self.__dict__ or None

@@ -55,7 +55,7 @@ def prepare() -> None:
         _exact.append(EXACT in os.environ["XLA_FLAGS"])
 
 
-def given() -> dict[str, str]:
+def original_environment() -> dict[str, str]:
     """Returns the environment as it was before `prepare`, for programs that may not use Tessera."""
     old = {name: value for name, value in _before.items() if value is not None}
     return {n: v for n, v in os.environ.items() if n not in _before} | old

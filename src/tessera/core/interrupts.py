@@ -25,7 +25,7 @@ from .tracebacks import boundary
 F = TypeVar("F", bound=Callable[..., Any])
 
 DELAY_S = 0.05
-SAID_S = 1.0
+NOTICE_S = 1.0
 """After this time a Ctrl-C that still waits is answered with a line."""
 CALLS = 4
 """Number of calls in a row, other than of compiled functions, that defer a signal."""
@@ -152,7 +152,7 @@ def _send_again(signum: int) -> None:
         if not _depth and _waiting.get(signum) == came_s:
             _sent = True
             signal.pthread_kill(cast(int, _MAIN), signum)  # ends a sleep of the main thread, too
-        elif signum == signal.SIGINT and not said and time.monotonic() - came_s > SAID_S:
+        elif signum == signal.SIGINT and not said and time.monotonic() - came_s > NOTICE_S:
             said = True
             print(
                 "Ctrl-C: this call goes on to its end, so that nothing is half changed; press it"

@@ -63,7 +63,7 @@ def within(x: float, bounds: Mapping[str, float]) -> bool:
     return all(_WITHIN[bound](x, limit) for bound, limit in bounds.items())
 
 
-def _said(bounds: Mapping[str, float]) -> str:
+def _bounds_text(bounds: Mapping[str, float]) -> str:
     """Returns the finite bounds in words."""
     told = {how: x for how, x in bounds.items() if math.isfinite(x)}
     if told.keys() == {"least", "most"}:
@@ -79,7 +79,7 @@ def whole_numbers(least: int | None = None, most: int | None = None) -> Kind:
     'a whole number from 0 to 7'
     """
     bounds = {k: x for k, x in (("least", least), ("most", most)) if x is not None}
-    return "a whole number" + _said(bounds), lambda x: is_whole(x) and within(x, bounds)
+    return "a whole number" + _bounds_text(bounds), lambda x: is_whole(x) and within(x, bounds)
 
 
 def numbers(**bounds: float) -> Kind:
@@ -88,19 +88,19 @@ def numbers(**bounds: float) -> Kind:
     >>> numbers(least=0, below=1)[0], numbers(above=0, below=math.inf)[0]
     ('a number of at least 0 and below 1', 'a number above 0')
     """
-    return "a number" + _said(bounds), lambda x: is_number(x) and within(x, bounds)
+    return "a number" + _bounds_text(bounds), lambda x: is_number(x) and within(x, bounds)
 
 
-def choices(*known: object) -> Kind:
+def choices(*options: object) -> Kind:
     """Returns the kind of some words, True, False or None.
 
     >>> choices(True, "bf16", "fp16")[0]
     'True, "bf16" or "fp16"'
     """
-    words = [f'"{k}"' if isinstance(k, str) else str(k) for k in known]
+    words = [f'"{k}"' if isinstance(k, str) else str(k) for k in options]
     said = ", ".join(words[:-1]) + " or " * (len(words) > 1) + words[-1]
     # `is` for other values, as 1 == True.
-    return said, lambda x: x in known if isinstance(x, str) else any(x is k for k in known)
+    return said, lambda x: x in options if isinstance(x, str) else any(x is k for k in options)
 
 
 def or_none(kind: Kind) -> Kind:

@@ -193,9 +193,9 @@ class TensorType:
     `dims` hold the sizes and the splits, `partial` the axes over which the value is still to be
     reduced, as (axis, "sum" | "max" | "min"). `varying` are the axes along which each device has a
     value of its own, as in the body of a `@ts.distribute`: a global value with one leading dim per
-    axis, which the shape leaves out. `rest` are the axes that split the tensor only between
+    axis, which the shape leaves out. `rest_axes` are the axes that split the tensor only between
     programs (ZeRO): a mesh-invariant program sees it whole along them. The text does not show
-    `rest`.
+    `rest_axes`.
     """
 
     dtype: DType
@@ -203,7 +203,7 @@ class TensorType:
     partial: Partial
     mesh: Mesh | None
     varying: tuple[str, ...]
-    rest: tuple[str, ...]
+    rest_axes: tuple[str, ...]
     shape: tuple[int, ...]
 
     def __new__(
@@ -213,7 +213,7 @@ class TensorType:
         partial: Partial = (),
         mesh: Mesh | None = None,
         varying: Iterable[str] = (),
-        rest: Iterable[str] = (),
+        rest_axes: Iterable[str] = (),
     ) -> TensorType:
         sizes = mesh.sizes if mesh is not None else _NO_AXES
         try:
@@ -233,23 +233,30 @@ class TensorType:
             varying = tuple(a for a in sizes if a in here and sizes[a] > 1)
         else:
             varying = ()
-        if rest:
-            split = {a for d in dims for a in dim_axes(d)}.intersection(rest)
-            rest = tuple(a for a in sizes if a in split)
+        if rest_axes:
+            split = {a for d in dims for a in dim_axes(d)}.intersection(rest_axes)
+            rest_axes = tuple(a for a in sizes if a in split)
         else:
-            rest = ()
-        key = (dtype, dims, partial, mesh, varying, rest)
-        found = _INTERNED.get(key)
-        if found is None:
-            found = super().__new__(cls)
-            found.dtype, found.dims, found.partial, found.mesh, found.varying, found.rest = key
-            found.shape = tuple(dim_size(d) for d in dims)
-            _check(found)
-            _INTERNED[key] = found
-        return found
+            rest_axes = ()
+        key = (dtype, dims, partial, mesh, varying, rest_axes)
+        interned = _INTERNED.get(key)
+        if interned is None:
+            interned = super().__new__(cls)
+            (
+                interned.dtype,
+                interned.dims,
+                interned.partial,
+                interned.mesh,
+                interned.varying,
+                interned.rest_axes,
+            ) = key
+            interned.shape = tuple(dim_size(d) for d in dims)
+            _check(interned)
+            _INTERNED[key] = interned
+        return interned
 
     def __reduce__(self) -> tuple[object, ...]:
-        key = (self.dtype, self.dims, self.partial, self.mesh, self.varying, self.rest)
+        key = (self.dtype, self.dims, self.partial, self.mesh, self.varying, self.rest_axes)
         return (TensorType, key)
 
     def __call__(self, *args: object) -> NoReturn:
@@ -321,32 +328,32 @@ class TensorType:
         return digits(self.dims[dim], self.sizes)
 
     def with_dims(self, dims: Iterable[Dim]) -> TensorType:
-        return TensorType(self.dtype, dims, self.partial, self.mesh, self.varying, self.rest)
+        return TensorType(self.dtype, dims, self.partial, self.mesh, self.varying, self.rest_axes)
 
     def with_partial(self, partial: Partial) -> TensorType:
-        return TensorType(self.dtype, self.dims, partial, self.mesh, self.varying, self.rest)
+        return TensorType(self.dtype, self.dims, partial, self.mesh, self.varying, self.rest_axes)
 
     def with_dtype(self, dtype: DType) -> TensorType:
-        return TensorType(dtype, self.dims, self.partial, self.mesh, self.varying, self.rest)
+        return TensorType(dtype, self.dims, self.partial, self.mesh, self.varying, self.rest_axes)
 
     def on(self, mesh: Mesh | None) -> TensorType:
         """Returns the same type on `mesh`; a type without a mesh is replicated there."""
-        return TensorType(self.dtype, self.dims, self.partial, mesh, self.varying, self.rest)
+        return TensorType(self.dtype, self.dims, self.partial, mesh, self.varying, self.rest_axes)
 
     def with_varying(self, varying: Iterable[str]) -> TensorType:
         """Returns the same block on each device, of a value of its own along the axes `varying`."""
-        return TensorType(self.dtype, self.dims, self.partial, self.mesh, varying, self.rest)
+        return TensorType(self.dtype, self.dims, self.partial, self.mesh, varying, self.rest_axes)
 
-    def with_rest(self, rest: Iterable[str]) -> TensorType:
-        """Returns the same layout, split over the axes `rest` only between programs."""
-        return TensorType(self.dtype, self.dims, self.partial, self.mesh, self.varying, rest)
+    def with_rest_axes(self, rest_axes: Iterable[str]) -> TensorType:
+        """Returns the same layout, split over the axes `rest_axes` only between programs."""
+        return TensorType(self.dtype, self.dims, self.partial, self.mesh, self.varying, rest_axes)
 
     @cached_property
     def in_use(self) -> TensorType:
-        """The layout that a program sees: whole along the axes of `rest`."""
-        if not self.rest:
+        """The layout that a program sees: whole along the axes of `rest_axes`."""
+        if not self.rest_axes:
             return self
-        return self.with_dims(without(d, self.rest, self.sizes) for d in self.dims)
+        return self.with_dims(without(d, self.rest_axes, self.sizes) for d in self.dims)
 
     def complete(self) -> TensorType:
         """Returns the type after the reduction of its partial values."""
@@ -423,7 +430,7 @@ def same_type(a: TensorType, b: TensorType) -> bool:
     mesh; `rest` is not compared."""
     if a is b or ((a.mesh is None or b.mesh is None) and a.text == b.text):
         return True
-    return a.rest != b.rest and a.with_rest(()) is b.with_rest(())
+    return a.rest_axes != b.rest_axes and a.with_rest_axes(()) is b.with_rest_axes(())
 
 
 def plain(dtype: DType, shape: Sequence[int], mesh: Mesh | None = None) -> TensorType:

@@ -65,11 +65,11 @@ Where = tuple[int, ...]  # for each moving axis the number of its place; 0: it h
 
 
 class Edge(NamedTuple):
-    """A possible collective: it moves the axes `who` (by number) to the place number `to`; a
-    device's block then has `block` bytes."""
+    """A possible collective: it moves the axes `axis_indices` (by number) to the place number `to`;
+    a device's block then has `block` bytes."""
 
     kind: str
-    who: tuple[int, ...]
+    axis_indices: tuple[int, ...]
     to: int
     received_bytes: float
     block: int
@@ -120,7 +120,7 @@ def placed(t: TensorType, where: Mapping[str, Place]) -> TensorType:
             run.append(Digit(size // at, (), size // at))
         dims.append(grouped(run))
     partial = tuple((a, p.kind) for a, p in where.items() if p.dim < 0)
-    return TensorType(t.dtype, dims, partial, t.mesh, t.varying, t.rest)
+    return TensorType(t.dtype, dims, partial, t.mesh, t.varying, t.rest_axes)
 
 
 def cheapest(
@@ -131,7 +131,7 @@ def cheapest(
     With `in_order` sums are completed one axis after the other, axes in time first and then the
     last name first: this fixes the order of additions. `topology` prices the axes.
     """
-    return _Search(src, dst, in_order, topology).way()
+    return _Search(src, dst, in_order, topology).cheapest_path()
 
 
 @lru_cache(maxsize=1024)
@@ -157,9 +157,9 @@ def price(mesh: Mesh, axes: tuple[str, ...], kind: str, topology: Topology) -> P
     for far in distances:
         longest, load = 0.0, defaultdict[tuple[int, ...], float](float)
         for group in groups:
-            for way in map(topology.way, group, (*group[far:], *group[:far])):
-                longest = max(longest, sum([port.latency_s for port in way]))
-                for port in way:
+            for path in map(topology.route, group, (*group[far:], *group[:far])):
+                longest = max(longest, sum([port.latency_s for port in path]))
+                for port in path:
                     load[port.place] += 1 / port.link.bytes_per_s
         latency += longest
         per_byte += max(load.values())
@@ -176,8 +176,8 @@ class _Search:
         self.most_bytes = max(src.local_bytes, dst.local_bytes)
         first, last = places(src), places(dst)
         # Axes at their goal stay there all the way.
-        self.kept = {a: p for a, p in first.items() if last.get(a) == p}
-        self.axes = [a for a in src.sizes if a not in self.kept and (a in first or a in last)]
+        self.fixed_axes = {a: p for a, p in first.items() if last.get(a) == p}
+        self.axes = [a for a in src.sizes if a not in self.fixed_axes and (a in first or a in last)]
         self.sizes = [src.sizes[a] for a in self.axes]
         self.prices: dict[tuple[str, tuple[int, ...]], Price] = {}
         # The cheapest price of all axes, for the lower bounds.
@@ -198,10 +198,12 @@ class _Search:
             if p is not None and p.group
         }
         self.whole_bytes = math.prod(src.shape) * src.dtype.bytes
-        self.least_bytes = self.whole_bytes // shard_count((*self.axes, *self.kept), src.sizes)
+        self.least_bytes = self.whole_bytes // shard_count(
+            (*self.axes, *self.fixed_axes), src.sizes
+        )
         self.goal_bytes = self.bytes(self.goal)
-        self.held_bytes = self.whole_bytes // shard_count(self.kept, src.sizes)
-        self.uneven = bool(self.members) or any(p.group for p in self.kept.values())
+        self.held_bytes = self.whole_bytes // shard_count(self.fixed_axes, src.sizes)
+        self.uneven = bool(self.members) or any(p.group for p in self.fixed_axes.values())
 
     def _number(self, p: Place | None) -> int:
         """Returns the number of place `p`, a new one at its first use; `clash` then has the places
@@ -225,26 +227,26 @@ class _Search:
         n = self.sizes[k]
         start, goal = ends[k], ends[k + len(self.sizes)]
         others = [p for i, p in enumerate(ends) if p is not None and i % len(self.sizes) != k]
-        found = []
+        places_by_dim = []
         for j, size in enumerate(self.src.shape):
             edges = {1, size}
-            for p in (*others, *self.kept.values(), start, goal):
+            for p in (*others, *self.fixed_axes.values(), start, goal):
                 if p is not None and p.dim == j:
                     edges |= {p.at, p.at * p.size}
             edges |= {e * m for e in [*edges] for m in self.sizes}
             edges |= {e // m for e in [*edges] for m in self.sizes if e % m == 0}
             here = [Place(j, at, n) for at in sorted(edges) if size % (at * n) == 0]
-            here = [p for p in here if not any(map(p.clashes, self.kept.values()))]
+            here = [p for p in here if not any(map(p.clashes, self.fixed_axes.values()))]
             here.sort(key=lambda p: sum(map(p.clashes, others)))
-            found += here[: _PARKS.get(len(self.axes), 1)]
-        if goal is not None and goal.dim >= 0 and not goal.group and goal not in found:
-            found.append(goal)
-        return found
+            places_by_dim += here[: _PARKS.get(len(self.axes), 1)]
+        if goal is not None and goal.dim >= 0 and not goal.group and goal not in places_by_dim:
+            places_by_dim.append(goal)
+        return places_by_dim
 
     def bytes(self, where: Where) -> int:
         """Returns the bytes of one device's block."""
         size = math.prod(self.src.shape)
-        for p in {*self.kept.values(), *(self.place[q] for q in where)}:
+        for p in {*self.fixed_axes.values(), *(self.place[q] for q in where)}:
             if p is not None and p.group:
                 size = size // p.size * -(-p.size // shard_count(p.group, self.src.sizes))
             elif p is not None and p.dim >= 0:
@@ -252,18 +254,18 @@ class _Search:
         return size * self.src.dtype.bytes
 
     # -- costs ------------------------------------------------------------------------------------
-    def price(self, kind: str, who: tuple[int, ...]) -> Price:
-        """Returns the price of the collective `kind` over the axes `who`; 0 for a slice, which
-        sends nothing."""
+    def price(self, kind: str, axis_indices: tuple[int, ...]) -> Price:
+        """Returns the price of the collective `kind` over the axes `axis_indices`; 0 for a slice,
+        which sends nothing."""
         if kind == "shard":
             return Price(0.0, 0.0)
         mesh, topology = self.src.mesh, self.topology
         if topology is None or mesh is None:
             return Price()
-        if (kind, who) not in self.prices:
-            axes = tuple(self.axes[k] for k in who)
-            self.prices[kind, who] = price(mesh, axes, kind, topology)
-        return self.prices[kind, who]
+        if (kind, axis_indices) not in self.prices:
+            axes = tuple(self.axes[k] for k in axis_indices)
+            self.prices[kind, axis_indices] = price(mesh, axes, kind, topology)
+        return self.prices[kind, axis_indices]
 
     def _least(self) -> Price:
         """Returns a lower bound of a collective's price: one message on the cheapest link that it
@@ -274,14 +276,14 @@ class _Search:
         cheapest = Price(math.inf, math.inf)
         for axis in self.axes:
             group = mesh.physical.groups(axis)[0]
-            ports = [p for pair in pairwise(group) for p in topology.way(*pair)]
+            ports = [p for pair in pairwise(group) for p in topology.route(*pair)]
             slowest = max((1 / p.link.bytes_per_s for p in ports), default=0.0)
             longest = max((p.latency_s for p in ports), default=0.0)
             cheapest = Price(*map(min, cheapest, (longest, slowest)))
         return cheapest
 
     # -- bounds of the remaining cost -------------------------------------------------------------
-    def left(self, where: Where, block: int) -> float:
+    def remaining_cost(self, where: Where, block: int) -> float:
         """Returns an estimate of the remaining cost; a lower bound while the search is exact."""
         each = self.least_bytes if self.exact else block
         cost, wrong = 0.0, 0
@@ -344,11 +346,11 @@ class _Search:
             elif where[k] == self.goal[k]:
                 continue
             elif p.group:
-                who = self.members[where[k]]
-                if k == who[0]:
+                axis_indices = self.members[where[k]]
+                if k == axis_indices[0]:
                     n = shard_count(p.group, self.src.sizes)
-                    whole = self._block(where, who, 0)
-                    yield Edge("all_gather", who, 0, (n - 1) * block, whole)
+                    whole = self._block(where, axis_indices, 0)
+                    yield Edge("all_gather", axis_indices, 0, (n - 1) * block, whole)
             elif p.dim >= 0:
                 mine = self.clash[where[k]]
                 for q in self.rests[k]:
@@ -357,17 +359,17 @@ class _Search:
                 yield from self._gathers(k, p, along, block)
             elif k in sums:
                 alike = tuple(m for m in sums if where[m] == where[k])
-                for who in {(k,), alike if k == alike[0] else (k,)}:
-                    n = math.prod([self.sizes[m] for m in who])
-                    yield Edge("all_reduce", who, 0, 2 * (n - 1) * block // n, block)
+                for axis_indices in {(k,), alike if k == alike[0] else (k,)}:
+                    n = math.prod([self.sizes[m] for m in axis_indices])
+                    yield Edge("all_reduce", axis_indices, 0, 2 * (n - 1) * block // n, block)
                 if p.kind == "sum":
                     n = self.sizes[k]
                     received = (n - 1) * block / n
                     yield from self._arrivals("reduce_scatter", where, k, others, received, block)
 
-    def _block(self, where: Where, who: Sequence[int], to: int) -> int:
-        """Returns the bytes of a block with the axes `who` at the place `to`."""
-        return self.bytes(tuple(to if k in who else p for k, p in enumerate(where)))
+    def _block(self, where: Where, axis_indices: Sequence[int], to: int) -> int:
+        """Returns the bytes of a block with the axes `axis_indices` at the place `to`."""
+        return self.bytes(tuple(to if k in axis_indices else p for k, p in enumerate(where)))
 
     def _arrivals(
         self, kind: str, where: Where, k: int, others: int, received: float, block: int
@@ -397,12 +399,12 @@ class _Search:
             yield Edge("all_gather", tuple(who), 0, (n - 1) * block, n * block)
 
     # -- the search -------------------------------------------------------------------------------
-    def way(self) -> list[Move]:
+    def cheapest_path(self) -> list[Move]:
         """Returns the cheapest way, by A*: layouts are visited in the order of the cost so far plus
         the bound of the remaining cost. After `MOST_LAYOUTS` of them only the remaining cost
         counts, so that a way is found in time, though perhaps not the cheapest."""
         ticket = count()
-        known: dict[Where, float] = {self.start: 0.0}
+        best_costs: dict[Where, float] = {self.start: 0.0}
         came: dict[Where, tuple[Edge, Where]] = {}
         heap = [(0.0, 0.0, next(ticket), self.start, self.bytes(self.start))]
         done: set[Where] = set()
@@ -413,17 +415,17 @@ class _Search:
             if now in done:
                 continue
             done.add(now)
-            so_far = known[now]
+            so_far = best_costs[now]
             for edge in self.edges(now, block):
-                then = tuple([edge.to if m in edge.who else p for m, p in enumerate(now)])
-                latency, per_byte = self.price(edge.kind, edge.who)
+                then = tuple([edge.to if m in edge.axis_indices else p for m, p in enumerate(now)])
+                latency, per_byte = self.price(edge.kind, edge.axis_indices)
                 more = edge.received_bytes + max(0, edge.block - self.most_bytes) / 1000
                 cost = so_far + latency + more * per_byte
-                if cost < known.get(then, math.inf):
-                    known[then], came[then] = cost, (edge, now)
-                    left = self.left(then, edge.block)
-                    first = left if len(done) > MOST_LAYOUTS else cost + left
-                    heapq.heappush(heap, (first, left, next(ticket), then, edge.block))
+                if cost < best_costs.get(then, math.inf):
+                    best_costs[then], came[then] = cost, (edge, now)
+                    remaining = self.remaining_cost(then, edge.block)
+                    first = remaining if len(done) > MOST_LAYOUTS else cost + remaining
+                    heapq.heappush(heap, (first, remaining, next(ticket), then, edge.block))
         raise AssertionError("whatever is split can be gathered")
 
     def _told(self, came: dict[Where, tuple[Edge, Where]]) -> list[Move]:
@@ -434,9 +436,9 @@ class _Search:
             edge, before = came[now]
             at = [self.place[p] for p in now]
             here = {a: p for a, p in zip(self.axes, at, strict=True) if p is not None}
-            old, new = self.place[before[edge.who[0]]], self.place[edge.to]
+            old, new = self.place[before[edge.axis_indices[0]]], self.place[edge.to]
             dim, to_dim = (p.dim if p is not None else -1 for p in (old, new))
-            axes = tuple(self.axes[k] for k in edge.who)
-            out.append(Move(edge.kind, axes, dim, to_dim, placed(self.src, self.kept | here)))
+            axes = tuple(self.axes[k] for k in edge.axis_indices)
+            out.append(Move(edge.kind, axes, dim, to_dim, placed(self.src, self.fixed_axes | here)))
             now = before
         return out[::-1]

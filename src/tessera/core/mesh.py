@@ -38,7 +38,7 @@ from .mesh_input import (
     checked_shape,
     devices_text,
     names_text,
-    some_ids,
+    shortened_ids,
     times,
 )
 from .topology import Topology
@@ -208,7 +208,7 @@ class Mesh:
             return self._around_time(lambda space: space.wired(links))
         if links is not None:
             links.coords(max(self.ids))
-        return self._made(self.onto, links)
+        return self._with_device_order(self.onto, links)
 
     def in_time(self, **turns: int) -> Mesh:
         """Returns this mesh with one more axis, named in `turns` with its size, which lies in time:
@@ -232,9 +232,9 @@ class Mesh:
         return in_time(part(self.space), {a: self.sizes[a] for a in self.time})
 
     def _folded(self, onto: Mesh | None) -> Mesh:
-        return self._made(onto, self.links)
+        return self._with_device_order(onto, self.links)
 
-    def _made(self, onto: Mesh | None, links: Topology | None) -> Mesh:
+    def _with_device_order(self, onto: Mesh | None, links: Topology | None) -> Mesh:
         made = object.__new__(Mesh)
         put = object.__setattr__
         for name in ("axes", "shape", "ids", "sizes"):
@@ -267,7 +267,7 @@ class Mesh:
             raise self._wrong(
                 f"mesh.coords: device {device_id!r} is not in the mesh",
                 "name one of mesh.device_ids",
-                devices=some_ids(self.ids),
+                devices=shortened_ids(self.ids),
             )
         found: dict[str, int] = {}
         for axis, size in zip(reversed(self.axes), reversed(self.shape)):
@@ -336,7 +336,7 @@ class Mesh:
                 f"mesh[...]: {names_text(names)} names an axis twice", "name each axis once"
             )
         part = Mesh(names, self.array().transpose(rest + kept)[(0,) * len(rest)])
-        return part._made(self.onto and self.onto[names], self.links)
+        return part._with_device_order(self.onto and self.onto[names], self.links)
 
     def slice(self, **where: int | slice | range) -> Mesh:
         """Returns the part of the mesh at `where`: a number drops its axis, a slice or range keeps
@@ -373,9 +373,9 @@ class Mesh:
                 where=str(where),
             )
         names = tuple(axis for i, axis in enumerate(self.axes) if i not in dropped)
-        made = Mesh(names, part[tuple(pick)])._made(None, self.links)
+        submesh = Mesh(names, part[tuple(pick)])._with_device_order(None, self.links)
         if self.onto is None:
-            return made
+            return submesh
         folds, below = self.folds, {}
         for axis, which in where.items():
             if isinstance(which, slice | range):
@@ -386,7 +386,7 @@ class Mesh:
                     onto=self.onto.text(),
                 )
             below[axis] = int(which) % self.sizes[axis] // folds[axis]
-        return made._folded(self.onto.slice(**below))
+        return submesh._folded(self.onto.slice(**below))
 
     # ---- ambient -------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -443,8 +443,8 @@ class Mesh:
         return f"Mesh({self.axes}{devices}, shape={self.shape})"
 
     # ---- checks --------------------------------------------------------------------------------
-    def _wrong(self, what: str, fix: str, **more: object) -> MeshError:
-        return MeshError(what, rows=[("mesh", self.text()), *more.items()], fix=fix)
+    def _wrong(self, message: str, fix: str, **more: object) -> MeshError:
+        return MeshError(message, rows=[("mesh", self.text()), *more.items()], fix=fix)
 
     def _index(self, axis: object) -> int:
         if isinstance(axis, str) and axis in self.sizes:
@@ -515,7 +515,7 @@ def _mesh(
     onto: Mesh | None,
     links: Topology | None,
 ) -> Mesh:
-    return Mesh(axes, ids, shape)._made(onto, links)
+    return Mesh(axes, ids, shape)._with_device_order(onto, links)
 
 
 def folded_onto(mesh: Mesh, onto: object) -> Mesh:
@@ -534,12 +534,12 @@ def folded_onto(mesh: Mesh, onto: object) -> Mesh:
         if left != 1 or onto < 1:
             raise _no_fold(mesh, str(onto), "a number of devices that its axes divide into")
     else:
-        given = Mesh.parse(onto).sizes if isinstance(onto, str) and onto else onto
-        if not isinstance(given, Mapping) or not all(
-            a in mesh.sizes and is_whole(n) and n > 0 for a, n in given.items()
+        sizes_given = Mesh.parse(onto).sizes if isinstance(onto, str) and onto else onto
+        if not isinstance(sizes_given, Mapping) or not all(
+            a in mesh.sizes and is_whole(n) and n > 0 for a, n in sizes_given.items()
         ):
             raise _no_fold(mesh, repr(onto), 'sizes by axis, e.g. "dp=2,tp=1"')
-        sizes.update({a: int(n) for a, n in given.items()})
+        sizes.update({a: int(n) for a, n in sizes_given.items()})
     odd = [a for a in mesh.axes if mesh.sizes[a] % sizes[a]]
     if odd:
         raise _no_fold(
@@ -552,9 +552,9 @@ def folded_onto(mesh: Mesh, onto: object) -> Mesh:
     return Mesh(mesh.axes, range(first, first + count), sizes)
 
 
-def _no_fold(mesh: Mesh, given: str, want: str) -> MeshError:
+def _no_fold(mesh: Mesh, fold: str, want: str) -> MeshError:
     return MeshError(
-        f"mesh.fold: {given} is no fold of the mesh", mesh=mesh.text(), fix=f"give {want}"
+        f"mesh.fold: {fold} is no fold of the mesh", mesh=mesh.text(), fix=f"give {want}"
     )
 
 

@@ -54,8 +54,8 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _wrong(axes: Iterable[object], what: str, fix: str, **more: object) -> MeshError:
-    return MeshError(f"Mesh: {what}", rows=[("axes", names_text(axes)), *more.items()], fix=fix)
+def _wrong(axes: Iterable[object], message: str, fix: str, **more: object) -> MeshError:
+    return MeshError(f"Mesh: {message}", rows=[("axes", names_text(axes)), *more.items()], fix=fix)
 
 
 def checked_shape(axes: tuple[str, ...], shape: Shape) -> tuple[int, ...] | None:
@@ -183,7 +183,7 @@ def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ..
             axes,
             f"device id {min(ids)} is negative",
             "name devices by their ids: 0, 1, 2, ...",
-            devices=some_ids(ids),
+            devices=shortened_ids(ids),
         )
     if len(set(ids)) != len(ids):
         twice = sorted(device for device, n in Counter(ids).items() if n > 1)
@@ -191,7 +191,7 @@ def _checked_ids(axes: tuple[str, ...], flat: Iterable[object]) -> tuple[int, ..
             axes,
             f"{_repeated('device', 'devices', twice)} named twice",
             "name each device once",
-            devices=some_ids(ids),
+            devices=shortened_ids(ids),
         )
     return tuple(ids)
 
@@ -206,17 +206,17 @@ def balanced(count: int, parts: int) -> tuple[int, ...]:
     divisors = [d for d in range(1, math.isqrt(count) + 1) if count % d == 0]
     divisors = sorted({*divisors, *(count // d for d in divisors)})
 
-    def search(rest: int, parts: int, most: int) -> tuple[int, ...] | None:
-        """Returns the best non-increasing factors of `rest`, none above `most`, if there are
+    def search(remaining: int, parts: int, most: int) -> tuple[int, ...] | None:
+        """Returns the best non-increasing factors of `remaining`, none above `most`, if there are
         any."""
         if parts == 1:
-            return (rest,) if rest <= most else None
+            return (remaining,) if remaining <= most else None
         best: tuple[int, ...] | None = None
         for first in divisors:
-            if first > most or first**parts < rest:  # the largest is at least the mean
+            if first > most or first**parts < remaining:  # the largest is at least the mean
                 continue
-            if rest % first == 0:
-                tail = search(rest // first, parts - 1, first)
+            if remaining % first == 0:
+                tail = search(remaining // first, parts - 1, first)
                 if tail is not None and (best is None or first + sum(tail) < sum(best)):
                     best = (first, *tail)
         return best
@@ -240,7 +240,7 @@ def times(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape))
 
 
-def some_ids(ids: Sequence[int]) -> str:
+def shortened_ids(ids: Sequence[int]) -> str:
     """Returns device ids as text, the first 16 of many."""
     shown = ", ".join(map(str, ids[:16]))
     return f"[{shown}]" if len(ids) <= 16 else f"[{shown}, ... {len(ids)} in all]"

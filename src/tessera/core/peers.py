@@ -43,19 +43,21 @@ def words() -> dict[str, dict[str, Any]]:
     }
 
 
-def way_out(table: str, word: str, owner: str = "") -> Any:
+def fix_for(table: str, word: str, owner: str = "") -> Any:
     """Returns the fix for `word`: that of `owner` first, else that of all; "" if `peers.toml` has
     none."""
     rows = words()[table]
     return rows.get(f"{owner}.{word}") or rows.get(f".{word}", "")
 
 
-def argument_fix(function: str, word: str, have: list[str], missing: Sequence[str] = ()) -> str:
-    """Returns the fix for the argument `word` of `function`, which has the arguments `have`; those
-    of `missing` were not given."""
+def argument_fix(
+    function: str, word: str, parameters: list[str], missing: Sequence[str] = ()
+) -> str:
+    """Returns the fix for the argument `word` of `function`, which has the arguments `parameters`;
+    those of `missing` were not given."""
     rows = words()["argument_fixes"]
-    meant = [n for n in way_out("arguments", word) if n in have]
-    near = [*meant, *get_close_matches(word, have, 1, 0.75)]
+    meant = [n for n in fix_for("arguments", word) if n in parameters]
+    near = [*meant, *get_close_matches(word, parameters, 1, 0.75)]
     return (
         rows.get(f"{function}.{word}")
         or "".join(f"write {n}=" for n in near[:1])
@@ -67,30 +69,30 @@ def argument_fix(function: str, word: str, have: list[str], missing: Sequence[st
 
 
 @cache
-def name_fix(owner: str, name: str, have: tuple[str, ...]) -> str:
-    """Returns the fix for the attribute `name` of `owner`, which has the attributes `have`."""
-    if found := way_out("names", name, owner):
+def name_fix(owner: str, name: str, names: tuple[str, ...]) -> str:
+    """Returns the fix for the attribute `name` of `owner`, which has the attributes `names`."""
+    if found := fix_for("names", name, owner):
         return str(found)
-    for meant in way_out("arguments", name):  # config.n_embd is config.d
-        if meant in have:
+    for meant in fix_for("arguments", name):  # config.n_embd is config.d
+        if meant in names:
             return f"write {meant}"
     for late in LATE:  # a late module may have the name
         resolve_name(late)
     spaces = [s for s in _FIRST if s in SPACES] + [s for s in SPACES if s not in _FIRST]
-    there = {f"{s}.{n}": n for s in spaces for n in SPACES[s] if not n.startswith("_")}
+    qualified = {f"{s}.{n}": n for s in spaces for n in SPACES[s] if not n.startswith("_")}
     if name.endswith("_") and (new := name_fix(owner, name[:-1], ())).startswith("write "):
         text = new.removeprefix("write ")
         call = "(...)" if text.replace(".", "").replace("_", "").isalnum() else ""
         return f"tensors do not change: x = {text}{call}"
-    if same := [full for full, n in there.items() if _plain(n) == _plain(name)]:
-        return f"write {max(same, key=lambda full: there[full] == name)}"
-    public_names = [n for n in have if not n.startswith("_")]
+    if same := [full for full, n in qualified.items() if _plain(n) == _plain(name)]:
+        return f"write {max(same, key=lambda full: qualified[full] == name)}"
+    public_names = [n for n in names if not n.startswith("_")]
     unlike = not get_close_matches(name, public_names, 1, 0.7)
     if owner == "optim" and unlike:
         return f"if optax has it: optim.from_optax(optax.{name}(...)); a rate: lr=optax.{name}(...)"
     if owner in _OF_TENSORS and unlike:
-        for like in get_close_matches(name, [*there.values()], 1, 0.85):
-            return f"the name most like it is {next(f for f, n in there.items() if n == like)}"
+        for like in get_close_matches(name, [*qualified.values()], 1, 0.85):
+            return f"the name most like it is {next(f for f, n in qualified.items() if n == like)}"
         alone = f"of a value alone np.{name}(x.numpy()); in a program "
         of_numpy = owner != "np" and callable(getattr(np, name, None))
         return (
@@ -107,18 +109,18 @@ def _plain(name: str) -> str:
 
 # -- attributes -----------------------------------------------------------------------------------
 def no_name(
-    what: str,
+    owner_text: str,
     owner: str,
     name: str,
-    have: Iterable[str],
+    names: Iterable[str],
     operands: Iterable[tuple[str, object]] = (),
 ) -> AttributeError:
-    """Returns the error that `what`, of the kind `owner`, has no attribute `name`, but the names
-    `have`."""
-    text = f"{what} has no attribute {name!r}"
+    """Returns the error that `owner_text`, of the kind `owner`, has no attribute `name`, but the
+    names `names`."""
+    text = f"{owner_text} has no attribute {name!r}"
     if name.startswith("_"):  # asked by Python or a library, not by a user
         return AttributeError(text)
-    return UnknownNameError(text, rows=list(operands), fix=name_fix(owner, name, tuple(have)))
+    return UnknownNameError(text, rows=list(operands), fix=name_fix(owner, name, tuple(names)))
 
 
 def no_attribute(owner: str) -> Callable[[Any, str], Any]:

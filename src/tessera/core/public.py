@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 from .callable_module import make_callable
 from .declared import Declaration, declarations, fitted
 from .errors import PACKAGE, TesseraError, UnknownNameError, UsageError
-from .peers import LATE, SPACES, argument_fix, name_fix, no_attribute, no_name, way_out
+from .peers import LATE, SPACES, argument_fix, fix_for, name_fix, no_attribute, no_name
 from .tracebacks import boundary
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,36 +25,38 @@ _FREQUENT = ("now",)  # unchecked: called for each weight in each step, without 
 _CALLED = re.compile("__(call|bool|float|int|index|len|iter|array|format|setitem)__")
 
 
-def public(module: str, there: dict[str, Any], late: Sequence[str] = ()) -> Callable[[str], Any]:
+def public(
+    module: str, namespace: dict[str, Any], late: Sequence[str] = ()
+) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a public module, and makes the module's functions, classes and
     calls give errors with a fix.
 
-    `module` is the name that users write, `there` its globals. The names of `late` ("data",
+    `module` is the name that users write, `namespace` its globals. The names of `late` ("data",
     "observe.profile:profile", "tessera.interop.hf:load_hf") are imported at their first use, so
     that other programs do not wait for them. Functions and classes of the module get errors for
     wrong arguments; the module and the modules in it get an error for a call; `dir` lists the
     public names.
     """
-    SPACES[module] = names = there["__all__"]
-    there["__dir__"] = lambda: sorted(there["__all__"])
-    here, near = there["__name__"], f"{there['__package__']}."
+    SPACES[module] = names = namespace["__all__"]
+    namespace["__dir__"] = lambda: sorted(namespace["__all__"])
+    here, near = namespace["__name__"], f"{namespace['__package__']}."
     places = {w.rpartition(":")[2]: w if w.startswith("tessera.") else near + w for w in late}
     LATE.update(places.values())
     for name in names:
         if name not in places:
-            there[name] = checked(there[name])
+            namespace[name] = checked(namespace[name])
     if type(sys.modules[here]) is ModuleType:
         not_callable(here, names)
-    for name, inner in there.items():
+    for name, inner in namespace.items():
         full = f"{here}.{name}"
         if name not in names and type(inner) is ModuleType and inner.__name__ == full:
             not_callable(full, names, module)  # nn.dot_product_attention(x), of JAX
 
     def __getattr__(name: str) -> Any:
         if name in places:
-            there[name] = checked(resolve_name(places[name]))
-            return there[name]
-        if any(Path(at, name, "__init__.py").is_file() for at in there.get("__path__", ())):
+            namespace[name] = checked(resolve_name(places[name]))
+            return namespace[name]
+        if any(Path(at, name, "__init__.py").is_file() for at in namespace.get("__path__", ())):
             raise UnknownNameError(
                 f"module {here!r} has no attribute {name!r} until it is imported",
                 fix=f"import what you need of it: from {here}.{name} import ...",
@@ -64,37 +66,37 @@ def public(module: str, there: dict[str, Any], late: Sequence[str] = ()) -> Call
     return __getattr__
 
 
-def not_callable(module: str, have: Sequence[str] = (), owner: str = "") -> None:
-    """Makes a call of the module named `module` a UsageError. `have` are the names of the module,
+def not_callable(module: str, names: Sequence[str] = (), owner: str = "") -> None:
+    """Makes a call of the module named `module` a UsageError. `names` are the names of the module,
     or of its `owner` if there is one."""
     name = module.rpartition(".")[2]
 
     def call(*args: object, **kwargs: object) -> NoReturn:
-        first = ", ".join([n for n in have if not n[0].isupper()][:6])
-        other = name_fix(owner, name, tuple(have)) if owner else f"it has {first}"
-        fix = way_out("modules", module) or other
+        first = ", ".join([n for n in names if not n[0].isupper()][:6])
+        other = name_fix(owner, name, tuple(names)) if owner else f"it has {first}"
+        fix = fix_for("modules", module) or other
         raise UsageError(f"{name}: a module is not a function", module=module, fix=fix)
 
     make_callable(module, call)
 
 
 # -- classes --------------------------------------------------------------------------------------
-def checked(what: F) -> F:
-    """Returns the function `what` with a UsageError for wrong or missing arguments, and replaces
-    `what` in the module that defines it. A class gets such methods, and an error for unknown
+def checked(target: F) -> F:
+    """Returns the function `target` with a UsageError for wrong or missing arguments, and replaces
+    `target` in the module that defines it. A class gets such methods, and an error for unknown
     attributes of its objects."""
-    if isinstance(what, type):
-        _check_class(what)
-        return what
-    if not isinstance(what, FunctionType) or hasattr(what, "checked"):
-        return what
-    home = vars(sys.modules[what.__module__])
-    have: Any = home.get(what.__name__)
-    if getattr(have, "checked", False) and inspect.unwrap(have) is inspect.unwrap(what):
-        return cast(F, have)  # `what` is an alias of a function that is checked already
-    new = asking(what, what.__name__)
-    if have is what:
-        home[what.__name__] = new
+    if isinstance(target, type):
+        _check_class(target)
+        return target
+    if not isinstance(target, FunctionType) or hasattr(target, "checked"):
+        return target
+    home = vars(sys.modules[target.__module__])
+    have: Any = home.get(target.__name__)
+    if getattr(have, "checked", False) and inspect.unwrap(have) is inspect.unwrap(target):
+        return cast(F, have)  # `target` is an alias of a function that is checked already
+    new = asking(target, target.__name__)
+    if have is target:
+        home[target.__name__] = new
     return new
 
 
@@ -116,18 +118,18 @@ def _check_class(cls: Any) -> None:
                 setattr(cls, name, new if fn is method else type(method)(new))
 
 
-def _refusal(frozen: Any, what: str) -> Callable[..., None]:
+def _refusal(frozen: Any, action: str) -> Callable[..., None]:
     """Returns `__setattr__` or `__delattr__` of the dataclass `frozen`; subclasses may have
     attributes of their own."""
     mine = {f.name for f in fields(frozen)}
-    by_field = what == "set" and frozen.__dataclass_params__.init
+    by_field = action == "set" and frozen.__dataclass_params__.init
 
     def refuse(self: Any, name: str, *value: Any) -> None:
         if type(self) is not frozen and name not in mine:
-            getattr(object, f"__{what[:3]}attr__")(self, name, *value)
+            getattr(object, f"__{action[:3]}attr__")(self, name, *value)
             return
         how = f": dataclasses.replace(x, {name}=...)" if by_field and name in mine else ""
-        done = "set" if what == "set" else "deleted"
+        done = "set" if action == "set" else "deleted"
         raise UsageError(
             f"{type(self).__name__}: {name} cannot be {done}, it is a value",
             fix=f"make another one{how}",
@@ -206,16 +208,18 @@ def unfit_call(
     return _of_no_class(fn, name, given) if inside else None
 
 
-def _of_no_class(fn: Callable[..., Any], name: str, given: Mapping[str, Any]) -> UsageError | None:
-    """Returns the error for the first argument of `given` that is annotated with classes of this
-    package, but is an instance of none. Arguments that may be tensors are skipped, since they may
-    be arrays and numbers, too."""
+def _of_no_class(
+    fn: Callable[..., Any], name: str, arguments: Mapping[str, Any]
+) -> UsageError | None:
+    """Returns the error for the first argument of `arguments` that is annotated with classes of
+    this package, but is an instance of none. Arguments that may be tensors are skipped, since they
+    may be arrays and numbers, too."""
     try:
         hints = get_type_hints(inspect.unwrap(fn))
     except (NameError, TypeError):  # a type that is imported for type checkers only
         return None
-    for what, value in given.items():
-        legal = get_args(hints.get(what)) or (hints.get(what),)
+    for argument, value in arguments.items():
+        legal = get_args(hints.get(argument)) or (hints.get(argument),)
         kinds = tuple(
             k for k in legal if isinstance(k, type) and not getattr(k, "_is_protocol", False)
         )
@@ -224,9 +228,9 @@ def _of_no_class(fn: Callable[..., Any], name: str, given: Mapping[str, Any]) ->
         if not ours or len(ours) < len(classes) or "Tensor" in ours or isinstance(value, kinds):
             continue
         plain = value is None or isinstance(value, str)
-        said = repr(value) if plain else f"a {type(value).__name__}"
+        value_text = repr(value) if plain else f"a {type(value).__name__}"
         fix = f"give a {' or a '.join(ours)}"
-        return UsageError(f"{name}: {what} cannot be {said}", fix=fix)
+        return UsageError(f"{name}: {argument} cannot be {value_text}", fix=fix)
     return None
 
 
@@ -239,29 +243,31 @@ def misfit(
 ) -> UsageError:
     """Returns the error for a call of the function `name`, whose `signature` does not fit the
     arguments."""
-    have = [*signature.parameters.values()][of_object:]
-    names = [p.name for p in have]
-    placed = [p for p in have if p.kind in _PLACED]
-    by_name = [p.name for p in have if p.kind is p.KEYWORD_ONLY]
+    parameters = [*signature.parameters.values()][of_object:]
+    names = [p.name for p in parameters]
+    placed = [p for p in parameters if p.kind in _PLACED]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     count = len(args) - of_object
     first = [p.name for p in placed[:count]]
-    needed = [p.name for p in have if p.default is p.empty and p.kind in (*_PLACED, p.KEYWORD_ONLY)]
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind in (*_PLACED, p.KEYWORD_ONLY)
+    ]
     missing = [n for n in needed if n not in (*kwargs, *first)]
-    more = any(p.kind is p.VAR_KEYWORD for p in have)
+    more = any(p.kind is p.VAR_KEYWORD for p in parameters)
     wrong = [k for k in kwargs if k not in names and not more]
     twice = [n for n in first if n in kwargs]
     if wrong:
-        what = f"{name}: there is no argument {wrong[0]!r}"
+        message = f"{name}: there is no argument {wrong[0]!r}"
         fix = argument_fix(name, wrong[0], names, missing)
     elif twice:
-        what = f"{name}: {twice[0]!r} is given by place and by name"
-        fix = way_out("twice", twice[0], name) or "give it once"
+        message = f"{name}: {twice[0]!r} is given by place and by name"
+        fix = fix_for("twice", twice[0], name) or "give it once"
     elif missing:
-        what = f"{name}: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing"
+        message = f"{name}: {' and '.join(missing)} {'are' if missing[1:] else 'is'} missing"
         fix = f"call it with ({', '.join(f'{n}=...' if n in by_name else n for n in needed)})"
     else:
         counted = f"{count} argument{'s' if count > 1 else ''}"
-        what = f"{name}: {counted} by place, where it takes {len(placed) or 'none'}"
+        message = f"{name}: {counted} by place, where it takes {len(placed) or 'none'}"
         many = [p.name for p in placed if re.search("Sequence|Dims", str(p.annotation))]
         fix = "leave out those that it does not take"
         if by_name:
@@ -269,5 +275,5 @@ def misfit(
         elif many:
             fix = f"several go in one tuple: {many[0]}=(a, b)"
     if not (wrong or twice):
-        fix = way_out("calls", name) or fix
-    return UsageError(what, arguments=", ".join(names) or "none", fix=fix)
+        fix = fix_for("calls", name) or fix
+    return UsageError(message, arguments=", ".join(names) or "none", fix=fix)

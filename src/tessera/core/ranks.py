@@ -155,7 +155,7 @@ def _read(by: _Launcher, size_name: str, env: Mapping[str, str]) -> Rank | None:
     local = _whole(env, local_name, 0) if local_name else 0
     count_name = next((n for n in _LOCAL_SIZES if env.get(n)), "")
     slurm = local_name == "SLURM_LOCALID"
-    count = _whole(env, count_name, 1) if count_name else tasks_here(env, size) if slurm else 1
+    count = _whole(env, count_name, 1) if count_name else tasks_on_host(env, size) if slurm else 1
     job = ".".join(env[n] for n in by.job if env.get(n))
     hosted = by.name == "tessera run" and bool(env.get(environment.TOKEN))
     return Rank(
@@ -181,20 +181,20 @@ def _token_in(env: Mapping[str, str]) -> str:
             others = os.fstat(file.fileno()).st_mode & 0o077
             token = file.read(4096).strip()
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "it is not text"
-        what, fix = f"cannot be read: {said}", "name a file that is there on every host"
+        reason = getattr(error, "strerror", None) or "it is not text"
+        problem, fix = f"cannot be read: {reason}", "name a file that is there on every host"
     else:
         if token and not others:
             return token
-        what = "may be read by others" if others else "is empty"
+        problem = "may be read by others" if others else "is empty"
         fix = f"chmod 600 {name}" if others else f"openssl rand -hex 16 > {name}"
-    raise UsageError(f"join: {environment.TOKEN_FILE}={name!r} {what}", fix=fix, at="")
+    raise UsageError(f"join: {environment.TOKEN_FILE}={name!r} {problem}", fix=fix, at="")
 
 
-def tasks_here(env: Mapping[str, str], size: int) -> int:
+def tasks_on_host(env: Mapping[str, str], size: int) -> int:
     """Returns the number of an `srun`'s tasks on this host; 1 if it is unknown.
 
-    >>> tasks_here({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 11)
+    >>> tasks_on_host({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 11)
     3
     """
     if env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES")) == "1":

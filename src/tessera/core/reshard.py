@@ -71,14 +71,14 @@ def device_wire_bytes(kind: str, axes: Iterable[str], src: TensorType, dst: Tens
     return _received(kind, n, src.device_bytes, dst.device_bytes, travelling_of_device(src, axes))
 
 
-def _received(kind: str, n: int, held: int, made: int, summed: int) -> int:
-    """Returns the bytes that one of `n` devices receives; it holds `held` bytes before, `made`
+def _received(kind: str, n: int, held: int, result: int, summed: int) -> int:
+    """Returns the bytes that one of `n` devices receives; it holds `held` bytes before, `result`
     after, and `summed` of a sum."""
     match kind:
         case "all_gather":
             return (n - 1) * held
         case "reduce_scatter":
-            return (n - 1) * made
+            return (n - 1) * result
         case "all_reduce":
             return 2 * (n - 1) * summed // n
         case "all_to_all":

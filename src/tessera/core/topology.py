@@ -141,16 +141,16 @@ class Topology:
             at = at * size + c
         return at
 
-    def way(self, src: int, dst: int) -> tuple[Port, ...]:
+    def route(self, src: int, dst: int) -> tuple[Port, ...]:
         """Returns the ports that a message from `src` to `dst` passes, in order."""
-        return _way(self, src, dst)
+        return _route(self, src, dst)
 
     def __str__(self) -> str:
         return f"{self.name}, {self.size} devices: {' x '.join(map(str, self.levels))}"
 
 
 @lru_cache(maxsize=65536)
-def _way(topology: Topology, src: int, dst: int) -> tuple[Port, ...]:
+def _route(topology: Topology, src: int, dst: int) -> tuple[Port, ...]:
     at, goal = list(topology.coords(src)), topology.coords(dst)
     found: list[Port] = []
     for i, level in enumerate(topology.levels):
@@ -172,11 +172,11 @@ def _next(level: Level, at: int, goal: int) -> int:
     return at + (1 if goal > at else -1)
 
 
-def _ports(topology: Topology, i: int, here: tuple[int, ...], there: tuple[int, ...]) -> list[Port]:
+def _ports(topology: Topology, i: int, src: tuple[int, ...], dst: tuple[int, ...]) -> list[Port]:
     """Returns the ports of one hop on level i: a wire between neighbours, or out of one unit and
     into another."""
     level = topology.levels[i]
-    a, b = topology.device(here), topology.device(there)
+    a, b = topology.device(src), topology.device(dst)
     link, unit = level.link, ""
     if level.shared:
         inside = math.prod(topology.shape[i + 1 :])

@@ -27,13 +27,13 @@ def ranks_text(ranks: Sequence[int]) -> str:
 DUMP_VERSION = 1  # of the flight recorder's file format
 
 
-def record_text(program: str, step: str, what: str, at: str) -> str:
+def record_text(program: str, step: str, operation: str, at: str) -> str:
     """Returns the text of a flight record.
 
     >>> record_text("train", "s3", "all_reduce", "train.py:7")
     's3 of train: all_reduce at train.py:7'
     """
-    return (f"{step} of " if step else "") + f"{program}: {what}" + (f" at {at}" if at else "")
+    return (f"{step} of " if step else "") + f"{program}: {operation}" + (f" at {at}" if at else "")
 
 
 def differences(facts: Mapping[int, Mapping[str, object]]) -> list[tuple[str, str]]:
@@ -85,16 +85,16 @@ def nth(n: int) -> str:
     return f"{n}{last}"
 
 
-def columns(rows: Iterable[Sequence[str]], left: int) -> list[str]:
-    """Returns rows of cells as aligned lines: the first `left` columns to the left, the others to
-    the right.
+def columns(rows: Iterable[Sequence[str]], left_aligned: int) -> list[str]:
+    """Returns rows of cells as aligned lines: the first `left_aligned` columns to the left, the
+    others to the right.
 
     >>> columns([("op", "bytes"), ("add", "8")], 1)
     ['op   bytes', 'add      8']
     """
     table = list(rows)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    sides = "<" * left + ">" * (len(widths) - left)
+    sides = "<" * left_aligned + ">" * (len(widths) - left_aligned)
     return [
         "  ".join(f"{c:{side}{w}}" for c, side, w in zip(row, sides, widths, strict=True)).rstrip()
         for row in table

@@ -101,7 +101,7 @@ def _price(algorithm: Algorithm, topology: Topology, groups: Groups) -> Cost:
     """Returns the sum of all rounds' costs: the longest way's latency, the busiest port's bytes.
     Groups run at the same time and share ports."""
     a, latency_s, send, add, share = algorithm, 0.0, 0.0, 0.0, 0.0
-    ways: dict[tuple[int, int], tuple[Port, ...]] = {}
+    paths: dict[tuple[int, int], tuple[Port, ...]] = {}
     links: dict[tuple[int, ...], Link] = {}
     for moves in a.rounds:
         load: defaultdict[tuple[int, ...], int] = defaultdict(int)
@@ -110,10 +110,10 @@ def _price(algorithm: Algorithm, topology: Topology, groups: Groups) -> Cost:
         for group in groups:
             for t in moves:
                 ends = group[t.src], group[t.dst]
-                if ends not in ways:
-                    ways[ends] = topology.way(*ends)
-                    links.update((p.place, p.link) for p in ways[ends])
-                way = ways[ends]
+                if ends not in paths:
+                    paths[ends] = topology.route(*ends)
+                    links.update((p.place, p.link) for p in paths[ends])
+                way = paths[ends]
                 longest = max(longest, sum([p.latency_s for p in way]))
                 for port in way:
                     load[port.place] += len(t.chunks)
@@ -182,8 +182,8 @@ def formula(collective: Collective, name: str, n: int, segments: int = 1) -> For
             (one, "line"): (n - 1, most),
             (one, "halving"): (log2, most) if power else None,
         }
-    found = forms.get((collective, name))
-    return Formula(*found) if found else None
+    cost = forms.get((collective, name))
+    return Formula(*cost) if cost else None
 
 
 # ---- the choice --------------------------------------------------------------------------------

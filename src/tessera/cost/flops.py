@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ..core.layout import Factor, TensorType
 from ..ir.graph.node import Graph, Node
-from ..ops.control import turns
+from ..ops.control import iterations
 
 
 def counted(graph: Graph, of: Callable[[Node], int]) -> int:
@@ -26,7 +26,7 @@ def counted(graph: Graph, of: Callable[[Node], int]) -> int:
     total = 0
     for n in graph.nodes:
         if n.op == "scan":
-            total += turns(n.attrs["length"]) * counted(n.attrs["body"], of)
+            total += iterations(n.attrs["length"]) * counted(n.attrs["body"], of)
         elif n.op == "cond":
             total += max(counted(n.attrs[branch], of) for branch in ("yes", "no"))
         elif n.op != "input":

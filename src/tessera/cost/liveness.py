@@ -104,7 +104,7 @@ class Liveness:
                 first[n] = 0  # a loop's stacks are allocated at the beginning
             if n in self.returned and self.body:
                 last[n] = len(self.held)
-        for group in self._sums_made_one():
+        for group in self._combined_sums():
             end = self._place[group[-1]]
             for n in group:
                 first[n], last[n] = end, max(last[n], end)
@@ -112,7 +112,7 @@ class Liveness:
                     last[a] = max(last[a], end)
         return {n: (first[n], last[n]) for n in self.held}
 
-    def _sums_made_one(self) -> list[list[Node]]:
+    def _combined_sums(self) -> list[list[Node]]:
         """Returns groups of sums over the same axes that the compiler combines: they are
         independent, and no reader runs before the last of them."""
         open_: dict[object, list[Node]] = {}
@@ -181,17 +181,17 @@ class Liveness:
         running, busy = self.held[i], {self.held[i], *self._reads[i]}
         stacks: tuple[TensorType, ...] = ()
         if running.op == "scan":
-            own = running.attrs["consts"] + running.attrs["carries"]
+            operands = running.attrs["consts"] + running.attrs["carries"]
             args = self.program.args[running]
-            busy -= self._sources(args[own:]) - self._sources(args[:own])
+            busy -= self._sources(args[operands:]) - self._sources(args[:operands])
             stacks = running.types[running.attrs["carries"] :]
-        found: list[tuple[TensorType, int, bool]] = []
+        rows: list[tuple[TensorType, int, bool]] = []
         for n, (first, last) in self.spans.items():
             if first <= i <= last and self.bytes_of[n]:
                 types = n.types if n not in busy else stacks if n is running else ()
                 wide = self.bytes_of[n] // _bytes(n)
-                found += [(t, t.local_bytes * wide, n.op == "scan") for t in types]
-        return found
+                rows += [(t, t.local_bytes * wide, n.op == "scan") for t in types]
+        return rows
 
 
 def by_rows(graph: Graph) -> set[Node]:
@@ -199,16 +199,16 @@ def by_rows(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for n in graph.nodes:
         if n.op == "scan":
-            found.update(map(_seen, n.args[n.attrs["consts"] + n.attrs["carries"] :]))
+            found.update(map(_viewed_node, n.args[n.attrs["consts"] + n.attrs["carries"] :]))
     for n in graph.outputs:
-        item = _seen(n)
+        item = _viewed_node(n)
         loop = item.args[0] if item.op == "item" else item
         if loop.op == "scan" and item.attrs["index"] >= loop.attrs["carries"]:
             found.add(n)
     return found
 
 
-def _seen(n: Node) -> Node:
+def _viewed_node(n: Node) -> Node:
     """Returns the node that `n` is a view of."""
     while n.op != "item" and n.kind.memory == "view":
         n = n.args[0]
@@ -317,7 +317,7 @@ def lent(results: Sequence[Buffer], values: Iterable[Buffer], times: int) -> set
     The results come in the order in which they are written, which is their first use. No value is
     empty, and all times are below `times`.
     """
-    found: set[Node] = set()
+    lent_nodes: set[Node] = set()
     written = [r.first for r in results]
     by_size = sorted(range(len(results)), key=lambda i: results[i].size)
     large = 0  # the results whose buffers are large enough, a bit each
@@ -335,8 +335,8 @@ def lent(results: Sequence[Buffer], values: Iterable[Buffer], times: int) -> set
         free = (large & ~taken.at(first, last)) >> i
         if free:
             taken.take(first, last, (free & -free) << i)
-            found.add(node)
-    return found
+            lent_nodes.add(node)
+    return lent_nodes
 
 
 class Occupied:
@@ -345,12 +345,12 @@ class Occupied:
     def __init__(self, n: int) -> None:
         self.n = n
         self._whole = [0] * (2 * n)  # taken at all times below a node
-        self._some = [0] * (2 * n)  # taken at some of these times
+        self._partly = [0] * (2 * n)  # taken at some of these times
 
     def at(self, first: int, last: int) -> int:
         """Returns the buffers that are taken at some time from `first` to `last`."""
         inside, above = self._nodes(first, last)
-        return reduce(or_, [*(self._some[m] for m in inside), *(self._whole[m] for m in above)])
+        return reduce(or_, [*(self._partly[m] for m in inside), *(self._whole[m] for m in above)])
 
     def take(self, first: int, last: int, buffers: int) -> None:
         """Takes `buffers` from `first` to `last`."""
@@ -358,7 +358,7 @@ class Occupied:
         for m in inside:
             self._whole[m] |= buffers
         for m in (*inside, *above):
-            self._some[m] |= buffers
+            self._partly[m] |= buffers
 
     def _nodes(self, first: int, last: int) -> tuple[list[int], set[int]]:
         """Returns (the tree nodes that make up the times from `first` to `last`, the nodes above

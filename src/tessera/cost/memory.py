@@ -101,9 +101,9 @@ def memory_plan(
     else:
         p = of_graph(need_graph("memory_plan", program))
     held, gradients = _checked("memory_plan", held, gradients)
-    rows, batch = _categories([n.type for n in p.given], held)
-    free = Counter(n.type for n in p.given if donated)
-    given = set(p.given)
+    rows, batch = _categories([n.type for n in p.inputs], held)
+    free = Counter(n.type for n in p.inputs if donated)
+    given = set(p.inputs)
     stays = given.intersection(p.results) if donated else set()
     free.subtract(n.type for n in stays)
     results = 0
@@ -115,8 +115,8 @@ def memory_plan(
         else:
             results += n.type.local_bytes
     live = Liveness(p, widens, fresh=not donated)
-    mine, rest = _Gradients(gradients).apart(live.waiting())
-    return MemoryPlan(rows, batch, results, mine, rest, live.peak - mine - rest)
+    mine, other = _Gradients(gradients).split_bytes(live.waiting())
+    return MemoryPlan(rows, batch, results, mine, other, live.peak - mine - other)
 
 
 def _checked(
@@ -126,11 +126,11 @@ def _checked(
     else, since it would match no argument, and would count as batch."""
     fix = "give types: [w.type for w in weights.values()]; planned_memory takes tensors, too"
 
-    def types(what: str, given: object) -> list[TensorType]:
-        made = list(given) if isinstance(given, Iterable) else [given]
+    def types(argument: str, value: object) -> list[TensorType]:
+        made = list(value) if isinstance(value, Iterable) else [value]
         found = [t for t in made if isinstance(t, TensorType)]
-        if not isinstance(given, Iterable) or len(found) < len(made):
-            raise unfit(name, what, given, fix)
+        if not isinstance(value, Iterable) or len(found) < len(made):
+            raise unfit(name, argument, value, fix)
         return found
 
     held = mapping(name, "what is held", {} if held is None else held, fix)
@@ -139,9 +139,9 @@ def _checked(
     )
 
 
-def _categories(given: Iterable[TensorType], held: Held) -> tuple[dict[str, int], int]:
+def _categories(live_types: Iterable[TensorType], held: Held) -> tuple[dict[str, int], int]:
     """Returns (bytes by category, bytes in no category)."""
-    left = Counter(given)
+    left = Counter(live_types)
     rows = {}
     for name, types in held.items():
         rows[name] = 0
@@ -158,9 +158,9 @@ class _Gradients:
 
     def __init__(self, types: Iterable[TensorType]) -> None:
         self.types = list(types)
-        self.left = [t.size for t in self.types]  # elements not found yet
+        self.unmatched_elements = [t.size for t in self.types]  # elements not found yet
 
-    def apart(self, values: Iterable[tuple[TensorType, int, bool]]) -> tuple[int, int]:
+    def split_bytes(self, values: Iterable[tuple[TensorType, int, bool]]) -> tuple[int, int]:
         """Returns the bytes of `values`, as `Liveness.waiting` returns them: (of gradients, of
         others)."""
         mine = rest = 0
@@ -177,8 +177,8 @@ class _Gradients:
         for i, g in enumerate(self.types):
             same = t.dtype is g.dtype or (of_loop and t.dtype.is_float)
             fits = same and t.rank > 0 and t.shape in (g.shape, g.shape[1:])
-            if fits and self.left[i] >= t.size:
-                self.left[i] -= t.size
+            if fits and self.unmatched_elements[i] >= t.size:
+                self.unmatched_elements[i] -= t.size
                 return True
         return False
 
@@ -240,11 +240,11 @@ def _stage_plan(
     """Returns the plan of the devices of `mesh`, one stage of a pipeline: the buffers on them, at
     the step with the highest need, by category."""
     types, out = schedule.buffers, set(schedule.outputs)
-    here = {b for b, home in enumerate(homes) if home in (None, mesh)}
-    given = [types[b].on(mesh) if types[b].mesh is None else types[b]
-             for b in schedule.inputs if b in here]  # fmt: skip
-    rows, batch = _categories(given, held)
-    spans = _spans(schedule, here)
+    on_stage = {b for b, home in enumerate(homes) if home in (None, mesh)}
+    input_types = [types[b].on(mesh) if types[b].mesh is None else types[b]
+             for b in schedule.inputs if b in on_stage]  # fmt: skip
+    rows, batch = _categories(input_types, held)
+    spans = _spans(schedule, on_stage)
     change = [0] * (len(schedule.steps) + 2)
     for b, (first, last) in spans.items():
         change[first] += types[b].local_bytes
@@ -253,49 +253,49 @@ def _stage_plan(
     now = 0
     for i, step in enumerate(schedule.steps):
         now += change[i]
-        own = inside[step.graph].peak if _runs_on(step, mesh, schedule.mesh) else 0
-        best = max(best, (now + own, -i, own))
-    at, own = -best[1], best[2]
+        inside_bytes = inside[step.graph].peak if _runs_on(step, mesh, schedule.mesh) else 0
+        best = max(best, (now + inside_bytes, -i, inside_bytes))
+    at, inside_bytes = -best[1], best[2]
     step = schedule.steps[at]
     ends = zip((*step.reads, *step.writes), (*step.graph.inputs, *step.graph.outputs), strict=True)
     kept = by_rows(step.graph)
     busy = {b for b, n in ends if n not in kept}
-    known = _Gradients(gradients)
+    gradients_found = _Gradients(gradients)
     sizes = dict.fromkeys(("results", "gradients", "activations"), 0)
-    working = own
+    working = inside_bytes
     for b, (first, last) in spans.items():
         if not first <= at <= last:
             continue
         size = types[b].local_bytes
         if b in out:
             sizes["results"] += size
-        elif known.take(types[b]):
+        elif gradients_found.take(types[b]):
             sizes["gradients"] += size
         elif b in busy:
             working += size
         else:
             sizes["activations"] += size
-    if own:
-        mine, rest = known.apart(inside[step.graph].waiting())
+    if inside_bytes:
+        mine, other = gradients_found.split_bytes(inside[step.graph].waiting())
         sizes["gradients"] += mine
-        sizes["activations"] += rest
-        working -= mine + rest
+        sizes["activations"] += other
+        working -= mine + other
     return MemoryPlan(
         rows, batch, sizes["results"], sizes["gradients"], sizes["activations"], working
     )
 
 
-def _spans(schedule: Schedule, here: set[int]) -> dict[int, tuple[int, int]]:
-    """Returns the lifetimes of the buffers in `here`, without inputs. A buffer that takes the
+def _spans(schedule: Schedule, buffers: set[int]) -> dict[int, tuple[int, int]]:
+    """Returns the lifetimes of the buffers in `buffers`, without inputs. A buffer that takes the
     memory of another begins when that ends; one that takes an argument's memory is left out. A
     value sent to devices that already hold its blocks is not copied: it extends the lifetime of its
     source."""
-    spans = {b: schedule.lifetimes[b] for b in sorted(here - set(schedule.inputs))}
+    spans = {b: schedule.lifetimes[b] for b in sorted(buffers - set(schedule.inputs))}
     same: dict[int, int] = {}
     for step in schedule.steps:
         if isinstance(step, Send):
             for a, b in zip(step.reads, step.writes, strict=True):
-                if a in here and b in here:
+                if a in buffers and b in buffers:
                     same[b] = same.get(a, a)
     for b, a in same.items():
         last = spans.pop(b)[1]

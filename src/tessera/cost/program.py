@@ -13,11 +13,11 @@ from ..ir.schedule.schedule import Schedule
 
 @dataclass(frozen=True)
 class Program:
-    """Nodes in order, with the operands of each; `given` are the inputs, `results` the outputs."""
+    """Nodes in order, with the operands of each; `inputs` are the inputs, `results` the outputs."""
 
     nodes: tuple[Node, ...]
     args: Mapping[Node, tuple[Node, ...]]
-    given: tuple[Node, ...]
+    inputs: tuple[Node, ...]
     results: tuple[Node, ...]
 
     @cached_property

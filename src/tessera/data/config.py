@@ -17,7 +17,7 @@ import numpy as np
 from ..core import kinds
 from ..core.checks import MOST, axes_of, mapping, shown
 from ..core.errors import UsageError
-from ..core.peers import way_out
+from ..core.peers import fix_for
 from .sources import Reading
 
 
@@ -76,7 +76,7 @@ def read_config(config: Any) -> DataConfig:
     if "sequence_length" in config:
         # These keys may be sizes of a model. ("rank" may be LoRA's; a configuration with ranks of
         # processes also has their number.)
-        meant = {k: m for k, m in meant.items() if way_out("loader", k) != "sequence_length"}
+        meant = {k: m for k, m in meant.items() if fix_for("loader", k) != "sequence_length"}
     unknown = {key: m for key, m in meant.items() if m}
     if unknown:
         raise UsageError(
@@ -88,38 +88,38 @@ def read_config(config: Any) -> DataConfig:
             ],
             fix="the data keys are " + ", ".join(KEYS),
         )
-    given = {key: config[key] for key in KEYS if key in config}
-    wrong = [(key, value) for key, value in given.items() if not _legal(key, value)]
+    values = {key: config[key] for key in KEYS if key in config}
+    wrong = [(key, value) for key, value in values.items() if not _legal(key, value)]
     if wrong:
         raise UsageError(
             "dataloader: " + ", ".join(f"{key} cannot be {shown(value)}" for key, value in wrong),
             fix="; ".join(f"{key} is {LEGAL[key][0]}" for key, _ in wrong),
         )
-    if "sequence_length" not in given:
+    if "sequence_length" not in values:
         raise UsageError(
             "dataloader: the config has no sequence_length",
             fix='say how many tokens a row has, e.g. "sequence_length": 2048',
         )
-    if buckets := given.get("sequence_buckets"):
-        given["sequence_buckets"] = tuple(map(int, buckets))
-        if given.get("packing") != "padded" or max(buckets) > given["sequence_length"]:
+    if buckets := values.get("sequence_buckets"):
+        values["sequence_buckets"] = tuple(map(int, buckets))
+        if values.get("packing") != "padded" or max(buckets) > values["sequence_length"]:
             raise UsageError(
                 "dataloader: sequence_buckets are lengths of padded documents, sequence_length at"
                 " most",
                 rows=[
-                    (key, given.get(key))
+                    (key, values.get(key))
                     for key in ("packing", "sequence_buckets", "sequence_length")
                 ],
                 fix='say "packing": "padded", and let sequence_length be the longest',
             )
     for key in ("hosts", "data_axes"):
-        if given.get(key) is not None:
-            given[key] = (
-                axes_of("", given[key]) if key == "data_axes" else tuple(map(int, given[key]))
+        if values.get(key) is not None:
+            values[key] = (
+                axes_of("", values[key]) if key == "data_axes" else tuple(map(int, values[key]))
             )
     # NumPy's numbers become Python's, because a state must be plain.
-    plain = {key: value.item() for key, value in given.items() if isinstance(value, np.generic)}
-    return DataConfig(**(given | plain))
+    plain = {key: value.item() for key, value in values.items() if isinstance(value, np.generic)}
+    return DataConfig(**(values | plain))
 
 
 def _meant(key: str) -> str:
@@ -128,7 +128,7 @@ def _meant(key: str) -> str:
     things."""
     if key in KEYS:
         return ""
-    if found := way_out("loader", key):
+    if found := fix_for("loader", key):
         return str(found)
     near = difflib.get_close_matches(key, [k for k in KEYS if abs(len(k) - len(key)) <= 2], 1, 0.85)
     if near:

@@ -109,8 +109,8 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     MeshError if there is no mesh.
     """
     read = read_config(config)
-    who = "create_distributed_dataloader"
-    where = needed_mesh(who, mesh_or_none(who, mesh))
+    caller = "create_distributed_dataloader"
+    where = needed_mesh(caller, mesh_or_none(caller, mesh))
     axes = _data_axes(where, read)
     size = _global_size(where, axes, read)
     dims = ((Factor(size, axes),), (Factor(read.sequence_length),))
@@ -120,7 +120,7 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
             return host_rows(mesh, axes, size, *read.hosts), _loose
         layout, rows = TensorType(int32, dims, (), mesh), np.arange(size)
         if process_count() > 1:
-            rows = engine().rows_here(layout)
+            rows = engine().local_row_indices(layout)
         return rows, _on(layout, rows)
 
     loader = DataLoader(_opened(read, on_mesh=True), read, size, *lay(where))

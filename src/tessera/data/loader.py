@@ -52,7 +52,7 @@ _ALIKE = (
 Batch = dict[str, Tensor]
 Lay = Callable[[Mesh], tuple[NDArray[np.int64], Callable[[Rows], Batch]]]
 """The rows of a batch that this process has on a mesh, and a function that lays them out."""
-_Made = tuple[int, int, Rows]  # the epoch and place after the batch, and its rows
+_LoadedBatch = tuple[int, int, Rows]  # the epoch and place after the batch, and its rows
 
 
 class LoaderWarning(UserWarning):
@@ -111,7 +111,7 @@ class DataLoader:
             "shuffle": config.shuffle,
             "seed": config.seed if config.shuffle else None,
         }
-        self._ahead: Iterator[_Made] | None = None
+        self._ahead: Iterator[_LoadedBatch] | None = None
         self._epoch = self._sample = 0
         self._stop: float = 0
         self._loaded = self._told = False
@@ -155,8 +155,8 @@ class DataLoader:
         if self._epoch >= self._stop:
             self._ended = self._config.epochs is not None
             begin = "" if self._ended else "iter(loader) begins the next epoch; "
-            what = f"dataloader: {self._epoch} epochs are given out"
-            raise StopIteration(f'{what}; {begin}"epochs": math.inf in its config has no end')
+            message = f"dataloader: {self._epoch} epochs are given out"
+            raise StopIteration(f'{message}; {begin}"epochs": math.inf in its config has no end')
         if self._ahead is None:
             made = _batches(
                 self._samples, self._order(), self._rows, self.batch_size,
@@ -183,7 +183,7 @@ class DataLoader:
         try:
             if self.mesh is not None and self._compared < TIMES and process_count() > 1:
                 self._compared += 1
-                engine().alike("dataloader", self.mesh, self._what(), _ALIKE)
+                engine().alike("dataloader", self.mesh, self._batch_facts(), _ALIKE)
             batch = self._place(rows)
         except BaseException:
             self.close()
@@ -251,7 +251,7 @@ class DataLoader:
         """
         return {"version": VERSION, "epoch": self._epoch, "sample": self._sample, **self._facts}
 
-    def _what(self) -> dict[str, Any]:
+    def _batch_facts(self) -> dict[str, Any]:
         """The facts of the next batch, which must be equal in all processes."""
         return {**self.state_dict(), "rows of a batch": self.batch_size}
 
@@ -321,7 +321,7 @@ def _next(
 def _batches(
     samples: Samples, order: Order, rows: NDArray[np.int64], batch_size: int, drop_last: bool,
     epoch: int, sample: int,
-) -> Iterator[_Made]:  # fmt: skip
+) -> Iterator[_LoadedBatch]:  # fmt: skip
     """Yields the rows `rows` of every batch from a position on, without end, each with the position
     after it."""
     while True:

@@ -111,11 +111,13 @@ class TokenSource:
                 f"{self.name}: it is not known where documents end",
                 fix="give eos_token, the token that closes a document",
             )
-        found = []
+        row_ends = []
         for first, piece in zip(self._starts, self.pieces, strict=False):
             for at in range(0, piece.size, _CHUNK):
-                found.append(np.flatnonzero(piece[at : at + _CHUNK] == self.eos) + first + at + 1)
-        ends = np.concatenate(found) if found else np.zeros(0, np.int64)
+                row_ends.append(
+                    np.flatnonzero(piece[at : at + _CHUNK] == self.eos) + first + at + 1
+                )
+        ends = np.concatenate(row_ends) if row_ends else np.zeros(0, np.int64)
         if self.size and not (ends.size and ends[-1] == self.size):
             ends = np.append(ends, self.size)
         self.ends = ends
@@ -205,6 +207,7 @@ def open_source(data: Any, how: Reading) -> TokenSource:
     elif isinstance(data, (list, tuple)) and data and not any(x is None for x in data):
         source = _joined([open_source(part, how) for part in data])
     else:
+        # A circle: what it writes is read by the sources of this file.
         from .tokenize_rows import convert_dataset, is_dataset
 
         if not is_dataset(data):

@@ -194,17 +194,17 @@ def _converted(
     name: str,
     how: Reading,
     rows: Callable[[str | None], Iterator[Arrow]],
-    known_by: str | None = "",
+    cache_key: str | None = "",
 ) -> TokenSource:
     """The tokens of `rows(column)` as mapped files, made unless they are cached."""
     _library()
     encode, end, tokenizer_known_by = _encoder(how.take("tokenizer"))
     facts = [
-        FORMAT, how.take("column"), how.eos, tokenizer_known_by, known_by,
+        FORMAT, how.take("column"), how.eos, tokenizer_known_by, cache_key,
         [(str(p.resolve()), (s := p.stat()).st_size, s.st_mtime_ns) for p in files],
     ]  # fmt: skip
     kept = None
-    if tokenizer_known_by is not None and known_by is not None:
+    if tokenizer_known_by is not None and cache_key is not None:
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         kept = Path(how.cache) / f"tokens-{digest}"
         if kept.is_dir():
@@ -216,7 +216,7 @@ def _converted(
 
     try:
         Path(how.cache).mkdir(parents=True, exist_ok=True)
-        with _made_whole(Path(how.cache), kept) as folder:
+        with _atomic_folder(Path(how.cache), kept) as folder:
             # If a token does not fit, it is done again with twice the width.
             widths = (np.uint16, np.uint32)
             if not any(_write(folder, documents(), how.eos, end, width) for width in widths):
@@ -305,17 +305,17 @@ def _open(folder: Path, name: str) -> TokenSource:
 
 
 @contextmanager
-def _made_whole(parent: Path, kept: Path | None) -> Iterator[Path]:
-    """A new folder, renamed to `kept` once it is complete; with None it is removed at the end."""
+def _atomic_folder(parent: Path, target: Path | None) -> Iterator[Path]:
+    """A new folder, renamed to `target` once it is complete; with None it is removed at the end."""
     part = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
     try:
         yield part
-        if kept is not None:
+        if target is not None:
             os.chmod(part, 0o755)
             try:
-                part.rename(kept)
+                part.rename(target)
             except OSError:
-                if not kept.is_dir():  # if it exists, another process was faster
+                if not target.is_dir():  # if it exists, another process was faster
                     raise
     finally:
         shutil.rmtree(part, ignore_errors=True)

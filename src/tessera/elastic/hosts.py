@@ -49,21 +49,21 @@ class Hosts:
 
     def __init__(self, storage: Storage) -> None:
         self.storage, self.rank = storage, process_index()
-        token = _said(secrets.token_hex(6))[0]
+        token = _gathered(secrets.token_hex(6))[0]
         mine, size = f"seen/{token}-{self.rank}", process_count()
         storage.write(mine, b"")
-        self.names = len({*_said(socket.gethostname())})
+        self.names = len({*_gathered(socket.gethostname())})
         seen = [r for r in range(size) if storage.read(f"seen/{token}-{r}") is not None]
-        self.groups: list[tuple[int, ...]] = sorted({tuple(s) for s in _said(seen)})
+        self.groups: list[tuple[int, ...]] = sorted({tuple(s) for s in _gathered(seen)})
         """The ranks that share a folder, for each folder."""
         storage.delete([mine])
-        self.own = next(g for g in self.groups if self.rank in g)
-        self.devices = _said(_first_device(device_count())) if len(self.groups) > 1 else []
+        self.folder_ranks = next(g for g in self.groups if self.rank in g)
+        self.devices = _gathered(_first_device(device_count())) if len(self.groups) > 1 else []
 
     @property
     def leads(self) -> bool:
         """Returns whether this process writes the files that its folder has once."""
-        return self.own[0] == self.rank
+        return self.folder_ranks[0] == self.rank
 
     def text(self) -> str:
         """A description of the place of safe points; "" if it is this host only."""
@@ -87,23 +87,23 @@ class Hosts:
     def complete(self) -> int | None:
         """Completes the newest full safe point in each folder and removes all others; returns the
         number of steps of a newer one that is no longer full, or None."""
-        found = manifests(self.storage)[0] if self.leads else []
-        there = {*self.storage.listed()} if self.leads else set[str]()
+        manifests_found = manifests(self.storage)[0] if self.leads else []
+        files = {*self.storage.listed()} if self.leads else set[str]()
         mine = [
             {
                 "order": [m.sequence, m.created_s, m.id], "step": m.step, "tag": m.tag,
                 "files": {f"{m.tag}/{file}": n for file, n in m.files().items()},
                 "manifest": len(self.storage.read(f"{m.tag}/{NAME}") or b""),
             }
-            for m in found
+            for m in manifests_found
         ]  # fmt: skip
-        said = _said({"points": mine, "there": sorted(there)})
-        have = [{*s["there"]} for s in said]
-        points = sorted((p for s in said for p in s["points"]), key=lambda p: p["order"])
+        reports = _gathered({"points": mine, "there": sorted(files)})
+        have = [{*s["there"]} for s in reports]
+        points = sorted((p for s in reports for p in s["points"]), key=lambda p: p["order"])
         whole = [p for p in points if all(any(f in h for h in have) for f in p["files"])]
         best = whole[-1] if whole else None
         if best is not None:
-            first = next(r for r, s in enumerate(said) if best in s["points"])
+            first = next(r for r, s in enumerate(reports) if best in s["points"])
             moves = [
                 Move(key, next(r for r, h in enumerate(have) if key in h), group[0], n)
                 for group in self.groups
@@ -114,20 +114,20 @@ class Hosts:
             moves += [
                 Move(name, first, group[0], best["manifest"])
                 for group in self.groups
-                if best not in said[group[0]]["points"]
+                if best not in reports[group[0]]["points"]
             ]
             self._carry(moves)
-        for m in found:
+        for m in manifests_found:
             if best is None or m.id != best["order"][2]:
                 remove(self.storage, m.tag)
-        _said(None)  # readers wait until all folders are complete
+        _gathered(None)  # readers wait until all folders are complete
         late = [p["step"] for p in points if best is None or p["order"] > best["order"]]
         return max(late, default=None)
 
     # -- files between processes ------------------------------------------------------------------
     def _carry(self, moves: Iterable[Move]) -> None:
         wrong: CheckpointError | None = None
-        for move in _apart(moves):
+        for move in _spread_moves(moves):
             try:
                 self._carried(move)
             except CheckpointError as error:  # the others go on giving and taking
@@ -155,7 +155,7 @@ class Hosts:
             self.storage.write(move.key, got[: move.nbytes].tobytes())
 
 
-def _apart(moves: Iterable[Move]) -> list[Move]:
+def _spread_moves(moves: Iterable[Move]) -> list[Move]:
     """`moves` reordered so that neighbours involve different processes as far as possible, and run
     at the same time."""
     rest, found = [*moves], list[Move]()
@@ -178,9 +178,11 @@ def _on(mesh: Mesh, count: int) -> TensorType:
 def _first_device(count: int) -> int:
     """The id of this process's first device."""
     line = Mesh(("device",), devices=count)
-    return int(engine().rows_here(TensorType(uint8, [(Factor(count, ("device",)),)], (), line))[0])
+    return int(
+        engine().local_row_indices(TensorType(uint8, [(Factor(count, ("device",)),)], (), line))[0]
+    )
 
 
-def _said(value: Any) -> list[Any]:
+def _gathered(value: Any) -> list[Any]:
     """The values of all processes at this point."""
     return engine().gather(f"elastic/{next(_COUNT)}", value, LIMIT_S)

@@ -108,7 +108,7 @@ def type_on(t: TensorType, mesh: Mesh) -> TensorType:
     """`t` on `mesh`: gathered along the axes that `mesh` lacks, otherwise in the same layout."""
     lost = [a for a in t.split_axes if a not in mesh]
     dims = [without(d, lost, t.sizes) for d in t.dims]
-    return TensorType(t.dtype, dims, t.partial, mesh, (), t.rest)
+    return TensorType(t.dtype, dims, t.partial, mesh, (), t.rest_axes)
 
 
 def _place_of(old: Mesh, mesh: Mesh) -> Mesh:

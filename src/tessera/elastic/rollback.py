@@ -18,7 +18,7 @@ from .device_loss import lost_by
 from .policy import elastic
 from .refold import folded_to_fit
 from .resizing import places, type_on
-from .snapshot import Kept, State, memory_folder, named, say, steps_text
+from .snapshot import SnapshotStore, State, memory_folder, named, say, steps_text
 
 
 class GoingBack:
@@ -31,13 +31,15 @@ class GoingBack:
         self.recovered_s: list[float] = []
         """The duration of each recovery, in seconds, without compilation for the new mesh."""
         self._policy: elastic | None = None
-        self._kept: Kept | None = None
+        self._snapshot: SnapshotStore | None = None
         self._loop = 0
 
     def lost(self, error: BaseException) -> bool:
         """Returns whether `error` means that a device of the loop's mesh is lost, so that the loop
         must go back."""
-        here = self._kept is not None and process_count() == 1 and isinstance(error, TesseraError)
+        here = (
+            self._snapshot is not None and process_count() == 1 and isinstance(error, TesseraError)
+        )
         return here and bool(lost_by(error, self.mesh))
 
     def open(self, now: elastic | None) -> Any:
@@ -47,23 +49,23 @@ class GoingBack:
         if now is None:
             return None
         now.loops += 1
-        self._kept = _kept_of(self.state)
-        return None if self._kept is None else self._kept.begin()
+        self._snapshot = _snapshot_of(self.state)
+        return None if self._snapshot is None else self._snapshot.begin()
 
     def close(self) -> None:
-        if self._kept is not None:
-            self._kept.end()
+        if self._snapshot is not None:
+            self._snapshot.end()
 
     def first(self, last: Any, number: int = 0) -> int:
         """The number of the first step: the step after the safe point `last`, which is restored, or
         else `number`, with the state unchanged."""
-        if self._kept is None:
+        if self._snapshot is None:
             return number
         if last is None:
-            if self._kept.own:
+            if self._snapshot.is_temporary:
                 self.keep(number)
             return number
-        step = self._kept.put_back(lambda t: t)
+        step = self._snapshot.put_back(lambda t: t)
         if last.state["loop"] > self._loop:  # this one had come to its end
             return self.stop
         say(f"goes on after {steps_text(step)} on {_devices_text(self.mesh)}")
@@ -72,8 +74,8 @@ class GoingBack:
     def after(self, number: int, error: BaseException | None = None) -> int:
         """The number of the step after step `number`, with a safe point before it if one is due;
         after `error`, which has lost a device, the step after the last safe point."""
-        kept, now = self._kept, self._policy
-        if kept is None or now is None:
+        snapshot, now = self._snapshot, self._policy
+        if snapshot is None or now is None:
             return number + 1
         done = number + 1
         try:
@@ -92,14 +94,14 @@ class GoingBack:
     @property
     def outlives(self) -> bool:
         """Returns whether later processes can find the safe points."""
-        return self._kept is not None and not self._kept.own
+        return self._snapshot is not None and not self._snapshot.is_temporary
 
     def keep(self, step: int) -> None:
         """Makes a safe point of the current state, after `step` steps, if safe points are kept."""
-        if self._kept is None or self._policy is None:
+        if self._snapshot is None or self._policy is None:
             return
         about = {"loop": self._loop, "rejoin": self._policy.rejoin}
-        self._kept.keep(f"loop_{self._loop}_step_{step}", step, self.mesh, about)
+        self._snapshot.keep(f"loop_{self._loop}_step_{step}", step, self.mesh, about)
 
     def _go_back(self, number: int, error: BaseException) -> int:
         begin_s = time.perf_counter()
@@ -129,9 +131,9 @@ class GoingBack:
             mesh = self._fitting()
         except MeshError as none:
             raise none from error
-        assert self._kept is not None
+        assert self._snapshot is not None
         where = places({x.mesh for _, x in named(self.state) if isinstance(x, Tensor)}, mesh)
-        step = self._kept.put_back(
+        step = self._snapshot.put_back(
             lambda t: t if t.mesh is None else type_on(t, where[t.mesh]), mesh
         )
         self.mesh = mesh
@@ -141,13 +143,13 @@ class GoingBack:
 _loops = 0
 
 
-def _kept_of(state: State) -> Kept | None:
+def _snapshot_of(state: State) -> SnapshotStore | None:
     """The storage of safe points: the run's folder, or a temporary one of this loop."""
     folder = environment.text(environment.ELASTIC)
     if folder:
-        return Kept(folder, state)
+        return SnapshotStore(folder, state)
     if process_count() == 1:
-        return Kept(memory_folder(), state, own=True)
+        return SnapshotStore(memory_folder(), state, is_temporary=True)
     warnings.warn(
         "elastic.steps: when one of several processes is lost, all end: start them with"
         " `tessera run --elastic MIN:MAX`, and they go on; over several hosts with"

@@ -73,13 +73,13 @@ def _lives(pid: str) -> bool:
     return True
 
 
-class Kept:
+class SnapshotStore:
     """The last safe point of `state`, in `folder`."""
 
-    def __init__(self, folder: str, state: State, own: bool = False) -> None:
+    def __init__(self, folder: str, state: State, is_temporary: bool = False) -> None:
         self.storage, self.state = Storage(folder), state
-        self.own = own  # True if the folder is deleted with this loop
-        self.hosts = None if own else Hosts(self.storage)
+        self.is_temporary = is_temporary  # True if the folder is deleted with this loop
+        self.hosts = None if is_temporary else Hosts(self.storage)
 
     def keep(self, tag: str, step: int, mesh: Mesh, about: dict[str, Any]) -> None:
         """Stores the current state, after `step` steps, and removes the previous safe point."""
@@ -150,7 +150,7 @@ class Kept:
         return int(manifest.step)
 
     def end(self) -> None:
-        if self.own:
+        if self.is_temporary:
             shutil.rmtree(self.storage.name, ignore_errors=True)
 
 
@@ -199,9 +199,9 @@ def _go(tree: Any, path: Where, f: Callable[[str, Any], Any]) -> Any:
     if isinstance(tree, (dict, list)):
         pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, x in [*pairs]:
-            made = _go(x, (*path, key), f)
-            if made is not x:
-                tree[key] = made
+            new = _go(x, (*path, key), f)
+            if new is not x:
+                tree[key] = new
         return tree
     if isinstance(tree, tuple):
         parts = [_go(x, (*path, i), f) for i, x in enumerate(tree)]

@@ -44,21 +44,21 @@ from .hf_files import (
     Entry,
     Outgoing,
     Weights,
+    config_dtype,
     described,
     path_of,
     safetensors_library,
-    said_dtype,
     write_json,
     write_weights,
 )
-from .hf_models import KNOWN, Architecture
+from .hf_models import ARCHITECTURES, Architecture
 from .hf_names import LAYER, Table
 from .slices import Array, Piece
 
 # Tensors of older folders besides the weights: masks and rates, which are computed here.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
 SHARD_BYTES = 5 * 2**30
-APART = "blocks.layers."
+LAYER_PREFIX = "blocks.layers."
 """The prefix of the names of our weights if each layer has its own; its number follows."""
 
 
@@ -90,7 +90,7 @@ def load_hf(
     want = None if dtype is None else dtype_of(dtype)
     laid_by = _strategy(strategy, mesh)
     raw, path = described(folder)
-    known = architecture_of(raw.get("model_type"), "load_hf: config.json: model_type")
+    architecture = architecture_of(raw.get("model_type"), "load_hf: config.json: model_type")
     if raw.get("quantization_config") is not None:
         raise UsageError(
             "load_hf: config.json: 'quantization_config' is set, which is not supported",
@@ -98,7 +98,7 @@ def load_hf(
         )
     for option in config:
         one_of("load_hf", "an option", option, GPTConfig.__dataclass_fields__)
-    base = known.read(raw)
+    base = architecture.read(raw)
     said = replace(base, **config)
     model = GPT(said)
     if mesh is not None and laid_by is not None:
@@ -106,15 +106,15 @@ def load_hf(
         types = model.parameters().items()
         check_reach(laid_by, {n: laid(n, plain(t.dtype, t.shape, mesh)) for n, t in types})
     if path is None:
-        model.to(want or said_dtype(raw))
+        model.to(want or config_dtype(raw))
         for name, t in model.parameters().items():
             t.type = _laid(name, plain(t.dtype, t.shape, mesh), laid_by)
     else:
         if config:
             _need_same_weights(GPT(replace(base, stacked=said.stacked)), model)
-        table = known.table(said)
+        table = architecture.table(said)
         with Weights(path) as files:
-            entries = _checked(files.entries, table, said, known.prefix)
+            entries = _checked(files.entries, table, said, architecture.prefix)
             made = {
                 name: _placed(name, t.shape, table, entries, mesh, laid_by, want)
                 for name, t in model.parameters().items()
@@ -167,8 +167,8 @@ def save_hf(
 
 
 # -- asked at the door ----------------------------------------------------------------------------
-def _strategy(given: object, mesh: Mesh | None) -> Strategy | None:
-    found = strategy_or_none("load_hf", "the strategy", given, "tensor_parallel")
+def _strategy(strategy: object, mesh: Mesh | None) -> Strategy | None:
+    found = strategy_or_none("load_hf", "the strategy", strategy, "tensor_parallel")
     if found is not None:
         needed_mesh("load_hf", mesh)
     return found
@@ -264,9 +264,9 @@ def _placed(
 
 def _stacked_name(name: str) -> tuple[str, int | None]:
     """(name of a weight as in a stack, its layer; None for a weight of all layers)."""
-    if not name.startswith(APART):
+    if not name.startswith(LAYER_PREFIX):
         return name, None
-    layer, _, rest = name.removeprefix(APART).partition(".")
+    layer, _, rest = name.removeprefix(LAYER_PREFIX).partition(".")
     return LAYER + rest, int(layer)
 
 
@@ -287,12 +287,12 @@ def _begun(path: Path) -> Path:
     """A temporary folder in `path` for the files until they are complete. Raises UsageError if
     there is a model already."""
     safetensors_library()
-    there = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
-    if there:
-        whole = "a model already" if CONFIG in there else f"weights without a {CONFIG}"
+    existing = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
+    if existing:
+        whole = "a model already" if CONFIG in existing else f"weights without a {CONFIG}"
         raise UsageError(
             f"save_hf: {str(path)!r} holds {whole}",
-            known=", ".join(there[:3]),
+            known=", ".join(existing[:3]),
             fix="name another folder, or empty this one",
         )
     with file_access("save_hf", path, "written", "name another folder"):
@@ -381,14 +381,14 @@ EXECUTION = (
 )  # fmt: skip
 
 
-def architecture_of(name: object, what: str) -> Architecture:
+def architecture_of(name: object, argument: str) -> Architecture:
     """The architecture with that `model_type`. Raises UsageError if there is none."""
-    if isinstance(name, str) and name in KNOWN:
-        return KNOWN[name]
-    fix = "known: " + ", ".join(KNOWN)
+    if isinstance(name, str) and name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    fix = "known: " + ", ".join(ARCHITECTURES)
     if name in ("deepseek_v2", "deepseek_v3"):
         fix += "; of DeepSeek's the latent attention (MLA) is missing, its experts are nn.MoE's"
-    raise UsageError(f"{what} {shown(name)} is not known", fix=fix)
+    raise UsageError(f"{argument} {shown(name)} is not known", fix=fix)
 
 
 def _choices(c: GPTConfig) -> dict[str, Any]:
@@ -403,10 +403,10 @@ def _choices(c: GPTConfig) -> dict[str, Any]:
     return {k: v for k, v in said.items() if k not in EXECUTION}
 
 
-def _differences(want: GPTConfig, have: GPTConfig) -> list[tuple[str, str]]:
-    """(field, difference) where an architecture that gives the config `have` cannot express `want`;
-    an extra bias counts as zeros."""
-    a, b = _choices(want), _choices(have)
+def _differences(want: GPTConfig, config: GPTConfig) -> list[tuple[str, str]]:
+    """(field, difference) where an architecture that gives the config `config` cannot express
+    `want`; an extra bias counts as zeros."""
+    a, b = _choices(want), _choices(config)
     if set(a["biases"]) <= set(b["biases"]):
         b["biases"] = a["biases"]
     return [
@@ -420,27 +420,27 @@ def written_as(
     """(architecture that `model` is saved as, content of config.json, its config)."""
     origin = json.loads(model.origin) if model.origin else {}
     if origin and architecture in (None, origin["model_type"]):
-        known = KNOWN[origin["model_type"]]
-        config = known.read(origin)
+        candidate = ARCHITECTURES[origin["model_type"]]
+        config = candidate.read(origin)
         if not _differences(model.config, config):
-            return known, origin, config
-        architecture = known.kind  # options of `load_hf` changed something of it
+            return candidate, origin, config
+        architecture = candidate.kind  # options of `load_hf` changed something of it
     else:
         origin = {}
     tried = [architecture_of(architecture, "save_hf: architecture")] if architecture else None
     rows = []
-    for known in tried or KNOWN.values():
-        options = {**origin, **known.options(model.config)}
-        options |= {"model_type": known.kind, "architectures": [known.class_name]}
+    for candidate in tried or ARCHITECTURES.values():
+        options = {**origin, **candidate.options(model.config)}
+        options |= {"model_type": candidate.kind, "architectures": [candidate.class_name]}
         try:
-            config = known.read(options)
+            config = candidate.read(options)
         except UsageError as error:
-            rows.append((known.kind, str(error).splitlines()[0].removeprefix("load_hf: ")))
+            rows.append((candidate.kind, str(error).splitlines()[0].removeprefix("load_hf: ")))
             continue
         wrong = _differences(model.config, config)
         if not wrong:
-            return known, options, config
-        rows.append((known.kind, "; ".join(f"{k} is {v}" for k, v in wrong)))
+            return candidate, options, config
+        rows.append((candidate.kind, "; ".join(f"{k} is {v}" for k, v in wrong)))
     raise UsageError(
         "save_hf: the model has choices that the architecture has not",
         rows=rows,

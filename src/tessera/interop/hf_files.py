@@ -49,19 +49,21 @@ def path_of(name: str, folder: object, fix: str = "give a path") -> Path:
     raise unfit(name, "the folder", folder, fix)
 
 
-def described(given: object) -> tuple[dict[str, Any], Path | None]:
+def described(source: object) -> tuple[dict[str, Any], Path | None]:
     """(content of config.json, folder; None for a config without weights). Such a config is a file,
     a mapping, or a config of transformers. Raises UsageError if it cannot be read."""
-    said = given.to_dict() if hasattr(given, "to_dict") and not isinstance(given, type) else given
+    said = (
+        source.to_dict() if hasattr(source, "to_dict") and not isinstance(source, type) else source
+    )
     if isinstance(said, Mapping):
         return json.loads(json.dumps(dict(said), default=str)), None
-    path = path_of("load_hf", given, "give a path, or a config of transformers")
+    path = path_of("load_hf", source, "give a path, or a config of transformers")
     if path.is_file():
         return read_json(path), None
     return read_json(path / CONFIG), path
 
 
-def said_dtype(raw: Mapping[str, Any]) -> DType:
+def config_dtype(raw: Mapping[str, Any]) -> DType:
     """The dtype of weights by config.json. Raises DTypeError if it is unknown."""
     found = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     return dtype_of(str(found).removeprefix("torch."))

@@ -18,11 +18,11 @@ SILU = {"silu": "swiglu", "swish": "swiglu"}
 GELU = {"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}  # Gemma means the one by tanh with both
 
 
-def _llama_like(o: Options, **own: Any) -> GPTConfig:
+def _llama_like(o: Options, **overrides: Any) -> GPTConfig:
     """The config that Llama and similar models share: RMS norms, SwiGLU, rotary positions. Fields
-    in `own` override it."""
+    in `overrides` override it."""
     d, heads = o.size("hidden_size"), o.size("num_attention_heads")
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "vocab": o.size("vocab_size"),
         "d": d,
         "layers": o.size("num_hidden_layers"),
@@ -32,24 +32,24 @@ def _llama_like(o: Options, **own: Any) -> GPTConfig:
         "norm": "rms",
         "positions": "rotary",
         "tied": o.flag("tie_word_embeddings", False),
-        "head_size": o.size("head_dim", own.pop("default_head_size", d // heads)),
-        "norm_eps": o.number("rms_norm_eps", own.pop("default_eps", 1e-6)),
+        "head_size": o.size("head_dim", overrides.pop("default_head_size", d // heads)),
+        "norm_eps": o.number("rms_norm_eps", overrides.pop("default_eps", 1e-6)),
     }
-    said |= own
+    fields |= overrides
     for key, ask in (
         ("rope", o.rope),
         ("seq", lambda: o.size("max_position_embeddings", 2048)),
         ("activation", lambda: o.choice("hidden_act", "silu", SILU)),
     ):
-        if key not in said:
-            said[key] = ask()
-    rope = said["rope"]
+        if key not in fields:
+            fields[key] = ask()
+    rope = fields["rope"]
     if rope.scaling == "dynamic":  # it is for longer ones than it was trained with
-        said["seq"] = int(said["seq"] * rope.factor)
+        fields["seq"] = int(fields["seq"] * rope.factor)
     # A window as long as the longest sequence has no effect.
-    if all(w == 0 or w >= said["seq"] for w in said.get("windows", ())):
-        said["windows"] = ()
-    return GPTConfig(**said)
+    if all(w == 0 or w >= fields["seq"] for w in fields.get("windows", ())):
+        fields["windows"] = ()
+    return GPTConfig(**fields)
 
 
 def llama_config(o: Options) -> GPTConfig:
@@ -83,11 +83,11 @@ def qwen2_config(o: Options) -> GPTConfig:
     return _llama_like(o, seq=seq, windows=_qwen_windows(o), biases=("qkv",))
 
 
-def qwen3_config(o: Options, **own: Any) -> GPTConfig:
+def qwen3_config(o: Options, **overrides: Any) -> GPTConfig:
     return _llama_like(
         o, seq=o.size("max_position_embeddings", 32768), windows=_qwen_windows(o), qk_norm=True,
         biases=("qkv", "out") if o.flag("attention_bias", False) else (), default_head_size=128,
-        **own,
+        **overrides,
     )  # fmt: skip
 
 
@@ -133,13 +133,13 @@ def phi3_config(o: Options) -> GPTConfig:
     return _llama_like(o, seq=seq, windows=windows, rope=rope, default_eps=1e-5)
 
 
-def _gemma_like(o: Options, **own: Any) -> GPTConfig:
+def _gemma_like(o: Options, **overrides: Any) -> GPTConfig:
     o.only("use_bidirectional_attention", False)
     key = "hidden_activation" if o.get("hidden_activation") is not None else "hidden_act"
     return _llama_like(
         o, norm="rms_offset", activation=o.choice(key, "gelu_pytorch_tanh", GELU),
         tied=o.flag("tie_word_embeddings", True), embed_scale=True, default_head_size=256,
-        biases=("qkv", "out") if o.flag("attention_bias", False) else (), **own,
+        biases=("qkv", "out") if o.flag("attention_bias", False) else (), **overrides,
     )  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def llama_options(c: GPTConfig) -> dict[str, Any]:
     }
 
 
-def some_options(*without: str) -> Callable[[GPTConfig], dict[str, Any]]:
+def options_without(*without: str) -> Callable[[GPTConfig], dict[str, Any]]:
     """A function that gives the options of a Llama without `without`, with the windows of
     layers."""
 
@@ -222,12 +222,12 @@ def some_options(*without: str) -> Callable[[GPTConfig], dict[str, Any]]:
 
 def phi3_options(c: GPTConfig) -> dict[str, Any]:
     # Its default is an id of Phi-3's own vocabulary.
-    return {**some_options("mlp_bias", "attention_bias")(c), "pad_token_id": None}
+    return {**options_without("mlp_bias", "attention_bias")(c), "pad_token_id": None}
 
 
 def qwen_options(c: GPTConfig) -> dict[str, Any]:
     windows = c.layer_windows
-    said: dict[str, Any] = {**some_options("mlp_bias")(c), "use_sliding_window": bool(windows)}
+    said: dict[str, Any] = {**options_without("mlp_bias")(c), "use_sliding_window": bool(windows)}
     if windows:
         said["layer_types"] = [KINDS[w > 0] for w in windows]
     if c.experts:
@@ -241,7 +241,7 @@ def qwen_options(c: GPTConfig) -> dict[str, Any]:
 
 def mixtral_options(c: GPTConfig) -> dict[str, Any]:
     return {
-        **some_options("mlp_bias", "attention_bias")(c), "num_local_experts": c.experts,
+        **options_without("mlp_bias", "attention_bias")(c), "num_local_experts": c.experts,
         "num_experts_per_tok": c.experts_per_token, "router_aux_loss_coef": c.aux_weight,
     }  # fmt: skip
 

@@ -28,13 +28,13 @@ from .hf_llama import (
     mistral_config,
     mixtral_config,
     mixtral_options,
+    options_without,
     phi3_config,
     phi3_options,
     qwen2_config,
     qwen3_config,
     qwen3_moe_config,
     qwen_options,
-    some_options,
 )
 from .hf_names import Names, Table
 from .hf_options import Options, rope_options, unsupported
@@ -320,14 +320,14 @@ def _row(
     )
 
 
-KNOWN: Mapping[str, Architecture] = {
+ARCHITECTURES: Mapping[str, Architecture] = {
     a.kind: a
     for a in (
         Architecture(
             "gpt2", "GPT2LMHeadModel", "transformer.", _gpt2_config, _gpt2_options, _gpt2_names
         ),
         _row("llama", "Llama", llama_config, llama_options, LLAMA),
-        _row("mistral", "Mistral", mistral_config, some_options("mlp_bias", "attention_bias"),
+        _row("mistral", "Mistral", mistral_config, options_without("mlp_bias", "attention_bias"),
              LLAMA, 8, 4096),
         _row("qwen2", "Qwen2", qwen2_config, qwen_options, LLAMA, 32, 4096, ("attention_bias",)),
         Architecture(

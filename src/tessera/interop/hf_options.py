@@ -62,12 +62,12 @@ class Options:
             raise _wrong(key, value, "true or false")
         return value
 
-    def choice(self, key: str, default: str, known: Mapping[str, str]) -> str:
+    def choice(self, key: str, default: str, translations: Mapping[str, str]) -> str:
         """Our word for the value of `key`."""
         value = self.get(key, default)
-        if not isinstance(value, str) or value not in known:
-            raise unsupported(key, value, known)
-        return known[value]
+        if not isinstance(value, str) or value not in translations:
+            raise unsupported(key, value, translations)
+        return translations[value]
 
     def only(self, key: str, value: Any, default: Any = None) -> None:
         """Requires the only supported value of `key`, which is by default also its default."""
@@ -91,13 +91,15 @@ class Options:
         selects a kind of layers if each has its own rates.
         """
         old = self.get("rope_scaling")
-        found = self.get("rope_parameters") or old or {}
-        if isinstance(found, dict) and kind in found:
-            found = found[kind] or {}
-        if not isinstance(found, dict) or any(isinstance(v, dict) for v in found.values()):
-            raise unsupported("rope_parameters", found, ["one set for all layers"])
+        parameters = self.get("rope_parameters") or old or {}
+        if isinstance(parameters, dict) and kind in parameters:
+            parameters = parameters[kind] or {}
+        if not isinstance(parameters, dict) or any(
+            isinstance(v, dict) for v in parameters.values()
+        ):
+            raise unsupported("rope_parameters", parameters, ["one set for all layers"])
         outer = {k: self.get(k) for k in ("rope_theta", "partial_rotary_factor")}
-        inner = Options({**{k: v for k, v in outer.items() if v is not None}, **found})
+        inner = Options({**{k: v for k, v in outer.items() if v is not None}, **parameters})
         kind = inner.get("rope_type", inner.get("type", "default"))
         kind = "longrope" if kind == "su" else kind
         if kind not in SCALINGS:
@@ -176,10 +178,10 @@ def rope_options(rope: Rope) -> dict[str, Any]:
     return out
 
 
-def unsupported(key: str, value: object, known: Any) -> UsageError:
+def unsupported(key: str, value: object, supported: Any) -> UsageError:
     return UsageError(
         f"load_hf: config.json: {key!r} is {shown(value)}, which is not supported",
-        fix="load a model with " + " or ".join(map(str, known)),
+        fix="load a model with " + " or ".join(map(str, supported)),
     )
 
 

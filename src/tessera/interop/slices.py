@@ -75,12 +75,12 @@ class Piece:
         grids = [self._grid(d)[tuple(where[c] for c in d)] for d in self.theirs]
         parts = [_runs(g.ravel()) for g in grids]
         if all(len(runs) == 1 for runs in parts):
-            found = get(tuple(runs[0][0] for runs in parts))
+            piece_values = get(tuple(runs[0][0] for runs in parts))
         else:
-            found = np.empty([g.size for g in grids], out.dtype)
+            piece_values = np.empty([g.size for g in grids], out.dtype)
             for runs in product(*parts):
-                found[tuple(to for _, to in runs)] = get(tuple(frm for frm, _ in runs))
-        shaped = found.reshape([n for g in grids for n in g.shape])
+                piece_values[tuple(to for _, to in runs)] = get(tuple(frm for frm, _ in runs))
+        shaped = piece_values.reshape([n for g in grids for n in g.shape])
         out[tuple(at)] = shaped.transpose(self._order())
 
     def write(self, value: Array, file: Array) -> None:

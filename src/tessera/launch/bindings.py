@@ -29,7 +29,7 @@ from ..core.errors import UsageError
 from ..core.wording import ranks_text
 
 # Variables that `tessera run` itself sets for each rank.
-OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_COORDINATOR",
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TESSERA_COORDINATOR",
        "TESSERA_TOKEN", "TESSERA_JOIN", "TESSERA_ELASTIC", MESHES)  # fmt: skip
 _MOST_BYTES = 1 << 20
 
@@ -74,7 +74,7 @@ def load(path: Path) -> Bindings:
     if len(data) > _MOST_BYTES:
         raise _wrong(path, f"has {len(data)} bytes; 1 MiB are enough for all ranks")
     try:
-        found = yaml.load(data.decode(), Loader=_Loader)
+        document = yaml.load(data.decode(), Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark else ""
@@ -83,19 +83,19 @@ def load(path: Path) -> Bindings:
         raise _wrong(path, "is nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise _wrong(path, f"is not YAML: {str(error).splitlines()[0].partition(';')[0]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise _wrong(path, "has no rank_bindings")
     try:
-        made = Bindings.model_validate(found)
+        bindings = Bindings.model_validate(document)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        rows = [(_at(e["loc"]), _said(e)) for e in errors]
-        rows += _problems(path, _without(found, [e["loc"] for e in errors]), part=True)
+        rows = [(_at(e["loc"]), _error_text(e)) for e in errors]
+        rows += _problems(path, _without(document, [e["loc"] for e in errors]), part=True)
         raise _wrong(path, "does not fit", rows) from None
-    if rows := _problems(path, made):
+    if rows := _problems(path, bindings):
         raise _wrong(path, "does not fit", rows)
-    ranks, descriptor = made.rank_bindings, made.mesh_graph_desc_path
-    return made.model_copy(
+    ranks, descriptor = bindings.rank_bindings, bindings.mesh_graph_desc_path
+    return bindings.model_copy(
         update={
             "rank_bindings": tuple(sorted(ranks, key=lambda b: b.rank)),
             "mesh_graph_desc_path": None if descriptor is None else str(_find(descriptor, path)),
@@ -103,8 +103,8 @@ def load(path: Path) -> Bindings:
     )
 
 
-def _without(found: dict[Any, Any], places: Sequence[tuple[int | str, ...]]) -> Bindings:
-    """Returns the bindings of `found` without the faulty places: without a variable, a rank or a
+def _without(document: dict[Any, Any], places: Sequence[tuple[int | str, ...]]) -> Bindings:
+    """Returns the bindings of `document` without the faulty places: without a variable, a rank or a
     key."""
     keys, ranks, variables = set[Any](), set[Any](), set[tuple[int | str, ...]]()
     for at in places:
@@ -114,15 +114,21 @@ def _without(found: dict[Any, Any], places: Sequence[tuple[int | str, ...]]) -> 
         else:
             variables.add(at[:2]) if len(at) > 1 else keys.add(at[0])
 
-    def kept(x: Any, *at: int | str) -> Any:
+    def without_faulty(x: Any, *at: int | str) -> Any:
         return {k: v for k, v in x.items() if (*at, k) not in variables}
 
-    out = {k: kept(v, k) if isinstance(v, dict) else v for k, v in found.items() if k not in keys}
+    out = {
+        k: without_faulty(v, k) if isinstance(v, dict) else v
+        for k, v in document.items()
+        if k not in keys
+    }
     every = enumerate(out.get("rank_bindings", ()))
     out["rank_bindings"] = [
         {
             **b,
-            "env_overrides": kept(b.get("env_overrides", {}), "rank_bindings", i, "env_overrides"),
+            "env_overrides": without_faulty(
+                b.get("env_overrides", {}), "rank_bindings", i, "env_overrides"
+            ),
         }
         for i, b in every
         if i not in ranks
@@ -130,14 +136,18 @@ def _without(found: dict[Any, Any], places: Sequence[tuple[int | str, ...]]) -> 
     return Bindings.model_validate(out)
 
 
-def _problems(path: Path, made: Bindings, part: bool = False) -> list[tuple[str, str]]:
-    """Returns the contradictions in `made`. With `part`, some ranks are left out, so missing ones
-    are no fault."""
-    ranks = sorted(made.rank_bindings, key=lambda b: b.rank)
-    have = [b.rank for b in ranks]
+def _problems(path: Path, bindings: Bindings, part: bool = False) -> list[tuple[str, str]]:
+    """Returns the contradictions in `bindings`. With `part`, some ranks are left out, so missing
+    ones are no fault."""
+    ranks = sorted(bindings.rank_bindings, key=lambda b: b.rank)
+    ranks_given = [b.rank for b in ranks]
     rows = [] if ranks or part else [("rank_bindings", "should name at least one rank")]
-    twice = sorted({r for r in have if have.count(r) > 1}) if len(have) > len({*have}) else []
-    missing = [r for r in range(len(have)) if r not in {*have}]
+    twice = (
+        sorted({r for r in ranks_given if ranks_given.count(r) > 1})
+        if len(ranks_given) > len({*ranks_given})
+        else []
+    )
+    missing = [r for r in range(len(ranks_given)) if r not in {*ranks_given}]
     if twice:
         rows.append(("rank_bindings", f"{ranks_text(twice)} more than once"))
     elif missing and not part:
@@ -149,10 +159,10 @@ def _problems(path: Path, made: Bindings, part: bool = False) -> list[tuple[str,
             if first != b.rank:
                 at = f"mesh_host_rank {b.mesh_host_rank} of mesh_id {b.mesh_id}"
                 rows.append(("rank_bindings", f"{ranks_text([first, b.rank])} both have {at}"))
-    rows += _variables("global_env", made.global_env)
+    rows += _variables("global_env", bindings.global_env)
     for b in ranks:
         rows += _variables(f"env_overrides of rank {b.rank}", b.env_overrides)
-    descriptor = made.mesh_graph_desc_path
+    descriptor = bindings.mesh_graph_desc_path
     if descriptor is not None and _find(descriptor, path) is None:
         rows.append(("mesh_graph_desc_path", f"{descriptor!r} is not there"))
     return rows
@@ -166,12 +176,12 @@ def _find(name: str, path: Path) -> Path | None:
     return tries[0].resolve() if tries else None
 
 
-def _variables(where: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
+def _variables(where: str, variables: Mapping[str, str]) -> list[tuple[str, str]]:
     rows = []
-    for name, value in given.items():
+    for name, value in variables.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             rows.append((where, f"{name[:40]!r} is no name of a variable"))
-        elif name in OWN:
+        elif name in LAUNCHER_VARIABLES:
             rows.append((where, f"{name} is set by the launcher: leave it out"))
         elif "\0" in value:
             rows.append((where, f"{name} has a zero byte"))
@@ -185,10 +195,10 @@ def _variables(where: str, given: Mapping[str, str]) -> list[tuple[str, str]]:
     return rows
 
 
-def environments(made: Bindings) -> tuple[dict[str, str], ...]:
+def environments(bindings: Bindings) -> tuple[dict[str, str], ...]:
     """Returns the variables of each rank: the launcher's defaults, then `global_env`, then the
     rank's `env_overrides`."""
-    every = [_environment(made, binding) for binding in made.rank_bindings]
+    every = [_environment(bindings, binding) for binding in bindings.rank_bindings]
     places = [(e["TT_MESH_ID"], e.get("TT_MESH_HOST_RANK", "")) for e in every]
     if not all(mesh.isdecimal() and (host or "0").isdecimal() for mesh, host in places):
         return tuple(every)  # the rank with the wrong override reports it
@@ -207,22 +217,22 @@ def _meshes(ranks: Sequence[tuple[str, str]]) -> str:
     return ",".join(out)
 
 
-def _environment(made: Bindings, binding: RankBinding) -> dict[str, str]:
+def _environment(bindings: Bindings, binding: RankBinding) -> dict[str, str]:
     cache = Path.home() / ".cache" / f"{socket.gethostname()}_rank{binding.rank}"
     out = {"TT_METAL_CACHE": str(cache), "TT_MESH_ID": str(binding.mesh_id)}
     if binding.mesh_host_rank is not None:
         out["TT_MESH_HOST_RANK"] = str(binding.mesh_host_rank)
-    if made.mesh_graph_desc_path:
-        out["TT_MESH_GRAPH_DESC_PATH"] = made.mesh_graph_desc_path
-    for given in (made.global_env, binding.env_overrides):
+    if bindings.mesh_graph_desc_path:
+        out["TT_MESH_GRAPH_DESC_PATH"] = bindings.mesh_graph_desc_path
+    for given in (bindings.global_env, binding.env_overrides):
         out |= {name: Template(value).substitute(os.environ) for name, value in given.items()}
     return out
 
 
 # -- errors ---------------------------------------------------------------------------------------
-def _wrong(path: Path, what: str, rows: Sequence[tuple[str, str]] = ()) -> UsageError:
+def _wrong(path: Path, message: str, rows: Sequence[tuple[str, str]] = ()) -> UsageError:
     fix = "the form of the file: docs/many-processes.md"
-    return UsageError(f"Configuration error: {str(path)!r} {what}", rows=rows, fix=fix, at="")
+    return UsageError(f"Configuration error: {str(path)!r} {message}", rows=rows, fix=fix, at="")
 
 
 def _at(loc: Sequence[int | str]) -> str:
@@ -244,7 +254,7 @@ _WORDS = {
 }
 
 
-def _said(error: Any) -> str:
+def _error_text(error: Any) -> str:
     """Returns the text of one error, with the value that is there."""
     words = _WORDS.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
     given = error["input"]
@@ -261,8 +271,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     stay text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # it is yaml's own
-        first: [(tag, form) for tag, form in known if tag not in _NUMBERS]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        first: [(tag, form) for tag, form in pairs if tag not in _NUMBERS]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -85,17 +85,17 @@ def ls(
                 f"ckpt ls: {folder!r} and --root {root!r} are two roots",
                 fix="name one of them, and list the other by itself",
             )
-        storage = _there(folder or root or ROOT)
-        found, wrong = manifests(storage)
+        storage = _storage_of(folder or root or ROOT)
+        manifests_found, wrong = manifests(storage)
         files = set(storage.listed())
-        if metric and found and not any(metric in m.metrics for m in found):
+        if metric and manifests_found and not any(metric in m.metrics for m in manifests_found):
             raise UsageError(
                 f"ckpt ls: no checkpoint in {storage.name!r} has the metric {metric!r}",
-                fix=f"there are: {metrics_text(found)}",
+                fix=f"there are: {metrics_text(manifests_found)}",
             )
     table = Table("tag", "step", "age", "size", "mesh", "metric", "state", box=box.SIMPLE)
     damaged = bool(wrong)
-    for m in found:
+    for m in manifests_found:
         told = [(k, v) for k, v in m.metrics.items() if k == (metric or k)][:1]
         missing = [f for f in m.files() if f"{m.tag}/{f}" not in files]
         state = f"{len(missing)} files are missing" if missing else _sizes(storage, m)
@@ -110,7 +110,7 @@ def ls(
         )  # fmt: skip
     for tag in wrong:
         table.add_row(tag, "", "", "", "", "", "its manifest cannot be used")
-    Console().print(table if found or wrong else f"no checkpoints in {storage.name}")
+    Console().print(table if manifests_found or wrong else f"no checkpoints in {storage.name}")
     if verify and damaged:
         raise typer.Exit(DAMAGED)
 
@@ -172,8 +172,8 @@ def diff(
             else:
                 x, y = left.read(name), right.read(name)
                 if x.tobytes() != y.tobytes():
-                    apart = np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
-                    rows.append((name, f"largest difference {apart:.3g}"))
+                    largest_difference = np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
+                    rows.append((name, f"largest difference {largest_difference:.3g}"))
     for name, why in rows:
         typer.echo(f"{name}: {why}")
     typer.echo(f"{len(rows)} of {len(a.tensors) + len(a.values)} differ")
@@ -204,12 +204,12 @@ def prune_command(
 ) -> None:
     """Removes checkpoints that no option keeps."""
     with _told():
-        _there(root)
+        _storage_of(root)
         gone = prune(Keep(last, every or None, best, metric, largest), root)
     typer.echo(f"removed {', '.join(gone) or 'nothing'}")
 
 
-def _there(root: str) -> Storage:
+def _storage_of(root: str) -> Storage:
     """Returns the storage of `root`. Raises CheckpointError if it is a folder without
     checkpoints."""
     storage = Storage(root)

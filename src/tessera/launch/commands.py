@@ -76,7 +76,7 @@ def _absent(name: str) -> UsageError:
     return UsageError(f"{name!r} {what}", fix=fix, at="")
 
 
-def given(run: Run, k: int) -> dict[str, str]:
+def rank_variables(run: Run, k: int) -> dict[str, str]:
     """Returns the variables of rank `k`, without the token and those that depend on its host."""
     own = {**run.environments[k]}
     if run.devices is not None:
@@ -93,7 +93,9 @@ def given(run: Run, k: int) -> dict[str, str]:
 
 def _around(run: Run) -> dict[str, str]:
     """Returns the launcher's own variables, without those of an outer launcher, and the token."""
-    own = {name: value for name, value in flags.given().items() if name not in _FOREIGN}
+    own = {
+        name: value for name, value in flags.original_environment().items() if name not in _FOREIGN
+    }
     return own | {"TESSERA_TOKEN": run.token}
 
 
@@ -101,22 +103,24 @@ def local(run: Run) -> list[Job]:
     """Returns a job for each rank, a process of this machine."""
     around = _around(run)
     return [
-        Job(f"rank {k}", run.program, around | _here(run, k), signal.SIGKILL, k)
+        Job(f"rank {k}", run.program, around | _local_variables(run, k), signal.SIGKILL, k)
         for k in range(run.size)
     ]
 
 
-def _here(run: Run, k: int) -> dict[str, str]:
-    return {**given(run, k), "LOCAL_RANK": str(k), "LOCAL_WORLD_SIZE": str(run.size)}
+def _local_variables(run: Run, k: int) -> dict[str, str]:
+    return {**rank_variables(run, k), "LOCAL_RANK": str(k), "LOCAL_WORLD_SIZE": str(run.size)}
 
 
 def mpi(run: Run) -> list[Job]:
     """Returns one `mpirun` (OpenMPI's) that starts all ranks, each with its own variables."""
     found = next(filter(shutil.which, _COMMANDS["mpi"]), "mpirun")
-    hand_on = [n for n in flags.given() if n in _HANDED_ON or n.startswith(_PREFIXES)]
+    hand_on = [
+        n for n in flags.original_environment() if n in _HANDED_ON or n.startswith(_PREFIXES)
+    ]
     command = [found, "--bind-to", "none", *run.arguments]
     for k in range(run.size):
-        own = given(run, k)
+        own = rank_variables(run, k)
         names = ["TESSERA_TOKEN", *sorted({*hand_on} - {*own, *_FOREIGN, "TESSERA_TOKEN"})]
         handed = [f"{name}={value}" for name, value in own.items()] + names
         command += [":"] * (k > 0) + ["-np", "1", *(w for x in handed for w in ("-x", x))]
@@ -127,7 +131,7 @@ def mpi(run: Run) -> list[Job]:
 def slurm(run: Run) -> list[Job]:
     """Returns one `srun` that starts all ranks; a shell sets each rank's variables by its number.
     Variables that are equal in all ranks are written once, as an argument has at most 128 KiB."""
-    each = [given(run, k) for k in range(run.size)]
+    each = [rank_variables(run, k) for k in range(run.size)]
     alike = {n: v for n, v in each[0].items() if n != "RANK" and all(e.get(n) == v for e in each)}
     own = [[f"{n}={v}" for n, v in e.items() if n != "RANK" and n not in alike] for e in each]
     cases = " ".join(f"{k}) export {shlex.join(o)};;" for k, o in enumerate(own) if o)
@@ -149,7 +153,7 @@ def shown(run: Run, backend: str) -> list[str]:
     if backend != "local":
         return [shlex.join(job.command) for job in jobs(run, backend)]
     return [
-        " ".join([*(f"{n}={shlex.quote(v)}" for n, v in _here(run, k).items()),
+        " ".join([*(f"{n}={shlex.quote(v)}" for n, v in _local_variables(run, k).items()),
                   shlex.join(run.program)])
         for k in range(run.size)
     ]  # fmt: skip

@@ -48,8 +48,8 @@ def elastic_sizes(
                 at="",
             )
         return None
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    low, high = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= low <= high:
         raise UsageError(
             f"--elastic: {text!r} is not MIN:MAX",
@@ -97,9 +97,9 @@ class Generations:
         tries = 0
         while True:
             before = self._last()
-            own = tuple({**e, ELASTIC: self.folder} for e in self.whole.environments[:n])
+            environments = tuple({**e, ELASTIC: self.folder} for e in self.whole.environments[:n])
             now = self.supervised(
-                replace(self.whole, environments=own), stopped_s=STOPPED_S,
+                replace(self.whole, environments=environments), stopped_s=STOPPED_S,
                 may_end=self._grows(before) if n < most else lambda: False,
             )  # fmt: skip
             status = now.run()

@@ -102,7 +102,7 @@ def _guard(run: Run, sock: socket.socket, limit_s: float, asks: bool, pipe: int)
 
             return service_near(sock, host, run.size)
 
-        meeting = Rendezvous(run.size, run.token, limit_s, service, apart=True)
+        meeting = Rendezvous(run.size, run.token, limit_s, service, own_process=True)
         meeting.start(sock)
         with os.fdopen(pipe) as ended:
             for rank in ended:

@@ -44,20 +44,20 @@ class _Stream:
     out: BinaryIO
     prefix: bytes
     last: deque[bytes]
-    rest: bytes = b""
+    partial_line: bytes = b""
 
     def feed(self, data: bytes, end: bool = False) -> None:
         """Passes on whole lines; a progress bar's lines end in a carriage return. Lines of the
         engine go to stderr, as stdout is the program's."""
-        data = self.rest + data
+        data = self.partial_line + data
         if said := _GLOO.findall(data):
             data = _GLOO.sub(b"", data)
             sys.stderr.buffer.writelines(self.prefix + line for line in said)
             sys.stderr.buffer.flush()
         lines = data.splitlines(keepends=True)
-        self.rest = b""
+        self.partial_line = b""
         if lines and not end and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) < _MOST:
-            self.rest = lines.pop()
+            self.partial_line = lines.pop()
         for line in lines:
             if line.strip():
                 self.last.append(line.rstrip())
@@ -119,7 +119,7 @@ class Supervisor:
             for job in self.jobs:
                 self._start(job)
             while any(p.code is None for p in self.processes):
-                self._turn()
+                self._handle_events()
             self._drain()
         finally:
             self.guard.release()
@@ -156,13 +156,13 @@ class Supervisor:
                 " user may have (ulimit -n, ulimit -u)",
                 at="",
             ) from None
-        made = _Process(job, popen)
-        self.processes.append(made)
+        process = _Process(job, popen)
+        self.processes.append(process)
         label = f"[{job.name}] ".encode() if self.prefix else b""
         for file, out in ((popen.stdout, sys.stdout.buffer), (popen.stderr, sys.stderr.buffer)):
             assert file is not None
             os.set_blocking(file.fileno(), False)
-            stream = _Stream(job.name, out, label, made.last)
+            stream = _Stream(job.name, out, label, process.last)
             self.selector.register(file, selectors.EVENT_READ, stream)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
@@ -179,7 +179,7 @@ class Supervisor:
         self.end_s = time.monotonic() + grace_s
         self.tell_s = self.end_s - grace_s + OTHERS_S
 
-    def _turn(self) -> None:
+    def _handle_events(self) -> None:
         """Waits for output, ends of processes and signals, and handles them."""
         next_s = None if self.end_s is None else min(self.end_s, self.tell_s)
         left_s = None if next_s is None else max(next_s - time.monotonic(), 0.0)
@@ -206,9 +206,10 @@ class Supervisor:
             self.end_s = self.tell_s = float("inf")
         elif time.monotonic() >= self.tell_s:
             self.tell_s = float("inf")
-            left = [p.job.name for p in self.processes if p.code is None]
+            running = [p.job.name for p in self.processes if p.code is None]
             sys.stderr.write(
-                f"tessera run: waits for {', '.join(left)} to save and end, for {self.grace_s:g} s"
+                f"tessera run: waits for {', '.join(running)} to save and end, for "
+                f"{self.grace_s:g} s"
                 " at most (--grace); a signal, or Ctrl-C, once more ends them now\n"
             )
             sys.stderr.flush()

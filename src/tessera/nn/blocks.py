@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checks import floats, one_of, ranked
+from ..core.checks import one_of
 from ..core.declared import Count
+from ..core.tensor_checks import floats, ranked
 from ..lang.jit.weight_store import weights
 from ..lang.record.operands import as_tensor
 from ..lang.record.recorder import named_scope

@@ -45,22 +45,22 @@ class Scores:
 
 def extras(
     name: str, q: Tensor, bias: Like | None, mask: Like | None, keys: int,
-    operands: dict[str, TensorType], here: int | None = None,
+    operands: dict[str, TensorType], key_count: int | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """(tensors by key for q [B, G, R, S, D], masks [B, G, R, S, `keys`]). In a local body one
-    device of a ring holds only `here` of the keys. Raises ShapeError, DTypeError or UsageError,
-    which show `operands`."""
-    (batch, groups, shared, seq, _), here = q.shape, keys if here is None else here
+    device of a ring holds only `key_count` of the keys. Raises ShapeError, DTypeError or
+    UsageError, which show `operands`."""
+    (batch, groups, shared, seq, _), key_count = q.shape, keys if key_count is None else key_count
     heads, by_key = groups * shared, []
     if bias is not None:
         b = as_tensor(bias).to(f32)
-        fits_bias(name, b.type, (batch, heads, here), seq, **operands)
-        by_key.append(b.reshape(batch if b.ndim == 3 else 1, groups, shared, here))
+        fits_bias(name, b.type, (batch, heads, key_count), seq, **operands)
+        by_key.append(b.reshape(batch if b.ndim == 3 else 1, groups, shared, key_count))
     if mask is None:
         return by_key, []
     m = as_tensor(mask)
     rows = m.shape[-2] if m.ndim > 1 else 1
-    scores = (batch, heads, seq, keys if rows > 1 else here)
+    scores = (batch, heads, seq, keys if rows > 1 else key_count)
     m = mask_by_group(name, m, scores, shared, **operands)
     rank = 5 if m.ndim > 2 and shared > 1 else 4
     m = m.reshape(*(1,) * (rank - m.ndim), *m.shape)
@@ -75,7 +75,7 @@ def extras(
                 f" {'all_to_all_attention' if 'ring' in name else 'nn.attention'}",
             )
         return by_key, [m]
-    m = m.reshape(*m.shape[:3], here)
+    m = m.reshape(*m.shape[:3], key_count)
     if m.dtype is not bool_:
         by_key.append(F.maximum(m.to(f32), LEAST))
         m = ~(m <= LEAST)
@@ -93,9 +93,9 @@ def attend(
     >>> [round(float(x), 3) for x in lse.numpy().flat]  # 2 + the log of 1, 2, 3 and 4 keys
     [2.0, 2.693, 3.099, 3.386]
     """
-    found = []
-    for start, stop, seen in _chunks(q, keys, how):
-        near = [x[:, :, :, :seen] for x in keys]
+    blocks = []
+    for start, stop, visible_keys in _chunks(q, keys, how):
+        near = [x[:, :, :, :visible_keys] for x in keys]
 
         def block(nothing: Any, rows: list[Tensor], near: Any = near) -> tuple[Any, list[Tensor]]:
             s, _ = _scores(rows[0], near, rows[1:], how)
@@ -105,9 +105,9 @@ def attend(
             y = _product("bgrst,bgte->bgrse", e.to(near[1].dtype), _flat(near[1]))
             return nothing, [y * (1.0 / total), (top + F.log(total)).reshape(total.shape[:-1])]
 
-        rows = [q[:, :, :, start:stop], *_hiding(start, stop, seen, keys, q, masks, how)]
-        found.append(_by_rows(block, [], rows, seen, how)[1])
-    return [_joined(parts) for parts in zip(*found, strict=True)]
+        rows = [q[:, :, :, start:stop], *_hiding(start, stop, visible_keys, keys, q, masks, how)]
+        blocks.append(_by_rows(block, [], rows, visible_keys, how)[1])
+    return [_joined(parts) for parts in zip(*blocks, strict=True)]
 
 
 def merged(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
@@ -127,8 +127,8 @@ def pulled(
     of gradient times result (Dao et al. 2022, appendix B).
     """
     dqs, total = [], None
-    for start, stop, seen in _chunks(rows[0], keys, how):
-        near = [x[:, :, :, :seen] for x in keys]
+    for start, stop, visible_keys in _chunks(rows[0], keys, how):
+        near = [x[:, :, :, :visible_keys] for x in keys]
 
         def block(sums: Any, now: list[Tensor], near: Any = near) -> tuple[Any, list[Tensor]]:
             q, g, lse, share = now[:4]
@@ -148,9 +148,9 @@ def pulled(
 
         part = [x[:, :, :, start:stop] for x in rows]
         sums: list[Tensor] = [F.zeros(x.shape, f32) for x in near if x.dtype.is_float]
-        part += _hiding(start, stop, seen, keys, rows[0], masks, how)
+        part += _hiding(start, stop, visible_keys, keys, rows[0], masks, how)
         fills = [0, 0, -HIDDEN, *[0] * (len(part) - 3)]  # shares of their scores are none
-        sums, (dq,) = _by_rows(block, sums, part, seen, how, fills)
+        sums, (dq,) = _by_rows(block, sums, part, visible_keys, how, fills)
         dqs.append(dq)
         sums = [_longer(t, keys[0].shape[3]) for t in sums]
         total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
@@ -174,7 +174,7 @@ def _chunks(q: Tensor, keys: Sequence[Tensor], how: Scores) -> list[tuple[int, i
 def _hiding(
     start: int,
     stop: int,
-    seen: int,
+    visible_keys: int,
     keys: Sequence[Tensor],
     q: Tensor,
     masks: Sequence[Tensor],
@@ -182,7 +182,7 @@ def _hiding(
 ) -> list[Tensor]:
     """The masks for the queries from `start` to `stop`; with causality also the last key that each
     query sees."""
-    rows = [m[:, :, :, start:stop, :seen] for m in masks]
+    rows = [m[:, :, :, start:stop, :visible_keys] for m in masks]
     if how.causal:
         last = F.arange(stop - start) + (start + keys[0].shape[3] - q.shape[3])
         rows.append(last.reshape(1, 1, 1, stop - start))

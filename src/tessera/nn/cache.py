@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.checks import floats, integers, ranked, shaped, unfit, whole
+from ..core.checks import unfit, whole
 from ..core.errors import DTypeError, ShapeError, UsageError
+from ..core.tensor_checks import floats, integers, ranked, shaped
 from ..lang.math import functions as F
 from ..lang.record.index_bounds import check_ids
 from ..lang.record.operands import as_tensor, emit
@@ -49,7 +50,7 @@ def added(cache: Cache, one: Cache, at: Tensor) -> Cache:
     return {name: F.where(here, one[name].to(t.dtype), t) for name, t in cache.items()}
 
 
-def seen(slots: int, at: Tensor, window: Tensor | None) -> Tensor:
+def visible_slots(slots: int, at: Tensor, window: Tensor | None) -> Tensor:
     """A mask, bool [B, 1, 1, slots], of the slots whose key the token at `at` sees."""
     place = places(slots, at)
     sees = place >= 0

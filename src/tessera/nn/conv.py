@@ -12,11 +12,12 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from ..core.checks import MOST, divides, ranked, shaped, shown, unfit, whole
+from ..core.checks import MOST, divides, shown, unfit, whole
 from ..core.declared import Count, Flag, Real
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError
 from ..core.kinds import is_whole
+from ..core.tensor_checks import ranked, shaped
 from ..lang.math import functions as F
 from ..lang.record.operands import as_tensor, emit, matched
 from ..lang.value.tensor import Like, Tensor
@@ -25,16 +26,16 @@ Size = int | Sequence[int]
 Padding = int | Sequence[int] | str
 
 
-def spatial(name: str, what: str, value: object, rank: int, least: int) -> tuple[int, ...]:
+def spatial(name: str, argument: str, value: object, rank: int, least: int) -> tuple[int, ...]:
     """One whole number for each spatial dim; a single number stands for all. Raises UsageError if
     `value` does not fit."""
     given = (value,) * rank if is_whole(value) else value
     if isinstance(given, (tuple, list)) and len(given) == rank:
-        found = tuple(whole(name, what, n, least) for n in given)
+        found = tuple(whole(name, argument, n, least) for n in given)
         if max(found) <= MOST:
             return found
     raise unfit(
-        name, what, value, f"give a whole number{f', or {rank} of them' if rank > 1 else ''}"
+        name, argument, value, f"give a whole number{f', or {rank} of them' if rank > 1 else ''}"
     )
 
 
@@ -111,10 +112,10 @@ def _biased(name: str, y: Tensor, bias: Like | None) -> Tensor:
     return y + _channels(name, "bias", bias, y).to(y.dtype)
 
 
-def _channels(name: str, what: str, v: Like, x: Tensor) -> Tensor:
+def _channels(name: str, argument: str, v: Like, x: Tensor) -> Tensor:
     """One value per channel, reshaped to broadcast over `x` [N, C, ...]."""
     t = as_tensor(v)
-    shaped(name, what, t.type, x.shape[1:2], x=x.type)
+    shaped(name, argument, t.type, x.shape[1:2], x=x.type)
     return t.reshape(-1, *(1,) * (x.ndim - 2))
 
 
@@ -271,14 +272,15 @@ def batch_norm(
             fix="give more examples, leave the batch out, or pass training=False (model.eval())",
         )
     # Completed once here, because both the result and the running statistics need them.
-    here = F.complete(F.mean(w, over, True))
-    c = w - here
+    batch_mean = F.complete(F.mean(w, over, True))
+    c = w - batch_mean
     spread = F.complete(F.mean(c * c, over, True))
     y = _normed(name, c, spread, eps, weight, bias).to(t.dtype)
-    seen = [F.stop_gradient(v).reshape(t.shape[1]) for v in (here, spread)]
-    seen[1] = seen[1] * (count / (count - 1))
+    detached = [F.stop_gradient(v).reshape(t.shape[1]) for v in (batch_mean, spread)]
+    detached[1] = detached[1] * (count / (count - 1))
     new_mean, new_var = (
-        (v + momentum * (s - v)).to(v.dtype) for v, s in zip((mean, variance), seen, strict=True)
+        (v + momentum * (s - v)).to(v.dtype)
+        for v, s in zip((mean, variance), detached, strict=True)
     )
     return y, (new_mean, new_var)
 
@@ -317,8 +319,8 @@ def interpolate(x: Like, size: Size, mode: str = "nearest") -> Tensor:
     t = as_tensor(x)
     t = t if t.dtype.is_float else t.to(f32)
     ranked(name, "x", t.type, 3, "give [batch, channels, *sizes]", more=True)
-    known = ("nearest", "linear", *(("bilinear",) if t.ndim == 4 else ()))
-    if not isinstance(mode, str) or mode not in known:
+    modes = ("nearest", "linear", *(("bilinear",) if t.ndim == 4 else ()))
+    if not isinstance(mode, str) or mode not in modes:
         raise UsageError(
             f"{name}: mode {shown(mode)} is not known for {t.ndim - 2} spatial dims",
             fix='use "nearest" or "linear"; for images, "bilinear" is the same as "linear"',

@@ -16,7 +16,7 @@ from .module import Module, state
 class _Conv(Module):
     """The base class of convolution layers, with the initialization of their weights."""
 
-    turned = False
+    transposed = False
     weight: Parameter
     bias: Parameter | None
 
@@ -29,7 +29,7 @@ class _Conv(Module):
         sizes = fn.spatial(name, "kernel_size", kernel, rank, 1)
         fan_in = ins // groups * math.prod(sizes)
         lead = (outs, ins // groups)
-        if self.turned:  # a step of the stride leaves out all but one in so many terms
+        if self.transposed:  # a step of the stride leaves out all but one in so many terms
             fan_in = max(1, fan_in // math.prod(fn.spatial(name, "stride", stride, rank, 1)))
             lead = (ins, outs // groups)
         # He et al. 2015: the factor 2 makes up for the half that a ReLU removes.
@@ -92,7 +92,7 @@ class ConvTranspose1d(_Conv):
     """`nn.conv_transpose1d` with weight [in_channels, out_channels / groups, kernel_size]
     and bias [out_channels]."""
 
-    turned = True
+    transposed = True
 
     def __init__(
         self, in_channels: Count, out_channels: Count, kernel_size: Size, stride: Size = 1,
@@ -114,7 +114,7 @@ class ConvTranspose2d(_Conv):
     """`nn.conv_transpose2d` with weight [in_channels, out_channels / groups, *kernel_size]
     and bias [out_channels]."""
 
-    turned = True
+    transposed = True
 
     def __init__(
         self, in_channels: Count, out_channels: Count, kernel_size: Size, stride: Size = 1,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.checks import shaped
 from ..core.declared import Flag, Positive, Real
 from ..core.dtypes import bool_, f32
 from ..core.errors import DTypeError, ShapeError
 from ..core.layout import TensorType
+from ..core.tensor_checks import shaped
 from ..lang.math import functions as F
 from ..lang.math.elementwise import as_float
 from ..lang.record.operands import as_tensor, emit
@@ -69,25 +69,25 @@ def attention(
     seen_by = [] if mask is None else [mask_by_group("attention", mask, scores, shared, **types)]
     outs = []
     for start, stop in causal_chunks(seq) if causal and keys >= seq else [(0, seq)]:
-        seen = keys - seq + stop if causal else keys
+        visible_keys = keys - seq + stop if causal else keys
         index, rows = f"{by}sd,{to}td->{by}st", grouped[..., start:stop, :]
         if narrow:  # scores are rounded nowhere between the product and the softmax
-            part = emit("contract", rows, k[..., :seen, :], index=index, dtype=f32) * scale
+            part = emit("contract", rows, k[..., :visible_keys, :], index=index, dtype=f32) * scale
         else:
-            part = F.einsum(index, rows, k[..., :seen, :]).to(f32)
+            part = F.einsum(index, rows, k[..., :visible_keys, :]).to(f32)
         part = soft_cap(part, cap)
         if bias is not None:
-            part = part + added[..., :seen]
+            part = part + added[..., :visible_keys]
         visible = []
         for m in seen_by:
             m = m[..., start:stop, :] if m.shape[-2] > 1 else m
-            m = m[..., :seen] if m.shape[-1] > 1 else m
+            m = m[..., :visible_keys] if m.shape[-1] > 1 else m
             if m.dtype is not bool_:
                 part = part + F.maximum(m.to(f32), LEAST)
             visible.append(m if m.dtype is bool_ else ~(m <= LEAST))
         if causal:
             last = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)
-            visible.append(F.arange(seen).reshape(1, seen) <= last)
+            visible.append(F.arange(visible_keys).reshape(1, visible_keys) <= last)
         for sees in visible:
             part = F.where(sees, part, HIDDEN)
         p = softmax(part)
@@ -95,7 +95,7 @@ def attention(
             for sees in visible:
                 p = F.where(sees, p, 0.0)
         p = p.to(v.dtype)
-        outs.append(F.einsum(f"{by}st,{to}te->{by}se", p, v[..., :seen, :]))
+        outs.append(F.einsum(f"{by}st,{to}te->{by}se", p, v[..., :visible_keys, :]))
     return F.concat(outs, -2).reshape(*lead, heads, seq, v.shape[-1])
 
 

@@ -83,13 +83,13 @@ def flash_attention(
     if not all(t.size for t in (q, k, v)):  # of no elements there are no tiles
         return attention(q, k, v, causal, scale, bias, mask, cap)
     if how == "cudnn" or (how is None and platform() == "gpu"):
-        found = _by_library(q, k, v, causal, scale, bias, mask, cap)
-        usual = "cudnn" if isinstance(found, Tensor) else "tiles"
+        by_library = _by_library(q, k, v, causal, scale, bias, mask, cap)
+        usual = "cudnn" if isinstance(by_library, Tensor) else "tiles"
         how = how or choose("attention", usual, ("tiles",))
-        if how == "cudnn" and isinstance(found, Tensor):
-            return found
+        if how == "cudnn" and isinstance(by_library, Tensor):
+            return by_library
         if asked is not None:
-            raise _none(str(found), q, k, v)
+            raise _none(str(by_library), q, k, v)
     elif how is None:
         how = choose("attention", "tiles", ("sequences",))
     if how != "sequences":
@@ -160,16 +160,18 @@ def _by_sequences(
     mask: Like | None,
     cap: float | None,
 ) -> Tensor:
-    said = (("bias", bias), ("mask", mask))
-    given = {name: as_tensor(t) for name, t in said if t is not None}
+    optional = (("bias", bias), ("mask", mask))
+    operands = {name: as_tensor(t) for name, t in optional if t is not None}
     rank = {"bias": 3, "mask": 4}  # its rank if it has a batch dim
-    own = [n for n, t in given.items() if t.ndim == rank[n] and t.shape[0] == q.shape[0] > 1]
+    per_sequence = [
+        n for n, t in operands.items() if t.ndim == rank[n] and t.shape[0] == q.shape[0] > 1
+    ]
 
-    def some(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:
-        now = {**given, **dict(zip(own, parts, strict=True))}
+    def one_sequence(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:
+        now = {**operands, **dict(zip(per_sequence, parts, strict=True))}
         return attention(q, k, v, causal, scale, cap=cap, **now)
 
-    return map_chunks(some, q, k, v, *(given[n] for n in own), rows=rows)
+    return map_chunks(one_sequence, q, k, v, *(operands[n] for n in per_sequence), rows=rows)
 
 
 def _in_tiles(
@@ -230,7 +232,7 @@ def _tiles(how: Scores) -> Any:
         every, keys = [q, *itertools.chain(*others)], others[-2][0]
         cut = [x.shape[0] == q.shape[0] for x in every]
 
-        def some(*parts: Tensor) -> list[Tensor]:
+        def one_block(*parts: Tensor) -> list[Tensor]:
             mine = iter(parts)
             now = iter([next(mine) if c else x for c, x in zip(cut, every, strict=True)])
             return fn(next(now), *([next(now) for _ in xs] for xs in others))
@@ -240,7 +242,7 @@ def _tiles(how: Scores) -> Any:
         one = sizes[3] * keys.shape[3] if platform() == "cpu" else largest_chunk(q, keys, how)
         of_row = math.prod(sizes[1:3]) * one
         count = max(1, (how.most or 1) // max(1, of_row))
-        made: list[Tensor] = map_chunks(some, *itertools.compress(every, cut), rows=count)
+        made: list[Tensor] = map_chunks(one_block, *itertools.compress(every, cut), rows=count)
         return made
 
     def forward(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
@@ -248,11 +250,11 @@ def _tiles(how: Scores) -> Any:
         return [out.to(keys[1].dtype), lse]
 
     def backward(
-        q: Tensor, rest: list[Tensor], keys: list[Tensor], masks: list[Tensor]
+        q: Tensor, q_parts: list[Tensor], keys: list[Tensor], masks: list[Tensor]
     ) -> list[Tensor]:
         """The gradients of q and of the floats in `keys`."""
         floats = [q, *(x for x in keys if x.dtype.is_float)]
-        found = pulled([q, *rest], keys, how, masks)
+        found = pulled([q, *q_parts], keys, how, masks)
         return [g.to(x.dtype) for g, x in zip(found, floats, strict=True)]
 
     @custom_gradient

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, cast
 
-from ..core.checks import integers, unfit
+from ..core.checks import unfit
 from ..core.context import settings
 from ..core.declared import Count, Flag, OneOf, Probability, Scale
 from ..core.dtypes import f32
 from ..core.errors import ShapeError
 from ..core.peers import no_name
+from ..core.tensor_checks import integers
 from ..lang.autodiff.map_chunks import map_chunks
 from ..lang.math import functions as F
 from ..lang.math import random
@@ -153,12 +154,12 @@ def _normed(name: str, x: Tensor, *scales: Like | None) -> tuple[int, ...]:
             "there is no argument for sizes: it goes over the last dim, or those of the weight;"
             f" nn.{name}(x, weight=ts.ones(sizes)) for more",
         )
-    given = [as_tensor(w) for w in scales if w is not None]
-    rank = given[0].ndim if given else 1
-    if any(not rank or w.shape != x.shape[-rank:] for w in given):
+    tensors = [as_tensor(w) for w in scales if w is not None]
+    rank = tensors[0].ndim if tensors else 1
+    if any(not rank or w.shape != x.shape[-rank:] for w in tensors):
         raise ShapeError(
             f"{name}: weight and bias do not have the sizes of the last dims",
-            rows=[("x", x.type), *(("given", w.type) for w in given)],
+            rows=[("x", x.type), *(("given", w.type) for w in tensors)],
             fix="give weights of these sizes, or none: over which dims it goes follows from them",
         )
     return tuple(range(-rank, 0))
@@ -230,9 +231,9 @@ def rotary(
     if scale != 1.0:
         c, s = c * scale, s * scale
     c, s = c.to(t.dtype), s.to(t.dtype)
-    turned, rest = (t, []) if 2 * pairs == d else (t[..., : 2 * pairs], [t[..., 2 * pairs :]])
-    a, b = F.split(turned, 2, -1)
-    return F.concat([a * c - b * s, b * c + a * s, *rest], -1)
+    rotated, unrotated = (t, []) if 2 * pairs == d else (t[..., : 2 * pairs], [t[..., 2 * pairs :]])
+    a, b = F.split(rotated, 2, -1)
+    return F.concat([a * c - b * s, b * c + a * s, *unrotated], -1)
 
 
 def _positions(at: Tensor, x: Tensor) -> Tensor:

@@ -164,7 +164,7 @@ class GPTConfig:
             if not read:
                 unread("GPTConfig", self, of, why, fix)
         local = any(self.windows)
-        for wrong, what, fix in (
+        for wrong, message, fix in (
             (
                 self.attention_cap and self.context,
                 "attention_cap with context",
@@ -184,7 +184,7 @@ class GPTConfig:
             ),
         ):
             if wrong:
-                raise UsageError(f"GPTConfig: {what} is not supported", fix=fix)
+                raise UsageError(f"GPTConfig: {message} is not supported", fix=fix)
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ from ..lang.record.parameter import Parameter
 from ..lang.value.tensor import Tensor
 from . import functional as fn
 from .module import Module
-from .torch_layout import TURNED
+from .torch_layout import TRANSPOSED
 
 
 def normal(std: float) -> Init:
@@ -39,7 +39,7 @@ class Linear(Module):
         return fn.linear(x, self.weight, self.bias)
 
 
-TURNED.add(Linear)
+TRANSPOSED.add(Linear)
 
 
 class Embedding(Module):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..core.checks import floats, integers, shaped
 from ..core.declared import Count, Flag, Integer, OneOf, Positive, Share
 from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError
+from ..core.tensor_checks import floats, integers, shaped
 from ..lang.autodiff.custom import custom_gradient
 from ..lang.autodiff.map_chunks import to_blocks
 from ..lang.autodiff.scan import scan
@@ -27,7 +27,7 @@ BatchReduction = Annotated[str, OneOf("mean", "sum", "none", "batchmean")]
 
 
 def _check_labels(
-    name: str, what: str, x: Tensor, labels: Tensor, classes: int, ignore: int
+    name: str, caller_text: str, x: Tensor, labels: Tensor, classes: int, ignore: int
 ) -> None:
     """Raises DTypeError or ShapeError unless `labels` are integers, one for each row of `x`, and
     within range as far as the host knows them."""
@@ -37,10 +37,10 @@ def _check_labels(
     integers(name, "labels", labels.type)
     if not x.ndim or labels.shape != x.shape[:-1]:
         raise ShapeError(
-            f"{name}: one label per row of {what} is needed",
-            rows=[(what, x.type), ("labels", labels.type)],
+            f"{name}: one label per row of {caller_text} is needed",
+            rows=[(caller_text, x.type), ("labels", labels.type)],
             fix=_classes_last(x, labels)
-            or f"reshape labels to the shape of {what} without its last dim",
+            or f"reshape labels to the shape of {caller_text} without its last dim",
         )
     check_ids(name, "label", labels, classes, ignore=ignore)
 
@@ -237,14 +237,14 @@ def binary_cross_entropy_with_logits(
     return reduced(loss, reduction)
 
 
-def _spread(name: str, what: str, value: Like, like: Tensor) -> Tensor:
+def _spread(name: str, argument: str, value: Like, like: Tensor) -> Tensor:
     """`value` in f32, broadcast to the shape of `like`. Raises ShapeError if it does not
     broadcast."""
     t = wide(value)
     if t.ndim > like.ndim or any(n not in (1, s) for n, s in zip(t.shape[::-1], like.shape[::-1])):
         raise ShapeError(
-            f"{name}: {what} does not broadcast to {like.shape}",
-            rows=[(what, t.type), ("logits", like.type)],
+            f"{name}: {argument} does not broadcast to {like.shape}",
+            rows=[(argument, t.type), ("logits", like.type)],
             fix=f"give it the shape {like.shape}, or 1 in some dims",
         )
     return F.broadcast_to(t, like.shape)

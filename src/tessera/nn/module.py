@@ -24,7 +24,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UnknownNameError, UsageError, lines_up
 from ..core.interrupts import whole
 from ..core.kinds import is_number
-from ..core.locks import TURN
+from ..core.locks import RECORDING_LOCK
 from ..core.peers import SPACES, no_attribute
 from ..core.tracebacks import boundary
 from ..lang.math.create import Init, dist_tensor
@@ -37,9 +37,9 @@ from ..lang.record.tree import register
 from ..lang.value.engine import engine
 from ..lang.value.host_data import is_array
 from ..lang.value.tensor import Tensor
-from .module_calls import not_callable, scoped, seen
+from .module_calls import not_callable, recording_use, scoped
 from .module_tree import Holder, direct, modules_of, outer_modules, swap, tensors_of, walk
-from .torch_layout import need_fit, turned_names
+from .torch_layout import need_fit, transposed_names
 
 
 def state(*shape: int, init: Init = "zeros") -> Tensor:
@@ -65,7 +65,7 @@ class Unmatched(NamedTuple):
     unexpected_keys: list[str]
 
 
-OWN_TRAINING: set[type] = set()  # classes that set `training` themselves
+SETS_TRAINING: set[type] = set()  # classes that set `training` themselves
 
 
 class Module(Holder):
@@ -93,13 +93,13 @@ class Module(Holder):
             elif name == "__init__":
                 cls.__init__ = _settled(made)  # type: ignore[method-assign]
             elif type(made) is FunctionType and not name.startswith("_"):
-                setattr(cls, name, seen(made, Module))
+                setattr(cls, name, recording_use(made, Module))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made = super().__new__(cls)
         recorder = current()
         if recorder is not None:  # a function's own module: nothing of it outlives the recording
-            recorder.add_own(made)
+            recorder.add_created(made)
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -113,23 +113,23 @@ class Module(Holder):
                 f"{type(self).__name__}.{name}: a module cannot hold itself, nor one that holds it",
                 fix="give what is needed of it as an argument of the call",
             )
-        have = self.__dict__.get(name)
-        if isinstance(have, Tensor) and type(value) is not Parameter and is_array(value):
+        old = self.__dict__.get(name)
+        if isinstance(old, Tensor) and type(value) is not Parameter and is_array(value):
             value = as_tensor(value)
-        if isinstance(have, Tensor) and type(have) is not Parameter and is_number(value):
-            if have.shape:
+        if isinstance(old, Tensor) and type(old) is not Parameter and is_number(value):
+            if old.shape:
                 raise UsageError(
                     f"{type(self).__name__}.{name} is a buffer, it cannot be {shown(value)}",
-                    buffer=have.type,
+                    buffer=old.type,
                     fix=f"give a tensor of its type: ts.full_like(module.{name}, {shown(value)})",
                 )
-            value = as_tensor(value).to(have.dtype)
+            value = as_tensor(value).to(old.dtype)
         if isinstance(value, Tensor):
-            value = stored(self, name, have, value)
-        elif type(have) is Parameter and value is not None and not isinstance(value, Module):
+            value = stored(self, name, old, value)
+        elif type(old) is Parameter and value is not None and not isinstance(value, Module):
             raise UsageError(
                 f"{type(self).__name__}.{name} is a parameter, it cannot be {shown(value)}",
-                parameter=have.type,
+                parameter=old.type,
                 fix="give a tensor of its type, or another nn.Parameter",
             )
         elif is_plain(value) and (recorder := current()) is not None:
@@ -207,8 +207,8 @@ class Module(Holder):
         for module in self.modules():
             kind = type(module)
             if "training" in module.__dict__ and module.training:
-                OWN_TRAINING.add(kind)
-            if kind in OWN_TRAINING or not mode:
+                SETS_TRAINING.add(kind)
+            if kind in SETS_TRAINING or not mode:
                 module.training = mode
             elif mode and "training" in module.__dict__:
                 del module.__dict__["training"]  # as it was before `eval()`: it is True again
@@ -239,23 +239,25 @@ class Module(Holder):
         """Freezes all parameters (False) or trains them again (True), as in PyTorch."""
         return self._require("requires_grad_", (), requires_grad)
 
-    def _require(self, who: str, patterns: tuple[str, ...], value: bool) -> Self:
+    def _require(self, caller: str, patterns: tuple[str, ...], value: bool) -> Self:
         """Sets `requires_grad` of the parameters that match one of `patterns`, or of all without
         patterns. Raises UsageError if a pattern matches no name."""
-        have = dict(self.named_parameters(remove_duplicate=False))
+        parameters = dict(self.named_parameters(remove_duplicate=False))
         for pattern in patterns or ("*",):
-            instance(who, "a pattern", pattern, str, f'give names with *, e.g. {who}("encoder.*")')
-            found = [
-                t for name, t in have.items()
+            instance(
+                caller, "a pattern", pattern, str, f'give names with *, e.g. {caller}("encoder.*")'
+            )
+            matching = [
+                t for name, t in parameters.items()
                 if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
             ]  # fmt: skip
-            if not found and patterns:
+            if not matching and patterns:
                 raise UsageError(
-                    f"{who}: {pattern!r} fits no parameter",
-                    parameters=", ".join(list(have)[:5]) or "none",
+                    f"{caller}: {pattern!r} fits no parameter",
+                    parameters=", ".join(list(parameters)[:5]) or "none",
                     fix="write what their names are, with * for any part",
                 )
-            for t in found:
+            for t in matching:
                 t.requires_grad = value
         return self
 
@@ -283,7 +285,7 @@ class Module(Holder):
     # -- from and to dicts ------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
         """A dict of all parameters and buffers by name. The values do not change in later steps."""
-        with TURN:
+        with RECORDING_LOCK:
             return {str(n): t.now() for n, t in (*self.parameters().items(), *self.named_buffers())}
 
     def load_parameters(self, values: Values, strict: Flag = True) -> None:
@@ -309,7 +311,7 @@ class Module(Holder):
     @whole
     def _load(
         self,
-        who: str,
+        caller: str,
         values: Mapping[str, Any],
         need: set[str],
         strict: bool,
@@ -321,53 +323,58 @@ class Module(Holder):
         # One tensor may come under any of its names.
         boxes = dict(self.named_parameters(remove_duplicate=False))
         buffers = dict(self.named_buffers(remove_duplicate=False))
-        have: dict[str, Tensor] = {**boxes, **buffers}
+        tensors: dict[str, Tensor] = {**boxes, **buffers}
         first: dict[int, str] = {}
-        for name, t in have.items():
+        for name, t in tensors.items():
             first.setdefault(id(t), name)
         given: dict[str, tuple[str, Any]] = {}
         for name, value in values.items():
-            if name in have:
-                one = first[id(have[name])]
+            if name in tensors:
+                one = first[id(tensors[name])]
                 other = given.setdefault(one, (name, value))
                 if other[1] is not value and not _equal(other[1], value):
                     raise UsageError(
-                        f"{who}: {other[0]!r} and {name!r} are one"
+                        f"{caller}: {other[0]!r} and {name!r} are one"
                         f" {'parameter' if name in boxes else 'buffer'}, the values differ",
-                        tensor=have[name].type,
+                        tensor=tensors[name].type,
                         fix="give one of them, or untie them: module.weight = nn.Parameter(...)",
                     )
-        unknown = [str(n) for n in values if n not in have]
-        absent = [n for n in have if n in need and n not in given]
+        unknown = [str(n) for n in values if n not in tensors]
+        absent = [n for n in tensors if n in need and n not in given]
         if strict:
-            names = "parameters()" if who == "load_parameters" else "state_dict()"
+            names = "parameters()" if caller == "load_parameters" else "state_dict()"
             fix = f"give what {names} names, or load what is there: strict=False"
-            same_names(who, absent, unknown, fix)
-        made = {name: as_tensor(value) for name, (_, value) in given.items()}
-        turned = turned_names(self.named_modules())
-        for name, t in made.items():
+            same_names(caller, absent, unknown, fix)
+        new_values = {name: as_tensor(value) for name, (_, value) in given.items()}
+        transposed = transposed_names(self.named_modules())
+        for name, t in new_values.items():
             need_fit(
-                f"{who}: {name!r}", have[name].type, t.type, given[name][1], turned=name in turned
+                f"{caller}: {name!r}",
+                tensors[name].type,
+                t.type,
+                given[name][1],
+                transposed=name in transposed,
             )
             if current() is None:
                 if t._data is not None:
                     engine().alive(t._data, t.type)
                 if t.home is not None and name not in boxes:
-                    t = made[name] = copy(t)  # another module's buffer stays its own
-            if round_to_mine and t is not have[name]:
-                made[name] = t.to(have[name].dtype)
-        if made and all(t is have[name] for name, t in made.items()):
+                    t = new_values[name] = copy(t)  # another module's buffer stays its own
+            if round_to_mine and t is not tensors[name]:
+                new_values[name] = t.to(tensors[name].dtype)
+        if new_values and all(t is tensors[name] for name, t in new_values.items()):
             warnings.warn(
-                f"{who}: these are the model's own parameters, so nothing changes; to come back to"
+                f"{caller}: these are the model's own parameters, so nothing changes; to come "
+                "back to"
                 " what they were, keep state_dict() from that time",
                 stacklevel=lines_up(),
             )
-        for name, t in made.items():
+        for name, t in new_values.items():
             box = boxes.get(name)
             if box is not None and box is not t:
                 box.put(t)
                 box.name = box.name or name
-        swap(self, {id(have[name]): t for name, t in made.items() if name not in boxes})
+        swap(self, {id(tensors[name]): t for name, t in new_values.items() if name not in boxes})
         return Unmatched(absent, unknown)
 
     # -- shown ------------------------------------------------------------------------------------
@@ -378,14 +385,14 @@ class Module(Holder):
             if found:
                 inner += [f"({path}): {module!r}" for path, module in found]
             elif isinstance(value, Tensor):
-                parts.append(f"{name}={_said(value)}")
+                parts.append(f"{name}={_type_text(value)}")
             elif isinstance(value, (bool, int, float, str)) and name != "training":
                 text = repr(value)
                 parts.append(f"{name}={text if len(text) <= SHOWN else text[:SHOWN] + '…'}")
             elif callable(value):
                 inner.append(f"({name}): {getattr(value, '__name__', type(value).__name__)}")
             elif value and isinstance(value, (dict, list, tuple)):
-                parts += [f"{path}={_said(t)}" for path, t in walk(value, name)]
+                parts += [f"{path}={_type_text(t)}" for path, t in walk(value, name)]
         first = ", ".join(parts)
         if not inner:
             return f"{kind}({first})"
@@ -423,7 +430,7 @@ Module.__getattr__ = no_attribute("Module")  # type: ignore[attr-defined]  # uns
 Module.__call__ = not_callable  # type: ignore[method-assign]
 
 
-def _said(t: Tensor) -> str:
+def _type_text(t: Tensor) -> str:
     return f"{t.type}{' frozen' if t.frozen else ''}"
 
 

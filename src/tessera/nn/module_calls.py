@@ -19,7 +19,7 @@ def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
     @boundary
     @functools.wraps(call)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _met(self, base)
+        _record_use(self, base)
         try:
             with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
                 return call(self, *args, **kwargs)
@@ -33,23 +33,23 @@ def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
     return run
 
 
-def seen(method: Callable[..., Any], base: type) -> Callable[..., Any]:
+def recording_use(method: Callable[..., Any], base: type) -> Callable[..., Any]:
     """Another method of a module, which records that the module was used."""
 
     @boundary
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _met(self, base)
+        _record_use(self, base)
         return method(self, *args, **kwargs)
 
     return run
 
 
-def _met(module: object, base: type) -> None:
+def _record_use(module: object, base: type) -> None:
     recorder = current()
     if recorder is None:
         CALLED[id(module)] = module
-    elif isinstance(module, base) and id(module) not in recorder.root.changes.own:
+    elif isinstance(module, base) and id(module) not in recorder.root.changes.created:
         recorder.root.called_modules[id(module)] = module
 
 

@@ -51,8 +51,8 @@ def _windows(
     if kind == "sum" and t.shape[2:] == tuple(size) and not any(pads):
         return F.sum(t, tuple(range(2, 2 + rank)), keepdims=True)
     several = sum(k > 1 for k in size) > 1
-    for own in range(rank)[::-1] if several and math.prod(size) > FEW else [range(rank)]:
-        dims = [own] if isinstance(own, int) else own
+    for block_dims in range(rank)[::-1] if several and math.prod(size) > FEW else [range(rank)]:
+        dims = [block_dims] if isinstance(block_dims, int) else block_dims
         sizes, steps, edges = (
             tuple(v[d] if d in dims else plain for d in range(rank))
             for v, plain in ((size, 1), (stride, 1), (pads, 0))
@@ -108,8 +108,8 @@ def _adaptive(name: str, kind: str, x: Like, output_size: OutputSize) -> Tensor:
         raise ShapeError(
             f"{name}: an image of no elements has no window", x=t.type, fix="leave it out"
         )
-    given = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * rank
-    sizes = [m if n is None else n for n, m in zip_longest(given, t.shape[2:])]
+    wanted_sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * rank
+    sizes = [m if n is None else n for n, m in zip_longest(wanted_sizes, t.shape[2:])]
     counts = spatial(name, "output_size", sizes, rank, 1)
     y, window, mean = t.to(f32) if kind == "sum" else t, [], kind == "sum"
     shares: list[Tensor] = []

@@ -99,46 +99,48 @@ class Rope:
     def rates(self, size: int, length: int = 0) -> Tensor:
         """The rate of each rotated pair of a head of size `size`, in radians per position: f32[n],
         in a sequence of `length` tokens."""
-        turned = int(size * self.partial)
+        rotated_dims = int(size * self.partial)
         base, longer = self.base, length > self.original
         if self.scaling == "dynamic" and longer:
             stretch = self.factor * length / self.original - (self.factor - 1.0)
-            base *= stretch ** (turned / (turned - 2))
-        rate = F.exp(F.arange(turned // 2, dtype=f32) * (-2.0 * math.log(base) / turned))
+            base *= stretch ** (rotated_dims / (rotated_dims - 2))
+        rate = F.exp(
+            F.arange(rotated_dims // 2, dtype=f32) * (-2.0 * math.log(base) / rotated_dims)
+        )
         high = self.high or 1.0
         if self.scaling == "linear":
             return rate * (1.0 / self.factor)
         if self.scaling == "llama3":
-            turns = rate * (self.original / (2.0 * math.pi))  # within the original window
-            kept = (turns - self.low) * (1.0 / (high - self.low))
-            kept = F.minimum(F.maximum(kept, 0.0), 1.0)
-            return rate * (kept + (1.0 - kept) * (1.0 / self.factor))
+            rotations = rate * (self.original / (2.0 * math.pi))  # within the original window
+            unscaled_part = (rotations - self.low) * (1.0 / (high - self.low))
+            unscaled_part = F.minimum(F.maximum(unscaled_part, 0.0), 1.0)
+            return rate * (unscaled_part + (1.0 - unscaled_part) * (1.0 / self.factor))
         if self.scaling == "yarn":
-            first, last = (self._index(n, turned) for n in (high, self.low))
+            first, last = (self._index(n, rotated_dims) for n in (high, self.low))
             if self.truncate:
                 first, last = math.floor(first), math.ceil(last)
-            first, last = max(first, 0), min(last, turned - 1)
-            slower = (np.arange(turned // 2) - first) / max(last - first, 0.001)
+            first, last = max(first, 0), min(last, rotated_dims - 1)
+            slower = (np.arange(rotated_dims // 2) - first) / max(last - first, 0.001)
             slower = np.clip(slower, 0.0, 1.0)
             return rate * as_tensor((1.0 - slower + slower / self.factor).astype(np.float32))
         if self.scaling == "longrope":
             by = np.array(self.long if longer else self.short, np.float32)
-            shaped_factors(by, turned)
+            shaped_factors(by, rotated_dims)
             return rate * as_tensor(1.0 / by)
         return rate
 
-    def _index(self, turns: float, turned: int) -> float:
-        """The index of the rate that rotates `turns` times within `original` tokens."""
-        tokens = self.original / (turns * 2.0 * math.pi)
-        return turned * math.log(tokens) / (2.0 * math.log(self.base))
+    def _index(self, rotations: float, rotated_dims: int) -> float:
+        """The index of the rate that rotates `rotations` times within `original` tokens."""
+        tokens = self.original / (rotations * 2.0 * math.pi)
+        return rotated_dims * math.log(tokens) / (2.0 * math.log(self.base))
 
 
-def shaped_factors(by: np.ndarray[Any, Any], turned: int) -> None:
+def shaped_factors(by: np.ndarray[Any, Any], rotated_dims: int) -> None:
     """Raises UsageError unless longrope has one factor per pair."""
-    if by.shape != (turned // 2,):
+    if by.shape != (rotated_dims // 2,):
         raise UsageError(
-            f"Rope: longrope has {by.size} factors for {turned // 2} pairs",
-            fix=f"give {turned // 2} numbers as short and as long",
+            f"Rope: longrope has {by.size} factors for {rotated_dims // 2} pairs",
+            fix=f"give {rotated_dims // 2} numbers as short and as long",
         )
 
 

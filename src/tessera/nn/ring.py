@@ -54,13 +54,13 @@ def ring_attention(
     """
     q, k, v = F.narrowed(*map(as_tensor, (q, k, v)))
     axis, n = checked("ring_attention", q, k, v, axis)
-    local, seen = in_view(axis), view()
+    local, local_view = in_view(axis), view()
     if n == 1:
         return flash_attention(q, k, v, causal, scale, bias=bias, mask=mask)
-    if seen is not None and not local:
+    if local_view is not None and not local:
         raise UsageError(
             f"ring_attention: the local body around it is not local over {axis!r}",
-            local=", ".join(seen.axes),
+            local=", ".join(local_view.axes),
             fix=f"name {axis!r} in its mesh_axes too, or call it in the global view",
         )
     (batch, heads, seq, d), groups = q.shape, k.shape[1]
@@ -75,13 +75,13 @@ def ring_attention(
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, seq, t.shape[-1]) for t in (k, v))
     extra, masks = extras("ring_attention", q, bias, mask, seq * n if local else seq, operands, seq)
-    given = [q, k, v, *extra]
+    tensors = [q, k, v, *extra]
     if not local:
-        mesh = next(t.mesh for t in given if t.mesh is not None)
-        given, masks = (
-            [F.relayout(t, _only(t.type.on(mesh), 3, axis)) for t in ts] for ts in (given, masks)
+        mesh = next(t.mesh for t in tensors if t.mesh is not None)
+        tensors, masks = (
+            [F.relayout(t, _only(t.type.on(mesh), 3, axis)) for t in ts] for ts in (tensors, masks)
         )
-    q, *keys = given
+    q, *keys = tensors
     out: Tensor = _ring(axis, n, causal)(q, keys, masks)
     return out.reshape(batch, heads, seq, v.shape[-1])
 
@@ -96,16 +96,16 @@ def _only(t: TensorType, dim: int, axis: str) -> TensorType:
 @lru_cache(maxsize=64)
 def _ring(axis: str, n: int, causal: bool) -> Any:
     """Ring attention of q [B, G, R, S, D] (scaled), with the keys and masks of `attend`."""
-    own, whole = Scores(causal), Scores()
+    own_scores, whole = Scores(causal), Scores()
 
-    def turned(xs: list[Tensor], by: int = 1) -> list[Tensor]:
+    def shifted(xs: list[Tensor], by: int = 1) -> list[Tensor]:
         return [shift(x, axis, by) for x in xs]
 
     def passed(grads: list[Tensor], keys: list[Tensor]) -> list[Tensor]:
         """The f32 sums of the gradients of `keys`, passed to the next device in the dtypes of
         `keys`."""
         dtypes = [x.dtype for x in keys if x.dtype.is_float]
-        sent = turned([g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)], -1)
+        sent = shifted([g.to(dtype) for g, dtype in zip(grads, dtypes, strict=True)], -1)
         return [x.to(g.dtype) for x, g in zip(sent, grads, strict=True)]
 
     def columns(masks: list[Tensor], step: int) -> list[Tensor]:
@@ -132,9 +132,9 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
     def forward(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
         """[result, logsumexp of each query's scores]."""
         now = list(keys)
-        found = attend(q, now, own, columns(masks, 0))
+        found = attend(q, now, own_scores, columns(masks, 0))
         for step in range(1, n):
-            now, hiding = turned(now), columns(masks, step)
+            now, hiding = shifted(now), columns(masks, step)
             if not causal:
                 found = merged(found, attend(q, now, whole, hiding))
                 continue
@@ -168,9 +168,9 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
             g = F.where((lse < NONE).reshape(*lse.shape, 1), 0.0, g)
         rows = [q, g, lse, F.sum(g.to(f32) * out.to(f32), -1)]
         now = keys
-        dq, *grads = pulled(rows, now, own, columns(masks, 0))
+        dq, *grads = pulled(rows, now, own_scores, columns(masks, 0))
         for step in range(1, n):
-            now, grads = turned(now, -1), passed(grads, keys)
+            now, grads = shifted(now, -1), passed(grads, keys)
             hiding = columns(masks, n - step)
             if not causal:
                 more, *new = pulled(rows, now, whole, hiding)

@@ -26,7 +26,7 @@ from .positions import alibi_bias
 from .ring import ring_attention
 from .visible_keys import mask_of
 
-Own = dict[str, Tensor]
+LayerTensors = dict[str, Tensor]
 """Values of one layer or call: "window" i32[], "rates" f32[n]; "at" i32[B], the position of each
 sequence's last token; "k" and "v", the cache before it; the entries of `Told`."""
 
@@ -53,7 +53,7 @@ class Attention(Module):
         self.out_bias = Parameter(c.d, init="zeros") if "out" in c.biases else None
         self.scope_name = "attention"
 
-    def __call__(self, x: Tensor, own: Own | None = None, slots: int = 0) -> Any:
+    def __call__(self, x: Tensor, own: LayerTensors | None = None, slots: int = 0) -> Any:
         """[B, S, d] to [B, S, d], over whole sequences, without the bias of the output.
 
         With `slots`, or with a cache in `own`, the result is (that, {"k", "v"}), with the cache
@@ -94,7 +94,7 @@ class Attention(Module):
         if "k" in own:
             kept = cache.added({"k": own["k"], "v": own["v"]}, {"k": k, "v": v}, own["at"])
             k, v = kept["k"], kept["v"]
-            mask = cache.seen(k.shape[2], own["at"], own.get("window"))
+            mask = cache.visible_slots(k.shape[2], own["at"], own.get("window"))
         else:
             if slots:
                 kept = cache.filled({"k": k, "v": v}, own["at"], slots)

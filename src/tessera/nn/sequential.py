@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..core.checks import alike, function_of, instance, mapping, same_names, unfit
+from ..core.checks import function_of, instance, mapping, same_names, unfit
 from ..core.errors import UsageError
+from ..core.tensor_checks import alike
 from ..lang.record.operands import as_tensor
 from ..lang.value.tensor import Tensor
 from .module import Module
@@ -95,28 +96,28 @@ def functional_call(
     >>> ts.nn.functional_call(layer, {"weight": ts.ones((2, 1))}, ts.ones((1, 2))).item()
     2.0
     """
-    who = "functional_call"
-    instance(who, "module", module, Module, "give an nn.Module")
+    caller = "functional_call"
+    instance(caller, "module", module, Module, "give an nn.Module")
     given: dict[str, Any] = {}
     for part in params if isinstance(params, tuple) else (params,):
-        mapping(who, "params", part, "give a dict from names to tensors, as state_dict() does")
+        mapping(caller, "params", part, "give a dict from names to tensors, as state_dict() does")
         given |= part
     fix = "several arguments go in one tuple: functional_call(module, params, (x, y))"
-    mapping(who, "kwargs", {} if kwargs is None else kwargs, fix)
+    mapping(caller, "kwargs", {} if kwargs is None else kwargs, fix)
     own = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     fix = "give names that state_dict() has"
-    same_names(who, [], [str(n) for n in given if n not in own], fix)
+    same_names(caller, [], [str(n) for n in given if n not in own], fix)
     new: dict[int, tuple[str, Tensor]] = {}
     for name, value in given.items():
         t = as_tensor(value)
-        alike(f"{who}: {name!r}", own[name].type, t.type, "give a tensor of its shape")
+        alike(f"{caller}: {name!r}", own[name].type, t.type, "give a tensor of its shape")
         other, known = new.setdefault(id(own[name]), (name, t))
         if known is not t:
             raise UsageError(
-                f"{who}: {other!r} and {name!r} are one parameter",
+                f"{caller}: {other!r} and {name!r} are one parameter",
                 parameter=own[name].type,
                 fix="give one of them",
             )
@@ -127,7 +128,7 @@ def functional_call(
                 if any(id(t) in new for t in direct(old)):
                     put = m.__dict__[name] = _with(old, new)
                     swapped.append((f"{path}.{name}" if path else name, m, name, old, put))
-        call = function_of(who, "the module", module)
+        call = function_of(caller, "the module", module)
         out = call(*(args if isinstance(args, tuple) else (args,)), **(kwargs or {}))
         changed = [path for path, m, name, _, put in swapped if m.__dict__.get(name) is not put]
     finally:
@@ -135,7 +136,8 @@ def functional_call(
             m.__dict__[name] = old
     if changed:
         raise UsageError(
-            f"{who}: {type(module).__name__} sets {changed[0]!r}, and the new value would be lost",
+            f"{caller}: {type(module).__name__} sets {changed[0]!r}, and the new value would be "
+            "lost",
             set=", ".join(changed),
             fix="leave it out of params, then the module keeps it; or call module.eval() before",
         )

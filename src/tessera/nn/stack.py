@@ -51,7 +51,7 @@ class Stack(Module):
         self.depth, self.loop, self.remat = depth, loop, remat
         leaves, spec = flatten(block)
         if stacked:
-            self.block = unflatten(spec, [self._made(x, (depth,)) for x in leaves])
+            self.block = unflatten(spec, [self._stacked_parameter(x, (depth,)) for x in leaves])
         elif loop:
             raise UsageError(
                 "Stack: a loop needs the weights of all layers in one tensor",
@@ -59,12 +59,13 @@ class Stack(Module):
             )
         else:
             self.layers = [
-                unflatten(spec, [self._made(x, ()) for x in leaves]) for _ in range(depth)
+                unflatten(spec, [self._stacked_parameter(x, ()) for x in leaves])
+                for _ in range(depth)
             ]
         self.scope_name = "layers"
 
     @staticmethod
-    def _made(x: Any, lead: tuple[int, ...]) -> Any:
+    def _stacked_parameter(x: Any, lead: tuple[int, ...]) -> Any:
         """A parameter of the block for all layers, created anew with `lead` dims in front. A buffer
         is repeated."""
         if not isinstance(x, Tensor):
@@ -88,8 +89,8 @@ class Stack(Module):
         inside = [[i for i, v in enumerate(x) if isinstance(v, Tensor)] for x, _ in opened]
         changed: dict[Path, Tensor] = {}  # tensors that the last layer set
 
-        def layer(h: Tensor, given: Any, of: int = 0) -> tuple[Tensor, Any]:
-            parts, own = given if own_tensors else (given, ())
+        def layer(h: Tensor, slices: Any, of: int = 0) -> tuple[Tensor, Any]:
+            parts, own = slices if own_tensors else (slices, ())
             (leaves, spec), at = opened[of], inside[of]
             now = list(leaves)
             for i, w in zip(at, parts, strict=True):
@@ -123,10 +124,10 @@ class Stack(Module):
                 return x if _nothing(more) else (x, more)
             weights = list(zip(*(emit_many("unstack", w) for w in weights[0]), strict=True))
         owned = zip(*(emit_many("unstack", t) for t in own_tensors), strict=True)
-        given = list(zip(weights, owned, strict=True)) if own_tensors else weights
+        slices = list(zip(weights, owned, strict=True)) if own_tensors else weights
         found, news = [], []
         own = "layers" in self.__dict__
-        for i, parts in enumerate(given):
+        for i, parts in enumerate(slices):
             run = partial(layer, of=i if own else 0)
             x, (more, new) = self._once(run, x, parts) if again else run(x, parts)
             found.append(more)
@@ -161,14 +162,14 @@ def _nothing(more: Any) -> bool:
     return isinstance(more, tuple) and not more
 
 
-def _changed(block: Module, given: list[Any]) -> dict[Path, Tensor]:
-    """The tensors that a layer set in `block`, which had the tensors `given`. Raises UsageError if
-    it set a new tensor, or one of another shape or dtype."""
+def _changed(block: Module, old_tensors: list[Any]) -> dict[Path, Tensor]:
+    """The tensors that a layer set in `block`, which had the tensors `old_tensors`. Raises
+    UsageError if it set a new tensor, or one of another shape or dtype."""
     leaves = flatten(block)[0]
-    same = len(leaves) == len(given) and all(
+    same = len(leaves) == len(old_tensors) and all(
         isinstance(new, Tensor) == isinstance(old, Tensor)
         and (not isinstance(new, Tensor) or (new.shape, new.dtype) == (old.shape, old.dtype))
-        for new, old in zip(leaves, given, strict=True)
+        for new, old in zip(leaves, old_tensors, strict=True)
     )
     if not same:
         raise UsageError(
@@ -178,7 +179,7 @@ def _changed(block: Module, given: list[Any]) -> dict[Path, Tensor]:
         )
     return {
         path: new
-        for path, new, old in zip(paths(block), leaves, given, strict=True)
+        for path, new, old in zip(paths(block), leaves, old_tensors, strict=True)
         if isinstance(new, Tensor) and (new._node is not old._node or new._data is not old._data)
     }
 

@@ -6,33 +6,38 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.checks import alike
 from ..core.errors import lines_up
 from ..core.layout import TensorType
+from ..core.tensor_checks import alike
 
-TURNED: set[type] = set()  # classes whose `weight` [in, out] is the transpose of PyTorch's
+TRANSPOSED: set[type] = set()  # classes whose `weight` [in, out] is the transpose of PyTorch's
 
 
-def turned_names(modules: Iterable[tuple[str, object]]) -> set[str]:
+def transposed_names(modules: Iterable[tuple[str, object]]) -> set[str]:
     """The names of the weights of `modules` that are transposes of PyTorch's."""
-    kinds = tuple(TURNED)
+    kinds = tuple(TRANSPOSED)
     return {f"{name}.weight".lstrip(".") for name, m in modules if isinstance(m, kinds)}
 
 
 def need_fit(
-    what: str, have: TensorType, given: TensorType, value: Any, turned: bool = False
+    name: str, expected: TensorType, actual: TensorType, value: Any, transposed: bool = False
 ) -> None:
-    """Raises ShapeError or DTypeError if `value`, of the type `given`, does not fit the weight
-    `what`. Warns if a `turned` weight is square, so that its shape does not show its order, and
+    """Raises ShapeError or DTypeError if `value`, of the type `actual`, does not fit the weight
+    `name`. Warns if a `transposed` weight is square, so that its shape does not show its order, and
     `value` is a contiguous PyTorch tensor."""
     fix = "load a checkpoint of a model with the same sizes"
-    if turned and have.shape == given.shape[::-1]:
+    if transposed and expected.shape == actual.shape[::-1]:
         fix = "PyTorch keeps it as [out, in]: give w.T, also of linear layers that are square"
-    alike(what, have, given, fix)
+    alike(name, expected, actual, fix)
     theirs = type(value).__module__.partition(".")[0] == "torch"
-    if turned and theirs and 1 < have.shape[0] == have.shape[1] and value.is_contiguous():
+    if (
+        transposed
+        and theirs
+        and 1 < expected.shape[0] == expected.shape[1]
+        and value.is_contiguous()
+    ):
         warnings.warn(
-            f"{what} is square and of PyTorch, which keeps it as [out, in]; it is taken as it is,"
+            f"{name} is square and of PyTorch, which keeps it as [out, in]; it is taken as it is,"
             " [in, out]\n"
             "  fix : give w.T; of one that is turned already w.numpy(), without this warning",
             stacklevel=lines_up(),

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checks import divides, mapping, ranked
+from ..core.checks import divides, mapping
+from ..core.tensor_checks import ranked
 from ..lang.math import functions as F
 from ..lang.parallel.microbatches import warn_of_microbatches
 from ..lang.record.operands import as_tensor
@@ -26,9 +27,9 @@ from .gpt_config import ACTIVATIONS, Config, GPTConfig
 from .layers import Dropout, Embedding, LayerNorm, RMSNorm, normal
 from .losses import linear_cross_entropy
 from .module import Module
-from .self_attention import Attention, Own
+from .self_attention import Attention, LayerTensors
 from .stack import Stack
-from .visible_keys import Told, said_of_tokens
+from .visible_keys import Told, token_masks
 
 # For layers without a window in a stack with some: all need a number, and this one hides no key.
 NO_WINDOW = 2**30
@@ -90,12 +91,12 @@ class Experts(MoE):
         )  # fmt: skip
 
     def whole(
-        self, x: Tensor, norm: LayerNorm | RMSNorm | None, there: Tensor | None, learns: bool
+        self, x: Tensor, norm: LayerNorm | RMSNorm | None, token_mask: Tensor | None, learns: bool
     ) -> tuple[Tensor, ...]:
-        """(result [B, S, d], auxiliary loss) from [B, S, d], for the tokens that are `there` [B,
+        """(result [B, S, d], auxiliary loss) from [B, S, d], for the tokens of `token_mask` [B,
         S]. With `learns`, the bias that balances the load is updated."""
         zigzag = axis_size("GPT", x, self.ring_axis)
-        y, routing = self._routed(x if norm is None else norm(x), zigzag, there, learns)
+        y, routing = self._routed(x if norm is None else norm(x), zigzag, token_mask, learns)
         return y, routing.aux_loss
 
 
@@ -130,7 +131,7 @@ class TransformerBlock(Module):
     def __call__(
         self,
         x: Tensor,
-        own: Own | None = None,
+        own: LayerTensors | None = None,
         slots: int = 0,
         *,
         attention_mask: Like | None = None,
@@ -148,21 +149,21 @@ class TransformerBlock(Module):
         if attention_mask is not None or position_ids is not None:
             shape = x.shape[:2]
             size = a.config.seq if a.config.positions == "alibi" else None
-            told = said_of_tokens(name, shape, attention_mask, position_ids, size)
+            told = token_masks(name, shape, attention_mask, position_ids, size)
             own = {**(own or {}), **told}
         there = (own or {}).get("there")
         if slots and "moe" in self.__dict__:  # tokens after a prompt's last one are padding
             there = F.arange(x.shape[1]) <= (own or {})["at"].reshape(-1, 1)
         h = self.norm_1(x)
-        y, *kept = made if isinstance(made := a(h, own, slots), tuple) else (made,)
+        y, *cache = attended if isinstance(attended := a(h, own, slots), tuple) else (attended,)
         if self.block in ("sequential", "post_norms"):
             x = x + self._done(y, self.post_norm_1, a.out_bias)
-            y, *aux = m.whole(x, self.norm_2, there, not kept)
+            y, *aux = m.whole(x, self.norm_2, there, not cache)
             x = x + self._done(y, self.post_norm_2, m.down_bias)
         else:
-            z, *aux = m.whole(h if self.norm_2 is None else x, self.norm_2, there, not kept)
+            z, *aux = m.whole(h if self.norm_2 is None else x, self.norm_2, there, not cache)
             x = x + self._done(y + z, None, a.out_bias, m.down_bias)
-        more = kept or aux
+        more = cache or aux
         return (x, *more) if more else x
 
     def _done(self, y: Tensor, norm: LayerNorm | RMSNorm | None, *biases: Tensor | None) -> Tensor:
@@ -224,7 +225,7 @@ class GPT(Module):
         """`features` in the token order of `context`."""
         ids = checked_ids(ids, self.config)
         size = None if self.config.positions == "rotary" else self.config.seq
-        told = said_of_tokens("GPT", ids.shape, attention_mask, position_ids, size)
+        told = token_masks("GPT", ids.shape, attention_mask, position_ids, size)
         # One of them decides for all whether they are reordered: weights and masks may have no
         # mesh.
         where = next((t for t in (ids, *told.values()) if t.mesh is not None), self.embed.weight)
@@ -255,10 +256,10 @@ class GPT(Module):
         return x * math.sqrt(c.d) if c.embed_scale else x
 
     def _layers(
-        self, x: Tensor, length: int, given: Own | None = None, **how: Any
+        self, x: Tensor, length: int, layer_tensors: LayerTensors | None = None, **how: Any
     ) -> tuple[Any, ...]:
         """(last hidden layer, further results of the blocks, if any)."""
-        c, each = self.config, dict(given or {})
+        c, each = self.config, dict(layer_tensors or {})
         if windows := c.layer_windows:
             each["window"] = as_tensor(np.array([w or NO_WINDOW for w in windows], np.int32))
             if c.local_rope is not None:
@@ -304,7 +305,7 @@ class GPT(Module):
         y = self._logits(x)[:, 0]
         return y * inside.reshape(-1, 1).to(y.dtype), cache
 
-    def _every(self, at: Tensor) -> Own:
+    def _every(self, at: Tensor) -> LayerTensors:
         """`at`, repeated for every layer."""
         return {"at": F.broadcast_to(at.reshape(1, -1), (self.config.layers, at.shape[0]))}
 
@@ -337,7 +338,7 @@ class GPT(Module):
     def __call__(
         self, ids: Tensor, attention_mask: Like | None = None, position_ids: Like | None = None
     ) -> Tensor:
-        x = self.features(ids, **_given(attention_mask, position_ids))
+        x = self.features(ids, **_not_none(attention_mask, position_ids))
         return self._logits(x[0] if isinstance(x, tuple) else x)
 
     def loss(
@@ -353,13 +354,15 @@ class GPT(Module):
         also with an `attention_mask`. With experts, `aux_weight` times the mean auxiliary loss is
         added.
         """
-        own = (type(self).features, type(self).loss_of)
-        if self.config.context != "ring" or own != (GPT.features, GPT.loss_of):
-            return self.loss_of(self.features(ids, **_given(attention_mask, position_ids)), labels)
+        overridable = (type(self).features, type(self).loss_of)
+        if self.config.context != "ring" or overridable != (GPT.features, GPT.loss_of):
+            return self.loss_of(
+                self.features(ids, **_not_none(attention_mask, position_ids)), labels
+            )
         # The mean does not depend on the order: labels are cheaper to reorder than features.
-        made = self._features(ids, attention_mask, position_ids)
-        x = made[0] if isinstance(made, tuple) else made
-        return self.loss_of(made, self._placed(as_tensor(labels), x))
+        features = self._features(ids, attention_mask, position_ids)
+        x = features[0] if isinstance(features, tuple) else features
+        return self.loss_of(features, self._placed(as_tensor(labels), x))
 
     def loss_of(self, features: Any, labels: Tensor) -> Tensor:
         """The loss from the result of `features`."""
@@ -374,7 +377,7 @@ class GPT(Module):
         return loss + share * F.mean(aux[0])
 
 
-def _given(attention_mask: Like | None, position_ids: Like | None) -> dict[str, Like]:
+def _not_none(attention_mask: Like | None, position_ids: Like | None) -> dict[str, Like]:
     """The arguments that are not None: a user's subclass may have a `features` without them."""
     both = (("attention_mask", attention_mask), ("position_ids", position_ids))
     return {name: x for name, x in both if x is not None}

@@ -1,19 +1,19 @@
 """Attention masks and positions of a batch whose sequences are padded, or packed several to a row.
 
 >>> from tessera.lang.math.create import tensor
->>> told = said_of_tokens("GPT", (1, 4), tensor([[0, 1, 1, 1]]), None)
+>>> told = token_masks("GPT", (1, 4), tensor([[0, 1, 1, 1]]), None)
 >>> told["there"].numpy().tolist(), told["positions"].numpy().tolist()
 ([[False, True, True, True]], [[0, 0, 1, 2]])
->>> told = said_of_tokens("GPT", (1, 5), None, tensor([[0, 1, 2, 0, 1]]))
+>>> told = token_masks("GPT", (1, 5), None, tensor([[0, 1, 2, 0, 1]]))
 >>> told["documents"].numpy().tolist()
 [[0, 0, 0, 1, 1]]
 """
 
 from __future__ import annotations
 
-from ..core.checks import integers
 from ..core.dtypes import bool_, int32
 from ..core.errors import DTypeError, ShapeError
+from ..core.tensor_checks import integers
 from ..lang.math import functions as F
 from ..lang.record.index_bounds import check_ids
 from ..lang.record.operands import as_tensor
@@ -25,7 +25,7 @@ i32[B, S], with one number per document; "positions" i32[B, S]; "scores" [B, H, 
 but the last, a mask of all scores that replaces all others."""
 
 
-def said_of_tokens(
+def token_masks(
     name: str,
     shape: tuple[int, ...],
     attention_mask: Like | None,
@@ -47,11 +47,11 @@ def said_of_tokens(
         m = as_tensor(attention_mask)
         scores = (shape[0], m.shape[1] if m.ndim == 4 else 1, shape[1], shape[1])
         if m.shape == shape:
-            says_what_is_there(name, m)
+            check_token_mask(name, m)
             told["there"] = m if m.dtype is bool_ else m != 0
             if at is None:
-                there = told["there"].to(int32)
-                at = (F.cumsum(there, 1) - 1) * there
+                token_mask = told["there"].to(int32)
+                at = (F.cumsum(token_mask, 1) - 1) * token_mask
         elif m.ndim == 4 and all(n in (1, s) for n, s in zip(m.shape, scores, strict=True)):
             told["scores"] = m
         else:
@@ -66,7 +66,7 @@ def said_of_tokens(
     return told if at is None else {**told, "positions": at}
 
 
-def says_what_is_there(name: str, m: Tensor) -> None:
+def check_token_mask(name: str, m: Tensor) -> None:
     """Raises DTypeError or ShapeError if `m`, a mask per token, may have another meaning."""
     if m.dtype.is_float:  # of one that is added to scores, 0 would be padding
         raise DTypeError(

@@ -137,21 +137,21 @@ def compare(
     outside("compare")
     if compare_runs.is_run(a) and compare_runs.is_run(b) and not args:
         return compare_runs.compare_runs(a, b, rtol, atol, bitwise, ignore)
-    left, right = _side("a", a, args), _side("b", b, args)
-    matched = _matched(left.graph, right.graph)
+    run_a, run_b = _side("a", a, args), _side("b", b, args)
+    matched = _matched(run_a.graph, run_b.graph)
     how = "bit by bit" if bitwise else f"to {tidy(rtol)} of the largest value"
     found = tuple(
-        _pair(left.graph, right.graph, s, t, x, y, rtol, atol, bitwise)
-        for (s, x), (t, y) in _values(left, right, matched)
+        _pair(run_a.graph, run_b.graph, s, t, x, y, rtol, atol, bitwise)
+        for (s, x), (t, y) in _values(run_a, run_b, matched)
     )
-    nodes = [_count(left.graph), _count(right.graph)]
-    pairs, unlike = _ends(left, right)
-    known = {(s.node, t.node) for s, t in matched}
+    nodes = [_count(run_a.graph), _count(run_b.graph)]
+    pairs, unlike = _ends(run_a, run_b)
+    matched_nodes = {(s.node, t.node) for s, t in matched}
     more = tuple(
-        _pair(left.graph, right.graph, s, t, x, y, rtol, atol, bitwise)
+        _pair(run_a.graph, run_b.graph, s, t, x, y, rtol, atol, bitwise)
         for n, m in pairs
-        if (n, m) not in known
-        for (s, x), (t, y) in _values(left, right, [(Spot(n, ()), Spot(m, ()))])
+        if (n, m) not in matched_nodes
+        for (s, x), (t, y) in _values(run_a, run_b, [(Spot(n, ()), Spot(m, ()))])
     )
     alone = nodes[0] - len(found), nodes[1] - len(found)
     return Comparison((*found, *more), *alone, how, unlike)
@@ -204,16 +204,16 @@ def _results(graph: Graph) -> list[Node]:
     return found
 
 
-def _ends(left: Run, right: Run) -> tuple[list[tuple[Node, Node]], tuple[str, ...]]:
+def _ends(run_a: Run, run_b: Run) -> tuple[list[tuple[Node, Node]], tuple[str, ...]]:
     """(pairs of nodes that compute results of the same name, or of the same place if a side is a
     graph; texts on unlike results)."""
-    ends = _results(left.graph), _results(right.graph)
-    if left.names is None or right.names is None:
+    ends = _results(run_a.graph), _results(run_b.graph)
+    if run_a.names is None or run_b.names is None:
         n, m = map(len, ends)
         return list(zip(*ends)), () if n == m else (f"a has {n} results, b has {m}",)
-    a, b = dict(zip(left.names, ends[0])), dict(zip(right.names, ends[1]))
+    a, b = dict(zip(run_a.names, ends[0])), dict(zip(run_b.names, ends[1]))
     x, y = (
-        {**dict.fromkeys(run.names or (), "a tensor"), **dict(run.plain)} for run in (left, right)
+        {**dict.fromkeys(run.names or (), "a tensor"), **dict(run.plain)} for run in (run_a, run_b)
     )
     unlike = [
         f"only {side} has {f'the result {name!r}' if name else 'a result'}"
@@ -274,11 +274,11 @@ def _count(graph: Graph) -> int:
 
 # ---- their values ------------------------------------------------------------------------------
 def _values(
-    left: Run, right: Run, matched: list[tuple[Spot, Spot]]
+    run_a: Run, run_b: Run, matched: list[tuple[Spot, Spot]]
 ) -> Iterator[tuple[tuple[Spot, Array], tuple[Spot, Array]]]:
     """Yields ((spot, value), (spot, value)) of each pair."""
     mine, yours = [s for s, _ in matched], [t for _, t in matched]
-    return zip(_stream(left, mine), _stream(right, yours), strict=True)
+    return zip(_stream(run_a, mine), _stream(run_b, yours), strict=True)
 
 
 def _stream(run: Run, spots: list[Spot]) -> Iterator[tuple[Spot, Array]]:

@@ -37,7 +37,7 @@ class Dump:
         for rank, told in self.ranks.items():
             for r in told.get("records", ()):
                 if tuple(r["group"]) == group:
-                    found.setdefault(r["place"], {})[rank] = _what(r)
+                    found.setdefault(r["place"], {})[rank] = _record_line(r)
         lines = []
         for place, said in sorted(found.items()):
             kinds: dict[str, list[int]] = {}
@@ -49,8 +49,8 @@ class Dump:
                 break  # all after it are shifted
         far: dict[int, list[int]] = {}
         for rank in self.ranks:
-            here = [p for p, said in found.items() if rank in said]
-            far.setdefault(max(here, default=0), []).append(rank)
+            in_places = [p for p, said in found.items() if rank in said]
+            far.setdefault(max(in_places, default=0), []).append(rank)
         if len(far) > 1:
             for place, ranks in sorted(far.items(), reverse=True):
                 came = f"came to the {nth(place)}" if place else "came to none"
@@ -89,7 +89,7 @@ def render_dump(dump: Dump, last: int = 8) -> Iterator[RenderableType]:
 
     stuck = dump.stuck
     who = f"{ranks_text(dump.missing)} did not arrive" if dump.missing else "all ranks arrived"
-    yield Text(f"rank {dump.rank} waited {dump.limit_s:g} s in {_what(stuck)}: {who}")
+    yield Text(f"rank {dump.rank} waited {dump.limit_s:g} s in {_record_line(stuck)}: {who}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("rank", "nr", "program", "what", "at", "bytes", "seconds"):
         table.add_column(name, overflow="fold", justify="right" if name == "bytes" else "left")
@@ -113,5 +113,5 @@ def _open(dump: Dump, r: Mapping[str, Any]) -> str:
     return f"{dump.written_s - r['start_s']:.3f}, not done"
 
 
-def _what(r: Mapping[str, Any]) -> str:
+def _record_line(r: Mapping[str, Any]) -> str:
     return record_text(r["program"], r["step"], r["what"], r["at"])

@@ -62,12 +62,12 @@ class Inspection:
             copies = [a for a in t.mesh.axes if a not in used and t.sizes[a] > 1]
             if copies:
                 rows.append(f"  copies    replicated over {', '.join(copies)}")
-            rows += self._who()
+            rows += self._picture()
         return "\n".join([*rows, *map(str, self.experts)])
 
     __repr__ = __str__
 
-    def _who(self) -> list[str]:
+    def _picture(self) -> list[str]:
         """The picture of the blocks by device, or a list if it is too large to draw."""
         from ..show.layout_picture import slice_text, whole_picture  # its library is slow
 
@@ -186,10 +186,10 @@ class ScheduleInspection:
         if self.topology is not None:
             table[0].insert(6, "µs")
         for r in self.rows:
-            what = f"{r.op} {', '.join(r.axes)}"
-            what += f" ×{r.count}" if r.count > 1 else ""
-            what += f", {r.times} times" if r.times > 1 else ""
-            line = [f"s{r.step}", what, r.algorithm, str(r.rounds)]
+            operation = f"{r.op} {', '.join(r.axes)}"
+            operation += f" ×{r.count}" if r.count > 1 else ""
+            operation += f", {r.times} times" if r.times > 1 else ""
+            line = [f"s{r.step}", operation, r.algorithm, str(r.rounds)]
             line += [size_text(r.size_bytes), size_text(r.sent_bytes)]
             if r.time_s is not None:
                 line.append(f"{r.time_s * 1e6:.1f}")

@@ -22,10 +22,10 @@ from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node, reachable
 from ..lang.jit.segments import Recording, Segment
-from ..lang.jit.trace import Given, record_call
+from ..lang.jit.trace import InputArgument, record_call
 from ..lang.math import random
 from ..lang.record.recorder import KEY_TYPE, Reader, Recorder, current, recording, symbolic
-from ..lang.record.to_host import value_here
+from ..lang.record.to_host import local_value
 from ..lang.value.eager import run_graph
 from ..lang.value.engine import engine
 from ..lang.value.tensor import Tensor
@@ -57,37 +57,37 @@ class Run:
 
 
 # ---- recording of a call -----------------------------------------------------------------------
-def recorded(who: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Run:
-    """The call as a graph with its values; `who` is the caller for errors. Its random numbers are
-    those of the next call. If `fn` reads values, the nodes that they depend on run then.
+def recorded(caller: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Run:
+    """The call as a graph with its values; `caller` is the caller for errors. Its random numbers
+    are those of the next call. If `fn` reads values, the nodes that they depend on run then.
 
     Raises UsageError if an argument is a type, or inside a recorded function.
     """
-    outside(who)
+    outside(caller)
     key = _key()
 
-    def reader(given: dict[Node, Given]) -> Reader:
+    def reader(arguments: dict[Node, InputArgument]) -> Reader:
         def read(r: Recorder, node: Node) -> Array:
             whole = r.builder.redistribute(node, node.type.replicated(), "to be read")
             graph = r.builder.graph([whole])
-            known = {**given, **{n: t for t, n in r.captured}}
-            values = [_value(who, n, known.get(n), key) for n in graph.inputs]
+            known = {**arguments, **{n: t for t, n in r.captured}}
+            values = [_value(caller, n, known.get(n), key) for n in graph.inputs]
             return run_graph(graph, values)[0].numpy()
 
         return read
 
-    made = record_call(who, fn, args, kwargs, reader=reader)
-    pairs = zip(made.graph.inputs, made.given, strict=True)
-    values = tuple(_value(who, n, x, key) for n, x in pairs)
-    return Run(made.graph, values, made.names, made.plain)
+    recording = record_call(caller, fn, args, kwargs, reader=reader)
+    pairs = zip(recording.graph.inputs, recording.arguments, strict=True)
+    values = tuple(_value(caller, n, x, key) for n, x in pairs)
+    return Run(recording.graph, values, recording.names, recording.plain)
 
 
-def outside(who: str) -> None:
+def outside(caller: str) -> None:
     """Raises UsageError inside a recorded function."""
     if current() is not None:
         raise UsageError(
-            f"{who}: a function is being recorded here, so there are no values to look at",
-            fix=f"call {who} outside of recorded functions",
+            f"{caller}: a function is being recorded here, so there are no values to look at",
+            fix=f"call {caller} outside of recorded functions",
         )
 
 
@@ -98,10 +98,10 @@ def _key() -> Tensor:
     return Tensor(engine().place(value, KEY_TYPE), KEY_TYPE)
 
 
-def _value(who: str, n: Node, x: Given, key: Tensor) -> Tensor:
+def _value(caller: str, n: Node, x: InputArgument, key: Tensor) -> Tensor:
     if isinstance(x, TensorType):
         raise UsageError(
-            f"{who}: argument {n.attrs['name']!r} is a type, which has no values",
+            f"{caller}: argument {n.attrs['name']!r} is a type, which has no values",
             type=x,
             fix="give a tensor",
         )
@@ -130,28 +130,28 @@ def measured(run: Run, choose: Choose, measure: Measure) -> Iterator[tuple[Spot,
         outs = outs[count:]
         segments.append(segment)
     env = {i: (t.stored, t.type) for i, t in enumerate(run.values)}
-    kept: dict[int, tuple[Any, TensorType]] = {}
+    held_arrays: dict[int, tuple[Any, TensorType]] = {}
     for taken, segment in zip(pieces, segments, strict=True):
         program = segment.program()
-        given = [
-            kept[i] if i in kept else env[segment.sources[i]]  # type: ignore[index]
+        inputs = [
+            held_arrays[i] if i in held_arrays else env[segment.sources[i]]  # type: ignore[index]
             for i in segment.imports
         ]
-        made = program([d for d, _ in given], tuple(t for _, t in given))
+        arrays = program([d for d, _ in inputs], tuple(t for _, t in inputs))
         k = len(segment.targets)
-        for i, d, t in zip(segment.exports, made[k:], program.types[k:], strict=True):
-            kept[i] = d, t
-        results = iter(zip(made[:k], program.types[:k], strict=True))
+        for i, d, t in zip(segment.exports, arrays[k:], program.types[k:], strict=True):
+            held_arrays[i] = d, t
+        results = iter(zip(arrays[:k], program.types[:k], strict=True))
         for spot, n in taken:
             yield spot, [_fetched(*next(results), len(spot.loops)) for _ in range(n)]
 
 
-def _pieces(found: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tuple[Spot, int]]]:
+def _pieces(spots: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tuple[Spot, int]]]:
     """The spots in pieces, each measured by one program, so that little data is returned at a
     time."""
     pieces: list[list[tuple[Spot, int]]] = []
     count = size = at = 0
-    for spot, n in found:
+    for spot, n in spots:
         here = sum(o.type.nbytes for o in outs[at : at + n])
         if not pieces or count + n > PIECE or size + here > PIECE_BYTES:
             pieces.append([])
@@ -163,7 +163,7 @@ def _pieces(found: list[tuple[Spot, int]], outs: Sequence[Node]) -> list[list[tu
 
 def _fetched(data: Any, t: TensorType, loops: int) -> Array:
     """The value on the host, with dims in the order: loops, varying axes, the value's own."""
-    x: Array = value_here(Tensor(data, t))
+    x: Array = local_value(Tensor(data, t))
     own = range(len(t.varying))
     return np.moveaxis(x, own, [loops + i for i in own])
 
@@ -178,7 +178,7 @@ def _added(
     b = recorder.builder
     b.inputs = list(graph.inputs)
     new: dict[Node, Node] = {}
-    found: list[tuple[Spot, int]] = []
+    spots: list[tuple[Spot, int]] = []
     outs: list[Node] = []
     with recording(recorder):
         for n in graph.nodes:
@@ -190,15 +190,15 @@ def _added(
             b.loc, b.scope = n.loc, n.scope
             first = len(n.types)
             for spot, count in inner:
-                found.append((spot, count))
+                spots.append((spot, count))
                 outs += [b("item", made, index=first + i) for i in range(count)]
                 first += count
             if n in chosen:
                 results = measure(symbolic(made, recorder))
-                found.append((Spot(n, loops), len(results)))
+                spots.append((Spot(n, loops), len(results)))
                 outs += [recorder.node(t) for t in results]
     done = (*(new[o] for o in graph.outputs), *outs)
-    return replace(graph, nodes=tuple(b.nodes), outputs=done), found
+    return replace(graph, nodes=tuple(b.nodes), outputs=done), spots
 
 
 def _copied(
@@ -242,28 +242,29 @@ def tidy(value: float) -> str:
     return f"{value:.4g}"
 
 
-def run_of(who: str, what: str, graph: Graph, values: Any) -> Run:
+def run_of(caller: str, argument: str, graph: Graph, values: Any) -> Run:
     """A Run of a graph with arrays or tensors for its inputs. Raises UsageError if they do not
     fit."""
     from ..lang.record.operands import as_tensor
 
     if not isinstance(values, (list, tuple)) or len(values) != len(graph.inputs):
         raise UsageError(
-            f"{who}: {what} is a graph of {len(graph.inputs)} inputs with values {shown(values)}",
+            f"{caller}: {argument} is a graph of {len(graph.inputs)} inputs with values "
+            f"{shown(values)}",
             inputs=", ".join(n.attrs["name"] for n in graph.inputs),
             fix="give one tensor per input, in a list",
         )
-    made = []
+    arrays = []
     for n, v in zip(graph.inputs, values, strict=True):
         t = as_tensor(v)
         if t.shape != n.type.shape or t.dtype is not n.type.dtype:
             raise UsageError(
-                f"{who}: {what} got {t.type} for its input {n.attrs['name']!r}",
+                f"{caller}: {argument} got {t.type} for its input {n.attrs['name']!r}",
                 input=n.type,
                 fix="give values of the shapes and dtypes that were recorded",
             )
-        made.append(t)
-    return Run(graph, tuple(made))
+        arrays.append(t)
+    return Run(graph, tuple(arrays))
 
 
 __all__ = [

@@ -55,7 +55,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NanNode:
     """A node, its line in the graph's text, and the iterations of the loops around it."""
 
     node: Node
@@ -88,9 +88,9 @@ class Origin:
     `became_nan` is the first NaN, if that is another node than the first infinity.
     """
 
-    first: Found
-    operands: tuple[Found, ...]
-    became_nan: Found | None = None
+    first: NanNode
+    operands: tuple[NanNode, ...]
+    became_nan: NanNode | None = None
 
     @property
     def loc(self) -> str:
@@ -105,24 +105,24 @@ class Origin:
         return self.first.node
 
     def __str__(self) -> str:
-        op, what = self.node.op, "NaN" if self.first.holds.nans else "an infinity"
+        op, kind = self.node.op, "NaN" if self.first.holds.nans else "an infinity"
         if op == "scan" and self.node.attrs["length"] is None:
             op = "while_loop"
         if op == "input":
-            head = f"input {self.node.attrs['name']!r} holds {what} already"
+            head = f"input {self.node.attrs['name']!r} holds {kind} already"
         elif not self.operands:
-            head = f"{op} is {what}"
+            head = f"{op} is {kind}"
         else:
             finite = not any(f.holds.nans or f.holds.infs for f in self.operands)
-            head = f"{op} makes {what}" + (" of finite operands" if finite else " of infinities")
+            head = f"{op} makes {kind}" + (" of finite operands" if finite else " of infinities")
             head = _wrong_ids(self.node, self.operands) or head
         rows = self.first.rows()
         for f in self.operands:
             rows.append(("operand", f.text))
-            rows.append(("", _made(f)))
+            rows.append(("", _origin_text(f)))
         if self.became_nan is not None:
             rows.append(("then NaN", self.became_nan.text))
-            rows.append(("", _made(self.became_nan)))
+            rows.append(("", _origin_text(self.became_nan)))
         width = max(len(name) for name, _ in rows)
         lines = (f"  {name:<{width}} {':' if name else ' '} {text}" for name, text in rows)
         return "\n".join([head, *lines])
@@ -130,7 +130,7 @@ class Origin:
     __repr__ = __str__
 
 
-def _wrong_ids(n: Node, operands: tuple[Found, ...]) -> str:
+def _wrong_ids(n: Node, operands: tuple[NanNode, ...]) -> str:
     """The text if `n` is not finite because its ids are out of range; "" if they are not."""
     low, high = inside_range(n)
     for f in operands:
@@ -142,7 +142,7 @@ def _wrong_ids(n: Node, operands: tuple[Found, ...]) -> str:
     return ""
 
 
-def _made(f: Found) -> str:
+def _origin_text(f: NanNode) -> str:
     return f"{f.holds}" + (f"; made at {f.loc}" if f.loc else "")
 
 
@@ -270,9 +270,9 @@ def nan_origin(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Origin | No
             became, (at, node) = (at, node), (before, cause)
     about = dict.fromkeys(operands(node))
     wanted = [(at, node), *((at, a) for a in about), *([became] if became else [])]
-    found = _looked_at(run, wanted)
-    rest = found[1:-1] if became else found[1:]
-    return Origin(found[0], tuple(rest), found[-1] if became else None)
+    looked_at = _looked_at(run, wanted)
+    between = looked_at[1:-1] if became else looked_at[1:]
+    return Origin(looked_at[0], tuple(between), looked_at[-1] if became else None)
 
 
 def _called(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -295,7 +295,7 @@ def _state(largest: Array) -> Array:
     return np.where(np.isnan(largest), NAN, np.where(np.isposinf(largest), INF, FINITE))
 
 
-def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
+def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[NanNode]:
     """The values of these nodes, by a second run."""
     chosen = {r for at, n in wanted for r in _results(at, n)}
     made: dict[Spot, list[Array]] = {}
@@ -311,7 +311,7 @@ def _looked_at(run: Run, wanted: list[tuple[_Frame, Node]]) -> list[Found]:
         size = sum(t.size * shard_count(t.varying, t.sizes) for t in n.types)  # on all devices
         nans, infs = (int(sum(p[i].sum() for p in parts)) for i in (2, 3))
         holds = Values(size, nans, infs, float(low), float(high))
-        found.append(Found(n, node_text(at.graph, n), at.iterations, holds))
+        found.append(NanNode(n, node_text(at.graph, n), at.iterations, holds))
     return found
 
 
@@ -356,15 +356,15 @@ def counted(run: Run) -> Run:
 
     graph = run.graph.rewrite(count, _same)
     every = run_graph(replace(graph, outputs=tuple(counts)), run.values)
-    turns = dict(zip(loops, (int(t.item()) for t in every), strict=True))
+    iterations = dict(zip(loops, (int(t.item()) for t in every), strict=True))
 
-    def over_turns(was: Node, now: Node, emit: Emit) -> Node | None:
-        length = turns.get(was, 0)
+    def over_iterations(was: Node, now: Node, emit: Emit) -> Node | None:
+        length = iterations.get(was, 0)
         if not 0 < length <= MOST:
             return None
         return emit(replace(now, attrs={**now.attrs, "length": length}))
 
-    return replace(run, graph=run.graph.rewrite(over_turns, _same))
+    return replace(run, graph=run.graph.rewrite(over_iterations, _same))
 
 
 def _decides(n: Node) -> bool:

@@ -164,14 +164,14 @@ class Profile:
         rows = dict.fromkeys((d, t.step.kind) for t in self.timed for d in t.ready_s)
         out: list[dict[str, Any]] = []
         for device, kind in sorted(rows, key=lambda row: (row[0], KINDS.index(row[1]))):
-            for what, name in (("process_name", f"device {device}"), ("thread_name", kind)):
+            for metadata, name in (("process_name", f"device {device}"), ("thread_name", kind)):
                 at = {"ph": "M", "pid": device, "tid": KINDS.index(kind)}
-                out.append({"name": what, **at, "args": {"name": name}})
+                out.append({"name": metadata, **at, "args": {"name": name}})
         for t in self.timed:
-            what, where = _label(t.step)
+            metadata, where = _label(t.step)
             for device, ready in sorted(t.ready_s.items()):
                 out.append({
-                    "name": what if _moves(t.step) else where or what,
+                    "name": metadata if _moves(t.step) else where or metadata,
                     "cat": t.step.kind,
                     "ph": "X",
                     "pid": device,
@@ -240,7 +240,7 @@ def _bytes(timed: Timed) -> int:
     return timed.step.graph.wire_bytes
 
 
-def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -> Row:
+def _row(operation: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -> Row:
     """A row of the table: medians per step of the schedule, summed and divided by the runs."""
     each: dict[tuple[int, int], list[Timed]] = {}
     for t in timed:
@@ -251,8 +251,8 @@ def _row(what: str, where: str, comm: bool, timed: Sequence[Timed], runs: int) -
     count = len(timed) / runs
     # A compute step lasts until its last device is done, so it includes the wait of the others.
     if comm:
-        return Row(what, where, count, received, took, 0.0, 0.0)
-    return Row(what, where, count, received, 0.0, wait, took - wait)
+        return Row(operation, where, count, received, took, 0.0, 0.0)
+    return Row(operation, where, count, received, 0.0, wait, took - wait)
 
 
 def profile(

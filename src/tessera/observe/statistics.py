@@ -141,25 +141,25 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
     """
     run = recorded("activations", fn, args, kwargs)
     names: dict[tuple[Node | None, Node], list[str]] = {}
-    met: set[Visit] = set()
+    visits: set[Visit] = set()
 
     def ends(graph: Graph, loop: Node | None) -> list[Node]:
-        last = [(v, n) for v, n in _last_of_visits(graph, loop) if v not in met]
-        met.update(v for v, _ in last)  # a gradient computes the values of a loop's body again
+        last = [(v, n) for v, n in _last_of_visits(graph, loop) if v not in visits]
+        visits.update(v for v, _ in last)  # a gradient computes the values of a loop's body again
         for (path, _), n in last:
             names.setdefault((loop, n), []).append(path)
         return [n for _, n in last]
 
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     rows: list[tuple[str, Any]] = []
     for spot, (value,) in measured(run, ends, lambda x: [_table([x])[0]]):
         inner = spot.loops[-1] if spot.loops else None
         iterations = list(np.ndindex(value.shape[: len(spot.loops)]))
         for path in names[inner, spot.node]:
-            seen[path] = seen.get(path, -1) + 1
+            counts[path] = counts.get(path, -1) + 1
             for at in iterations:
                 number = "".join(f"[{i}]" for i in at)
-                again = f" #{seen[path] + 1}" if seen[path] else ""
+                again = f" #{counts[path] + 1}" if counts[path] else ""
                 row = value[at]
                 rows.append((f"{path}{number}{again}", row.reshape(-1, len(COLUMNS))[0]))
     if not rows:

@@ -63,22 +63,22 @@ def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwa
     `.show()` of the result show the graph after the passes. Raises UsageError if `fn` reads a value
     on the host.
     """
-    made = lang.record_call("trace", fn, args, kwargs, reduce_partial=reduce_partial)
-    here = settings()
+    recording = lang.record_call("trace", fn, args, kwargs, reduce_partial=reduce_partial)
+    setting = settings()
 
     def planned() -> Schedule:
         given, named = tree_map(_standing, (args, kwargs))
         compiled = fn if isinstance(fn, (Jit, TrainingStep)) else Jit(fn, (), reduce_partial)
         with replaced(
-            mesh=here.mesh,
-            program=here.program,
-            autocast=here.autocast,
-            autocast_embeddings=here.autocast_embeddings,
+            mesh=setting.mesh,
+            program=setting.program,
+            autocast=setting.autocast,
+            autocast_embeddings=setting.autocast_embeddings,
         ):
             return scheduled(compiled.plan(*given, **named))
 
-    g = made.graph
-    last = planned if made.piped else None
+    g = recording.graph
+    last = planned if recording.piped else None
     return Trace(g.name, g.nodes, g.inputs, g.outputs, g.options, last)
 
 

@@ -26,7 +26,7 @@ from ..lang.value.engine import engine
 from ..lang.value.tensor import Tensor
 from .instrument import Array, Run, measured, outside, recorded, results
 
-WHO = "validate_determinism"
+CALLER = "validate_determinism"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ def validate_determinism(
     the plain function that it stands for. Raises UsageError if the step has no mesh, MeshError if
     the mesh cannot be folded so.
     """
-    outside(WHO)
+    outside(CALLER)
     fn = step.fn if isinstance(step, Jit) else step
-    run = recorded(WHO, _with_writes(fn), args, kwargs)
+    run = recorded(CALLER, _with_writes(fn), args, kwargs)
     runs = [("the first run", run), ("the second run", run)]
     mesh = _one_mesh(run.graph)
     if mesh is not None and mesh.size > 1:
@@ -99,13 +99,13 @@ def validate_determinism(
         if small != mesh:
             runs.append((f"folded onto {small.physical.text()}", _moved(run, small)))
     elif onto is not None:
-        raise UsageError(f"{WHO}: the step has no mesh to fold", fix="leave out onto=")
+        raise UsageError(f"{CALLER}: the step has no mesh to fold", fix="leave out onto=")
     names = tuple(name for name, _ in runs)
-    found = [_outputs(r) for _, r in runs]
+    outputs = [_outputs(r) for _, r in runs]
     first = None
     for i in range(1, len(runs)):
-        if any(x.tobytes() != y.tobytes() for x, y in zip(found[0], found[i], strict=True)):
-            first = _inside(runs[0][1], *runs[i]) or _whole(run, names[i], found[0], found[i])
+        if any(x.tobytes() != y.tobytes() for x, y in zip(outputs[0], outputs[i], strict=True)):
+            first = _inside(runs[0][1], *runs[i]) or _whole(run, names[i], outputs[0], outputs[i])
             break
     return Validation(run.graph.options.determinism, names, len(run.graph.outputs), first)
 

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.checks import one_dtype
 from ..core.errors import GraphError, ShapeError
 from ..core.layout import TensorType
+from ..core.tensor_checks import one_dtype
 from .batch import last_dims
 from .elementwise import need
 from .op import Array, Attrs, Build, Call, Inferred, Op, define
@@ -29,20 +29,20 @@ def _inferred(name: str, ins: tuple[TensorType, ...]) -> Inferred:
     one_dtype(name, ins)
     q, k, v = ins[:3]
     lead = q.shape[:-3]
-    made = (*lead, *q.shape[-3:-1], *v.shape[-1:])
+    shape = (*lead, *q.shape[-3:-1], *v.shape[-1:])
     fits = q.rank > 3 and (k.shape, v.shape) == (
         (*lead, *k.shape[-2:-1], *q.shape[-1:]),
         (*lead, *k.shape[-2:-1], *v.shape[-1:]),
     )
-    if not fits or any(t.shape != made for t in ins[3:]):
+    if not fits or any(t.shape != shape for t in ins[3:]):
         raise ShapeError(
             f"{name}: the shapes do not fit",
             rows=[(f"arg {i}", t) for i, t in enumerate(ins)],
             fix="give q [..., R, S, D], k [..., T, D], v [..., T, E]",
         )
-    given = list(zip(ins, TAILS, strict=False))
-    tails = [t.shape[-n:] for t, n in given[:3]] if len(ins) > 3 else [made[-3:]]
-    heads = leading([t.rank - n for t, n in given])
+    operands = list(zip(ins, TAILS, strict=False))
+    tails = [t.shape[-n:] for t, n in operands[:3]] if len(ins) > 3 else [shape[-3:]]
+    heads = leading([t.rank - n for t, n in operands])
     outs = [(q.dtype, tail) for tail in tails]
     return propagate_heads(name, heads, tuple(t.complete() for t in ins), outs)
 

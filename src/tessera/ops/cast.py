@@ -30,7 +30,7 @@ def _cast_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         return [None]
     # A gradient that was cast from `src`, in which sums over devices are sent, is used before that
     # cast.
-    whole = _made_of(b, g, lambda was: was is src) if b.reduce_dtype is src else None
+    whole = _cast_source(b, g, lambda was: was is src) if b.reduce_dtype is src else None
     if whole is not None:
         return [whole]
     terms = n.attrs.get("terms") or (src.bytes < g.type.dtype.bytes and b.reduce_dtype is src)
@@ -72,18 +72,18 @@ def narrowed(b: Build, x: Any) -> Any:
     It is sent over the network in place of `x`, also for sums: a narrow product has rounded their
     terms already.
     """
-    return _made_of(b, x, lambda was: was.bytes < x.type.dtype.bytes)
+    return _cast_source(b, x, lambda was: was.bytes < x.type.dtype.bytes)
 
 
-def _made_of(b: Build, x: Any, fits: Callable[[DType], bool]) -> Any:
+def _cast_source(b: Build, x: Any, fits: Callable[[DType], bool]) -> Any:
     """The float that `x` was cast from, in the form of `x`; None if `x` is no cast of a float whose
     dtype `fits`."""
     if x.op == cast.name:
         was = x.args[0].type.dtype
         return x.args[0] if was.is_float and x.type.dtype.is_float and fits(was) else None
-    if x.kind.memory != "view" or x.kind.own or len(x.args) != 1:
+    if x.kind.memory != "view" or x.kind.varying or len(x.args) != 1:
         return None
-    source = _made_of(b, x.args[0], fits)
+    source = _cast_source(b, x.args[0], fits)
     return None if source is None else b(x.op, source, **x.attrs)
 
 
@@ -100,12 +100,12 @@ def rounded(b: Build, x: Any) -> Any:
     """
     if not x.type.dtype.is_float or not x.type.partial:
         return None
-    dtypes, seen, todo = set(), set(), [x]
+    dtypes, visited, todo = set(), set(), [x]
     while todo:
         n = todo.pop()
-        if n in seen or not n.type.partial:
+        if n in visited or not n.type.partial:
             continue
-        seen.add(n)
+        visited.add(n)
         if n.op == "item" and n.args[0].op == "scan":
             todo.append(n.args[0].attrs["body"].outputs[n.attrs["index"]])
             continue
@@ -115,7 +115,7 @@ def rounded(b: Build, x: Any) -> Any:
             dtypes.add(source.dtype if alike else x.type.dtype)
         elif not n.kind.creates:
             terms = [a for a in n.args if a.type.partial]
-            if not terms or len(seen) > MOST_NODES:
+            if not terms or len(visited) > MOST_NODES:
                 return None
             todo.extend(terms)
     if len(dtypes) != 1 or x.type.dtype in dtypes:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from string import ascii_letters
 from typing import Any
 
-from ..core.checks import one_dtype
 from ..core.errors import ShapeError
 from ..core.layout import TensorType
+from ..core.tensor_checks import one_dtype
 from .elementwise import NUMBER, need
 from .index_string import Index, contraction_flops, letter_sizes, parse_index, propagate
 from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
@@ -49,13 +49,13 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     out = []
     for i, (arg, letters) in enumerate(zip(n.args, index.args, strict=True)):
         others = [(a, x) for j, (a, x) in enumerate(zip(n.args, index.args, strict=True)) if j != i]
-        have = set(index.out).union(*(x for _, x in others))
+        available = set(index.out).union(*(x for _, x in others))
         # A letter of this argument alone was summed, so the gradient is constant along it.
-        kept = tuple(k for k in letters if k in have)
-        text = Index((index.out, *(x for _, x in others)), kept)
+        summed_first = tuple(k for k in letters if k in available)
+        text = Index((index.out, *(x for _, x in others)), summed_first)
         d = b("contract", g, *(a for a, _ in others), index=_spell(text), dtype=arg.type.dtype)
-        if kept != letters:
-            shape = tuple(sizes[k] if k in have else 1 for k in letters)
+        if summed_first != letters:
+            shape = tuple(sizes[k] if k in available else 1 for k in letters)
             d = b("broadcast_to", b("reshape", d, shape=shape), shape=arg.type.shape)
         out.append(d)
     return out

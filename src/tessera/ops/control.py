@@ -23,7 +23,7 @@ def stacked(t: TensorType, length: int | None) -> TensorType:
     return t.with_dims(((Factor(length),), *t.dims))
 
 
-def turns(length: int | None) -> int:
+def iterations(length: int | None) -> int:
     """The number of iterations of a loop of this length; 1 for a while loop, whose number is not
     known."""
     return 1 if length is None else length
@@ -100,7 +100,7 @@ def _scan_local(c: Call, *args: Array) -> tuple[Array, ...]:
 
 
 def _scan_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
-    return int(turns(attrs["length"]) * attrs["body"].flops)
+    return int(iterations(attrs["length"]) * attrs["body"].flops)
 
 
 # Its gradient is a separate pass (passes/loops.py), because it builds a second body.
@@ -110,7 +110,7 @@ scan = define(
         _scan_rule,
         _scan_local,
         flops=_scan_flops,
-        own=True,
+        varying=True,
         attrs="body length consts carries reverse policy",
         bodies=True,
         many=True,
@@ -169,6 +169,7 @@ def _item_local(c: Call, *results: Array) -> Any:
 
 
 item = define(
-    Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, own=True, attrs="index",
+    Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, varying=True,
+       attrs="index",
        memory="view", invariance="moves", linear="each")
 )  # fmt: skip

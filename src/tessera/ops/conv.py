@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from ..core.checks import one_dtype
 from ..core.dtypes import int32
 from ..core.errors import ShapeError
 from ..core.layout import TensorType
+from ..core.tensor_checks import one_dtype
 from .batch import last_dims
 from .elementwise import NUMBER, const, need
 from .index_string import Index
@@ -91,11 +91,11 @@ def _conv_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         of_x.append((k_reach - 1 - low, x_reach - g_reach + low))
         of_w.append((low, g_reach - x_reach + k_reach - 1 - low))
     spatial = range(3, x.type.rank)
-    turned = b("transpose", w, perm=(0, 2, 1, *spatial))
+    transposed = b("transpose", w, perm=(0, 2, 1, *spatial))
     for d in spatial:
         if w.type.shape[d] > 1:
-            turned = b("flip", turned, dim=d)
-    dx = b("conv", g, turned, stride=a["spread"], pads=tuple(of_x), dilation=a["dilation"],
+            transposed = b("flip", transposed, dim=d)
+    dx = b("conv", g, transposed, stride=a["spread"], pads=tuple(of_x), dilation=a["dilation"],
            spread=a["stride"])  # fmt: skip
     plain = (1,) * len(spatial)
     if a["spread"] != plain and a["stride"] == a["dilation"] == plain:
@@ -171,16 +171,16 @@ def _sum_grad(b: Build, n: Any, g: Any) -> Any:
     overlap nor leave gaps, otherwise a window sum over g spread by the stride."""
     x, a = n.args[0].type, n.attrs
     lead = x.rank - len(a["size"])
-    sizes, made = x.shape[lead:], g.type.shape[lead:]
+    sizes, out_shape = x.shape[lead:], g.type.shape[lead:]
     beside = a["size"] == a["stride"] and not any(low for low, _ in a["pads"])
-    if beside and all(k * m == s for k, m, s in zip(a["size"], made, sizes)):
-        own = x.shape[:lead]
-        line = (*own, *(v for m in made for v in (m, 1)))
-        whole = (*own, *(v for m, k in zip(made, a["size"]) for v in (m, k)))
+    if beside and all(k * m == s for k, m, s in zip(a["size"], out_shape, sizes)):
+        lead_shape = x.shape[:lead]
+        line = (*lead_shape, *(v for m in out_shape for v in (m, 1)))
+        whole = (*lead_shape, *(v for m, k in zip(out_shape, a["size"]) for v in (m, k)))
         each = b("broadcast_to", b("reshape", g, shape=line), shape=whole)
         return b("reshape", each, shape=x.shape)
-    spread = tuple(reach(m, step) for m, step in zip(made, a["stride"], strict=True))
-    if spread != made:
+    spread = tuple(reach(m, step) for m, step in zip(out_shape, a["stride"], strict=True))
+    if spread != out_shape:
         steps = (*(1,) * lead, *a["stride"])
         g = b("pad", g, starts=(0,) * x.rank, steps=steps, shape=(*x.shape[:lead], *spread))
     pads = tuple(
@@ -218,28 +218,28 @@ def _max_grad(b: Build, n: Any, g: Any) -> Any:
 
 
 def _side_by_side(
-    b: Build, found: dict[tuple[int, ...], Any], stride: Sequence[int], lead: int
+    b: Build, by_offset: dict[tuple[int, ...], Any], stride: Sequence[int], lead: int
 ) -> Any:
-    """`found` interleaved: element u·stride + r of each dim after the first `lead` is element u of
-    `found[r]`, or 0."""
+    """`by_offset` interleaved: element u·stride + r of each dim after the first `lead` is element u
+    of `by_offset[r]`, or 0."""
     dim = len(stride) - 1
     while dim >= 0:
         joined: dict[tuple[int, ...], Any] = {}
-        for key in dict.fromkeys(k[:dim] for k in found):
-            some = next(v for k, v in found.items() if k[:dim] == key)
-            shape, at = some.type.shape, lead + dim + 1
+        for key in dict.fromkeys(k[:dim] for k in by_offset):
+            example = next(v for k, v in by_offset.items() if k[:dim] == key)
+            shape, at = example.type.shape, lead + dim + 1
             line = (*shape[:at], 1, *shape[at:])
             parts = [
-                b("reshape", found[(*key, r)], shape=line)
-                if (*key, r) in found
-                else b("broadcast_to", const(b, some, 0.0), shape=line)
+                b("reshape", by_offset[(*key, r)], shape=line)
+                if (*key, r) in by_offset
+                else b("broadcast_to", const(b, example, 0.0), shape=line)
                 for r in range(stride[dim])
             ]
             whole = b("concat", *parts, dim=at) if len(parts) > 1 else parts[0]
             joined[key] = b("reshape", whole, shape=(*shape[: at - 1], shape[at - 1] * stride[dim],
                                                      *shape[at:]))  # fmt: skip
-        found, dim = joined, dim - 1
-    return found[()]
+        by_offset, dim = joined, dim - 1
+    return by_offset[()]
 
 
 def _window_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.checks import shaped
 from ..core.dtypes import DType, counts_to, uint32
 from ..core.errors import DTypeError, LayoutError, ShapeError
 from ..core.layout import TensorType, plain
 from ..core.mesh import Mesh
+from ..core.tensor_checks import shaped
 from .op import Array, Attrs, Call, Inferred, Op, define
 
 

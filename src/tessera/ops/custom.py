@@ -50,15 +50,15 @@ def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
     it captured get no gradient here."""
     body = n.attrs["backward"]
     values, sources = _counts(len(n.args), n.attrs)
-    given = []
+    gradients = []
     for g, t in zip(gs if isinstance(gs, list) else [gs], n.types, strict=True):
         zero = t.complete()
-        given.append(
+        gradients.append(
             g if g is not None
             else b("full", dtype=t.dtype, shape=t.shape, value=0.0, layout=zero)
         )  # fmt: skip
     env: dict[Any, Any] = {}
-    for node, x in zip(body.inputs, [*n.args[values + sources :], *given], strict=True):
+    for node, x in zip(body.inputs, [*n.args[values + sources :], *gradients], strict=True):
         # The graph was recorded for these layouts, and its collectives start from them.
         want = node.type if node.type.mesh is not None else node.type.on(x.type.mesh)
         env[node] = x if x.type is want else b.redistribute(x, want, "for the gradient")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.checks import integers, one_dtype
 from ..core.dtypes import (
     DType,
     beyond,
@@ -17,6 +16,7 @@ from ..core.dtypes import (
 )
 from ..core.errors import DTypeError
 from ..core.layout import TensorType, dim_axes
+from ..core.tensor_checks import integers, one_dtype
 from .batch import last_dims
 from .index_string import elementwise_index, propagate
 from .op import (
@@ -268,10 +268,10 @@ def _whole_power(c: Call, x: Array, y: Array) -> Array:
         return xp.eq(xp.bit_and(v, number(1)), number(1))
 
     one = number(1)
-    out, square, left = one, x, y
+    out, square, exponent = one, x, y
     for _ in range(8 * dtype.bytes - (dtype.kind == "int")):
-        out = xp.where(odd(left), xp.mul(out, square), out)
-        square, left = xp.mul(square, square), xp.shift_right(left, one)
+        out = xp.where(odd(exponent), xp.mul(out, square), out)
+        square, exponent = xp.mul(square, square), xp.shift_right(exponent, one)
     if dtype.kind == "uint":
         return out
     sign = xp.where(odd(y), x, one)

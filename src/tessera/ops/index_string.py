@@ -70,14 +70,14 @@ def parse_index(text: str, ranks: tuple[int, ...]) -> Index:
     if "..." in out:
         at = out.index("...")
         out = [*out[:at], *filler, *out[at + 1 :]]
-    known = {k for arg in full for k in arg}
-    lost = [k for k in out if k not in known]
+    arg_letters = {k for arg in full for k in arg}
+    lost = [k for k in out if k not in arg_letters]
     twice = [k for arg in (*full, tuple(out)) for k in set(arg) if arg.count(k) > 1]
     if lost or twice:
-        what = (
+        problem = (
             f"result letter {lost[0]!r} is in no argument" if lost else f"{twice[0]!r} stands twice"
         )
-        raise ShapeError(f"einsum: {text!r}: {what}", fix="each letter once per group")
+        raise ShapeError(f"einsum: {text!r}: {problem}", fix="each letter once per group")
     return Index(tuple(full), tuple(out))
 
 
@@ -104,7 +104,7 @@ def elementwise_index(ranks: tuple[int, ...]) -> Index:
     return Index(tuple(letters[rank - r :] for r in ranks), letters)
 
 
-def common_mesh(name: str, ins: Sequence[TensorType], what: str = "argument") -> Mesh | None:
+def common_mesh(name: str, ins: Sequence[TensorType], argument: str = "argument") -> Mesh | None:
     """The mesh of the arguments; an argument without a mesh fits any. Raises MeshError if meshes
     differ."""
     mesh: Mesh | None = None
@@ -118,11 +118,11 @@ def common_mesh(name: str, ins: Sequence[TensorType], what: str = "argument") ->
             for i, x in enumerate(ins):
                 other = two[x.mesh == mesh]
                 where = x.mesh.text_beside(other) if x.mesh is not None else "no mesh"
-                rows.append((f"{what.removesuffix('ument')} {i}", f"{x} on {where}"))
+                rows.append((f"{argument.removesuffix('ument')} {i}", f"{x} on {where}"))
             fix = "build all on one mesh, or outside of a function: dist.place(x, mesh=...)"
             if mesh.unfolded == t.mesh.unfolded:
                 fix += "; in a loop that lost devices: put all that a step uses into its state"
-            raise MeshError(f"{name}: {what}s are on different meshes", rows=rows, fix=fix)
+            raise MeshError(f"{name}: {argument}s are on different meshes", rows=rows, fix=fix)
         mesh = both
     return mesh
 
@@ -211,8 +211,8 @@ def propagate(
 
 def _resting(ins: Sequence[TensorType]) -> tuple[str, ...]:
     """The axes over which every argument that is split over them is only at rest."""
-    at_rest = {a for t in ins for a in t.rest}
-    in_use = {a for t in ins for a in t.split_axes if a not in t.rest} if at_rest else set()
+    at_rest = {a for t in ins for a in t.rest_axes}
+    in_use = {a for t in ins for a in t.split_axes if a not in t.rest_axes} if at_rest else set()
     return tuple(at_rest - in_use)
 
 

@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.checks import integers
 from ..core.dtypes import DType, beyond, bool_, int32, uint32
 from ..core.errors import DTypeError, ShapeError
 from ..core.layout import (
@@ -31,6 +30,7 @@ from ..core.layout import (
     parse_dim,
     unknown_axis,
 )
+from ..core.tensor_checks import integers
 from .batch import next_dim
 from .elementwise import NUMBER, need, unbroadcast
 from .index_string import Index, propagate

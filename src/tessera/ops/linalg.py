@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.checks import one_dtype
 from ..core.dtypes import int32
 from ..core.errors import ShapeError
 from ..core.layout import TensorType
+from ..core.tensor_checks import one_dtype
 from .batch import last_dims
 from .elementwise import const, need
 from .op import Array, Attrs, Build, Call, Grad, Inferred, Invariance, Op, Scratch, define
@@ -40,7 +40,7 @@ def _op(
     """Defines an op on matrices; `needs` describes the shapes for errors, `work` gives the FLOPs of
     one matrix. The default `scratch` is a copy of the first argument."""
 
-    def rule(ins: tuple[TensorType, ...], given: Attrs) -> Inferred:
+    def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         need(name, ins, ("float",))
         one_dtype(name, ins)
         fit = all(t.rank > 1 and t.shape[:-2] == ins[0].shape[:-2] for t in ins)
@@ -54,7 +54,7 @@ def _op(
         outs = [(ins[0].dtype, tail) for tail in found]
         return propagate_heads(name, leading([t.rank - 2 for t in ins]), ins, outs)
 
-    def flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], given: Attrs) -> int:
+    def flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:
         count = math.prod(ins[0].shape[:-2])
         return count * max(1, int(work(*(t.shape[-2:] for t in ins))))
 

@@ -77,12 +77,12 @@ def _reinterpret_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     legal = {("all", "varying"), ("split", "varying"), ("varying", "split"), ("varying", "partial"),
              ("partial", "varying")}  # fmt: skip
 
-    def rest(t: TensorType) -> TensorType:
+    def without_axes(t: TensorType) -> TensorType:
         dims = (block_dim(d, axes, t) for d in t.dims)
         partial = tuple(p for p in t.partial if p[0] not in axes)
         return TensorType(t.dtype, dims, partial, t.mesh, (a for a in t.varying if a not in axes))
 
-    if not moves <= legal or rest(src) is not rest(out):
+    if not moves <= legal or without_axes(src) is not without_axes(out):
         raise LayoutError(
             "reinterpret: the two types are not readings of the same blocks",
             rows=[("from", src), ("to", out)],
@@ -127,7 +127,7 @@ def _reinterpret_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     ]
 
 
-def own_along(b: Build, x: Any, axes: Iterable[str]) -> Any:
+def as_varying(b: Build, x: Any, axes: Iterable[str]) -> Any:
     """`x` as a varying value along `axes`; a partial sum over them is read as its terms."""
     t = x.type
     partial = tuple(p for p in t.partial if p[0] not in axes)
@@ -140,7 +140,8 @@ def _free(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 
 reinterpret = define(
-    Op("reinterpret", _reinterpret_rule, lambda c, x: x, _reinterpret_grad, flops=_free, own=True,
+    Op("reinterpret", _reinterpret_rule, lambda c, x: x, _reinterpret_grad, flops=_free,
+       varying=True,
        attrs="layout", memory="view", invariance="moves", linear="each", incidental=True)
 )  # fmt: skip
 
@@ -152,7 +153,7 @@ axis_index = define(
         lambda ins, attrs: Inferred((), (attrs["layout"],)),
         lambda c: c.site.rank(c.attrs["axes"], c.out.sizes),
         flops=_free,
-        own=True,
+        varying=True,
         attrs="axes layout",
         memory="moves",
         invariance="moves",
@@ -160,7 +161,7 @@ axis_index = define(
 )
 
 
-def _own_block(t: TensorType, axes: Sequence[str]) -> TensorType:
+def _varying_block(t: TensorType, axes: Sequence[str]) -> TensorType:
     """`t` as a varying value along `axes`. Raises LayoutError if the mesh lacks one of them."""
     for a in axes:
         if a not in t.sizes:
@@ -169,7 +170,7 @@ def _own_block(t: TensorType, axes: Sequence[str]) -> TensorType:
 
 
 def _permute_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    want = _own_block(ins[0], attrs["axes"])
+    want = _varying_block(ins[0], attrs["axes"])
     return Inferred((want,), (want,))
 
 
@@ -187,7 +188,7 @@ permute = define(
         lambda c, x: c.xp.permute(x, c.attrs["axes"], c.attrs["pairs"]),
         _permute_grad,
         flops=_free,
-        own=True,
+        varying=True,
         attrs="axes pairs",
         invariance="moves",
         linear="each",
@@ -196,7 +197,7 @@ permute = define(
 
 
 def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    want = _own_block(ins[0], attrs["axes"])
+    want = _varying_block(ins[0], attrs["axes"])
     return Inferred(
         (want,), (want.with_varying(a for a in want.varying if a not in attrs["axes"]),)
     )
@@ -225,7 +226,7 @@ broadcast = define(
         lambda c, x: c.xp.broadcast(x, c.attrs["axes"], c.attrs["root"]),
         _broadcast_grad,
         flops=_free,
-        own=True,
+        varying=True,
         attrs="axes root algorithm?",
         invariance="moves",
     )

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.checks import shaped
 from ..core.errors import DTypeError, ShapeError
 from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, without
+from ..core.tensor_checks import shaped
 from .batch import next_dim, sizes
 from .elementwise import unbroadcast
 from .index_string import Index, common_mesh, propagate
@@ -97,10 +97,10 @@ def _broadcast_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         # not use.
         taken = (*t.split_axes, *t.partial_axes)
         fresh = [without(d, taken, layout.sizes) for d in layout.dims]
-    kept = (new if grow else d for d, grow, new in zip(t.dims, grows, fresh[extra:]))
-    out = t.with_dims((*fresh[:extra], *kept))
-    if isinstance(layout, TensorType) and layout.rest:  # it rests like `layout`
-        out = out.with_rest((*out.rest, *layout.rest))
+    dims = (new if grow else d for d, grow, new in zip(t.dims, grows, fresh[extra:]))
+    out = t.with_dims((*fresh[:extra], *dims))
+    if isinstance(layout, TensorType) and layout.rest_axes:  # it rests like `layout`
+        out = out.with_rest_axes((*out.rest_axes, *layout.rest_axes))
     return Inferred((t,), (out,))
 
 
@@ -197,11 +197,11 @@ def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             continue
         run = t.digits(i)
         lead = run[0] if run and not run[0].axes else Digit(1)
-        rest = run[1:] if run and not run[0].axes else run
-        below = math.prod(d.size for d in rest)
+        minor = run[1:] if run and not run[0].axes else run
+        below = math.prod(d.size for d in minor)
         if step == 1 and below > 1 and start % below == 0 and n % below == 0:
             # The inverse of a slice by digits: (3·1024@tp) from 1024@tp.
-            outs[i] = grouped([Digit(n // below, (), n // below), *rest])
+            outs[i] = grouped([Digit(n // below, (), n // below), *minor])
         else:
             wants[i] = without(t.dims[i], dim_axes(t.dims[i]), t.sizes)
             outs[i] = (Factor(n),)

@@ -157,7 +157,7 @@ class Op:
         default=lambda ins, outs, attrs: sum(t.size for t in outs)
     )
     creates: bool = False  # its value is independent of layouts, so it is made in the wanted one
-    own: bool = False  # its rule handles varying axes itself
+    varying: bool = False  # its rule handles varying axes itself
     pure: bool = True
     attrs: str = ""
     bodies: bool = False  # it has graphs as attributes
@@ -262,7 +262,7 @@ def _derived(op: Op, ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """The result of the rule, computed without varying axes. Each device computes its own result
     from its own blocks, so the result varies over the axes of the arguments."""
     varying = set[str]().union(*(t.varying for t in ins))
-    if op.own or not varying:
+    if op.varying or not varying:
         return op.rule(ins, attrs)
     alone = {k: v.with_varying(()) if isinstance(v, TensorType) else v for k, v in attrs.items()}
     got = op.rule(tuple(t.with_varying(()) for t in ins), alone)

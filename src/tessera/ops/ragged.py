@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.checks import integers, one_dtype
 from ..core.errors import ShapeError
 from ..core.layout import TensorType
+from ..core.tensor_checks import integers, one_dtype
 from .elementwise import need
 from .index_string import Index, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Op, define

@@ -252,7 +252,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
         if exact and undone:
             free = ()  # all at once, in the one order that there is
-        bring = b.summed if rested or _is_given(n.args[0]) else b.redistribute
+        bring = b.summed if rested or _is_input(n.args[0]) else b.redistribute
         return [bring(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")]
     return [g]
 
@@ -260,7 +260,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
 def _rested(src: TensorType, out: TensorType) -> bool:
     """Returns whether `src` and `out` differ only by axes over which `src` is at rest."""
     gone = {a for a in src.split_axes if a not in out.split_axes}
-    return bool(gone) and gone <= {*src.rest}
+    return bool(gone) and gone <= {*src.rest_axes}
 
 
 def gathers_for_use(n: Any) -> bool:
@@ -268,7 +268,7 @@ def gathers_for_use(n: Any) -> bool:
     return bool(n.op == all_gather.name) and _rested(n.args[0].type, n.type)
 
 
-def _is_given(n: Any) -> bool:
+def _is_input(n: Any) -> bool:
     """Returns whether `n` is an input, such as a weight, up to its dtype and form."""
     while len(n.args) == 1 and (n.kind.incidental or n.kind.memory == "view"):
         n = n.args[0]

@@ -82,7 +82,7 @@ class Groups:
         return found if fits else None
 
 
-def parse_groups(name: str, index: object, known: Mapping[str, int]) -> Groups:
+def parse_groups(name: str, index: object, sizes: Mapping[str, int]) -> Groups:
     """Parses an index string with one or several results. Raises ShapeError if it cannot be read.
 
     >>> parse_groups("f", "b s d, d -> b s d, b", {}).outs
@@ -91,8 +91,8 @@ def parse_groups(name: str, index: object, known: Mapping[str, int]) -> Groups:
     left, arrow, right = index.partition("->") if isinstance(index, str) else ("", "", "")
     args = tuple(tuple(_letters(part)) for part in left.split(","))
     outs = tuple(tuple(_letters(part)) for part in right.split(","))
-    found = Groups(args, outs)
-    letters = {k for a in args for k in a} | set(known)
+    groups = Groups(args, outs)
+    letters = {k for a in args for k in a} | set(sizes)
     wrong = ""
     if not arrow:
         wrong = "it is no string with an arrow"
@@ -110,7 +110,7 @@ def parse_groups(name: str, index: object, known: Mapping[str, int]) -> Groups:
             fix='name the dims of each argument and result, e.g. "b s d, d -> b s d";'
             " sizes={...} gives those of new letters",
         )
-    return found
+    return groups
 
 
 # -- the op ---------------------------------------------------------------------------------------
@@ -158,20 +158,20 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         )
     mesh = common_mesh(attrs["name"], ins)
     ins = tuple(t.complete() for t in ins)
-    kept = [set(o) for o in groups.outs]
+    out_letters = [set(o) for o in groups.outs]
     # An index with all letters in its result gives the axes of each letter; letters of results come
     # first.
     every = tuple(dict.fromkeys(k for side in (groups.outs, groups.args) for g in side for k in g))
     fresh = tuple(k for k in every if all(k not in a for a in groups.args))
-    made = plain(dtypes[0], [sizes[k] for k in fresh])
+    out_type = plain(dtypes[0], [sizes[k] for k in fresh])
     index = Index((*groups.args, fresh), every)
     whole = {*attrs.get("whole", ()), *fresh}
     if "..." in whole:
         whole |= {k for k in every if k.startswith("_")}
     if attrs.get("reduces") != "sum":
-        whole |= {k for k in every if not all(k in o for o in kept)}
+        whole |= {k for k in every if not all(k in o for o in out_letters)}
     while True:
-        got = propagate(attrs["name"], index, (*ins, made), dtypes[0], whole=frozenset(whole))
+        got = propagate(attrs["name"], index, (*ins, out_type), dtypes[0], whole=frozenset(whole))
         # The function sees blocks, so none may be padded.
         uneven = {every[d] for d in got.outs[0].padded_dims}
         if not uneven:
@@ -222,10 +222,10 @@ def _grad(b: Build, n: Any, gs: Any) -> Sequence[Any]:
         below=(*attrs.get("below", ()), len(n.args)),
         **{k: v for k, v in told.items() if v not in (None, ())},
     )
-    found: list[Any] = [None] * len(n.args)
+    gradients: list[Any] = [None] * len(n.args)
     for k, i in enumerate(smooth):
-        found[i] = b("item", node, index=k) if len(smooth) > 1 else node
-    return found
+        gradients[i] = b("item", node, index=k) if len(smooth) > 1 else node
+    return gradients
 
 
 def _flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attrs) -> int:

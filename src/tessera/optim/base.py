@@ -25,10 +25,10 @@ from ..core.dtypes import DType, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError
 from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
-from ..core.locks import TURN
+from ..core.locks import RECORDING_LOCK
 from ..core.peers import no_attribute
 from ..ir.graph.build import Builder
-from ..lang.autodiff.tape import known_as_updates
+from ..lang.autodiff.tape import mark_as_updates
 from ..lang.math import functions as F
 from ..lang.math.create import tensor
 from ..lang.parallel.flat_state import FlatState, by_name
@@ -70,9 +70,9 @@ class Optimizer(ABC):
             cls.__setattr__ = _set  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        given: Any = self.lr
-        if (is_array(given) or isinstance(given, np.generic)) and given.shape == ():
-            object.__setattr__(self, "lr", given.item())
+        rate: Any = self.lr
+        if (is_array(rate) or isinstance(rate, np.generic)) and rate.shape == ():
+            object.__setattr__(self, "lr", rate.item())
         fits = callable(self.lr) and not hasattr(type(self.lr), "parameters")
         if not is_number(self.lr) and not fits:
             raise UsageError(
@@ -188,7 +188,7 @@ class Optimizer(ABC):
                 for kind, t in made.items():
                     new[kind][name] = F.relayout(t, state[kind][name].type)
                 out.append(F.relayout(moved.to(w.dtype), w.type.complete()))
-        known_as_updates(out)
+        mark_as_updates(out)
         kept = {kind: {name: d[name] for name in state[kind]} for kind, d in new.items()}
         return unflatten(flatten(trained(params))[1], out), {"step": step, **kept}
 
@@ -226,9 +226,9 @@ class Optimizer(ABC):
             t = w.type.complete().with_dtype(f32)
             kinds = self._slots(t) | ({"master": t} if self._has_master(w) else {})
             wanted |= {f"{kind}.{name}": made for kind, made in kinds.items()}
-        have = _flat(state)
-        need_same_names(f"{call}: params and state", wanted, have, fix)
-        need_same_shapes(f"{call}: params and state", wanted, have, fix)
+        tensors = _flat(state)
+        need_same_names(f"{call}: params and state", wanted, tensors, fix)
+        need_same_shapes(f"{call}: params and state", wanted, tensors, fix)
         for kind, d in state.items():
             for name, t in d.items() if kind != "step" else ():
                 slots[name][kind] = t
@@ -250,12 +250,12 @@ class Optimizer(ABC):
         _need_state(call, state)
         if not isinstance(values, Mapping):
             raise unfit(call, "the values", values, "give the dict that state_dict made")
-        have = _flat(state)
-        given = by_name(values)
+        current = _flat(state)
+        values_by_name = by_name(values)
         fix = "give what state_dict named, of the same weights and optimizer"
-        need_same_names(call, have, given, fix)
-        need_same_shapes(call, have, given, fix)
-        new = {name: loaded(call, name, t, given[name]) for name, t in have.items()}
+        need_same_names(call, current, values_by_name, fix)
+        need_same_shapes(call, current, values_by_name, fix)
+        new = {name: loaded(call, name, t, values_by_name[name]) for name, t in current.items()}
         out: State = {"step": new["step"]}
         for kind in state:
             if kind != "step":
@@ -351,7 +351,7 @@ def _zeros(types: Sequence[TensorType]) -> list[Tensor]:
     made: dict[int, Tensor] = {}
 
     def take(i: int) -> Any:
-        with TURN:
+        with RECORDING_LOCK:
             if out[i]._data is None:  # or else another thread was here first
                 out[i]._data = make(i)
             return out[i]._data

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.checks import number, shaped
+from ..core.checks import number
 from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.layout import Partial
+from ..core.tensor_checks import shaped
 from ..lang.math import functions as F
 from ..lang.parallel.collectives import over_blocks
 from ..lang.parallel.strategy import finest
 from ..lang.record.operands import scalar
 from ..lang.record.parameter import Parameter, trained
-from ..lang.record.recorder import options_here
+from ..lang.record.recorder import current_options
 from ..lang.record.tree import flatten, unflatten
 from ..lang.value.tensor import Tensor
 from .trees import named, one_line
@@ -33,7 +34,7 @@ def to_add_up(x: Tensor) -> Tensor:
     """`x`, a weight or a value of its shape, before a sum over its elements. At the level
     "mesh_invariant" it is in the finest blocks, so that the order of additions is the same in every
     layout at rest."""
-    return F.relayout(x, finest(x.type)) if options_here().mesh_invariant else x
+    return F.relayout(x, finest(x.type)) if current_options().mesh_invariant else x
 
 
 def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tensor]:

@@ -18,7 +18,7 @@ from ..core.checks import unfit
 from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..lang.autodiff.jax_functions import as_ops
-from ..lang.autodiff.tape import known_as_updates
+from ..lang.autodiff.tape import mark_as_updates
 from ..lang.jit.jit import Jit
 from ..lang.math import functions as F
 from ..lang.parallel.flat_state import FlatState, by_name
@@ -30,7 +30,7 @@ from ..lang.value.tensor import Tensor
 from .base import loaded
 from .trees import named, need_same_names, need_same_shapes, one_line
 
-WHO = "from_optax"
+CALLER = "from_optax"
 
 
 def from_optax(tx: Any) -> FromOptax:
@@ -44,7 +44,7 @@ def from_optax(tx: Any) -> FromOptax:
     arguments, such as the loss. Raises UsageError if `tx` has no `init` and `update`.
     """
     if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
-        raise unfit(WHO, "tx", tx, "give a GradientTransformation, such as optax.adamw(1e-3)")
+        raise unfit(CALLER, "tx", tx, "give a GradientTransformation, such as optax.adamw(1e-3)")
     return FromOptax(tx)
 
 
@@ -62,22 +62,22 @@ class FromOptax:
         strategy that of its weight. Raises UsageError if `params` holds anything but float tensors,
         StrategyError if `strategy` does not fit.
         """
-        weights = named(f"{WHO}.init", params)
+        weights = named(f"{CALLER}.init", params)
         rule = None if strategy is None else layout_rule(strategy, "optimizer")
-        spec, made = flatten(trained(params))[1], list[Spec]()
+        spec, specs = flatten(trained(params))[1], list[Spec]()
 
         def start(*xs: Any) -> list[Any]:
             leaves, found = flatten(self.tx.init(unflatten(spec, xs)))
-            made[:] = [found]
+            specs[:] = [found]
             return leaves
 
         def run(*xs: Tensor) -> list[Tensor]:
-            out = as_ops(f"{WHO}.init", start, xs)
-            of = _weights_of(spec_paths(made[0]), out, trained(params))
+            out = as_ops(f"{CALLER}.init", start, xs)
+            of = _weights_of(spec_paths(specs[0]), out, trained(params))
             return [_laid(t, name, weights, rule) for t, name in zip(out, of, strict=True)]
 
         leaves = Jit(run, (), True).at_once(*weights.values())
-        return unflatten(made[0], leaves)
+        return unflatten(specs[0], leaves)
 
     def update(self, params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
         """Returns (new weights, new state) after one step along `grads`, like `Optimizer.update`.
@@ -85,7 +85,7 @@ class FromOptax:
         New weights and state keep the layouts of the old ones. Raises UsageError or ShapeError if
         the trees do not match.
         """
-        call = f"{WHO}.update"
+        call = f"{CALLER}.update"
         ws, gs = named(f"{call} (params)", params), named(f"{call} (grads)", grads)
         fix = "the order is update(params, grads, state), with grads of ts.grad(loss, params)"
         need_same_names(f"{call}: params and grads", ws, gs, fix)
@@ -125,7 +125,7 @@ class FromOptax:
                 F.relayout(t, old.type.complete().with_dtype(t.dtype))
                 for t, old in zip(out, (*ws.values(), *held), strict=True)
             ]
-        known_as_updates(kept[:count])
+        mark_as_updates(kept[:count])
         return unflatten(spec, kept[:count]), unflatten(state_spec, kept[count:])
 
     # -- on disk ----------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class FromOptax:
         Raises UsageError if names are missing or unknown, ShapeError or DTypeError if a value does
         not fit.
         """
-        call, have = f"{WHO}.load_state_dict", self.state_dict(state)
+        call, have = f"{CALLER}.load_state_dict", self.state_dict(state)
         given = by_name(values)
         fix = "give what state_dict named, of the same weights and optimizer"
         need_same_names(call, have, given, fix)
@@ -147,7 +147,9 @@ class FromOptax:
         return unflatten(flatten(state)[1], [loaded(call, n, t, given[n]) for n, t in have.items()])
 
 
-def _weights_of(found: Sequence[Path], state: Sequence[Tensor], tree: Any) -> list[str | None]:
+def _weights_of(
+    state_paths: Sequence[Path], state: Sequence[Tensor], tree: Any
+) -> list[str | None]:
     """For each piece of state the name of its weight: the weight of its shape with the longest path
     that is the end of its own path. None if there is no such weight."""
     weights = sorted(zip(paths(tree), flatten(tree)[0], strict=True), key=lambda w: -len(w[0]))
@@ -156,7 +158,7 @@ def _weights_of(found: Sequence[Path], state: Sequence[Tensor], tree: Any) -> li
             (path_name(p) for p, w in weights
              if at[len(at) - len(p) :] == p and t.shape == w.shape), None,
         )
-        for at, t in zip(found, state, strict=True)
+        for at, t in zip(state_paths, state, strict=True)
     ]  # fmt: skip
 
 

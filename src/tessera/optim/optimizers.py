@@ -256,7 +256,7 @@ class Adafactor(Optimizer):
         row, col = old["v_row"].type, old["v_col"].type
         missing = col.dims[first - (second < first)]
         t = row.with_dims((*row.dims[:first], missing, *row.dims[first:]))
-        return t.with_rest((*row.rest, *col.rest))
+        return t.with_rest_axes((*row.rest_axes, *col.rest_axes))
 
     def _factors(self, lr: Tensor, count: Tensor) -> Factors:
         b = 1.0 - (count - float(self.offset)) ** -self.decay

@@ -58,10 +58,10 @@ class Schedule:
 
     def __reduce__(self) -> Any:
         """Copies and pickles as the call that makes it, as its rule is a local function."""
-        return _made_by, (self.name, self.settings)
+        return _schedule_from, (self.name, self.settings)
 
 
-def _made_by(name: str, settings: tuple[tuple[str, object], ...]) -> Schedule:
+def _schedule_from(name: str, settings: tuple[tuple[str, object], ...]) -> Schedule:
     made: Schedule = globals()[name](**dict(settings))
     return made
 

@@ -27,8 +27,8 @@ def named(call: str, tree: Any) -> dict[str, Tensor]:
         if isinstance(x, Tensor) and x.dtype.is_float:
             out[path_name(path)] = x
         else:
-            what = str(x.type) if isinstance(x, Tensor) else type(x).__name__
-            wrong.append((path_name(path) or "tree", what))
+            type_text = str(x.type) if isinstance(x, Tensor) else type(x).__name__
+            wrong.append((path_name(path) or "tree", type_text))
     need_trained(call, out.items())
     if wrong:
         raise UsageError(
@@ -39,19 +39,26 @@ def named(call: str, tree: Any) -> dict[str, Tensor]:
     return out
 
 
-def need_same_names(call: str, have: Mapping[str, Any], given: Mapping[str, Any], fix: str) -> None:
+def need_same_names(
+    call: str, expected: Mapping[str, Any], actual: Mapping[str, Any], fix: str
+) -> None:
     """Raises UsageError, with all differences, unless both have the same names."""
-    same_names(call, [n for n in have if n not in given], [n for n in given if n not in have], fix)
+    same_names(
+        call,
+        [n for n in expected if n not in actual],
+        [n for n in actual if n not in expected],
+        fix,
+    )
 
 
 def need_same_shapes(
-    call: str, have: Mapping[str, Tensor], given: Mapping[str, Any], fix: str
+    call: str, expected: Mapping[str, Tensor], actual: Mapping[str, Any], fix: str
 ) -> None:
     """Raises ShapeError, with the first differences, unless equal names have equal shapes."""
     wrong = [
-        (name, f"{tuple(given[name].shape)}, not {t.shape}")
-        for name, t in have.items()
-        if tuple(given[name].shape) != t.shape
+        (name, f"{tuple(actual[name].shape)}, not {t.shape}")
+        for name, t in expected.items()
+        if tuple(actual[name].shape) != t.shape
     ]
     if wrong:
         raise ShapeError(f"{call}: {len(wrong)} shapes are different", rows=wrong[:SHOWN], fix=fix)

@@ -65,7 +65,7 @@ def algorithms(s: Schedule) -> Schedule:
 class _Chooser:
     choices: dict[str, str]
     topology: Topology | None
-    made: dict[object, Any] = field(default_factory=dict)  # shared graphs stay shared
+    rewritten: dict[object, Any] = field(default_factory=dict)  # shared graphs stay shared
 
     def schedule(self, s: Schedule) -> Schedule:
         return replace(s, steps=tuple(map(self.step, s.steps)))
@@ -75,13 +75,13 @@ class _Chooser:
         it."""
         match step:
             case Collective():
-                if step.graph not in self.made:
-                    self.made[step.graph] = self.graph(step)
-                return replace(step, graph=self.made[step.graph])
+                if step.graph not in self.rewritten:
+                    self.rewritten[step.graph] = self.graph(step)
+                return replace(step, graph=self.rewritten[step.graph])
             case Loop() | Region():
-                if step.body not in self.made:
-                    self.made[step.body] = self.schedule(step.body)
-                return replace(step, body=self.made[step.body])
+                if step.body not in self.rewritten:
+                    self.rewritten[step.body] = self.schedule(step.body)
+                return replace(step, body=self.rewritten[step.body])
             case Compute() | Send():
                 return step
             case _:

@@ -29,23 +29,23 @@ def channels_last(graph: Graph) -> Graph:
     if not any(n.op == conv.name or n.op in BODIES for n in graph.nodes):
         return graph
     spatial: dict[Node, int] = {}  # channels-last value → spatial dims
-    turned: dict[tuple[Node, tuple[int, ...]], Node] = {}  # values with their dims in some order
+    permuted: dict[tuple[Node, tuple[int, ...]], Node] = {}  # values with their dims in some order
 
     def last(x: Node, order: tuple[int, ...], emit: Emit) -> Node:
         """`x`, which broadcasts to the dims of `order`, transposed to channels last."""
         if not x.type.rank:
             return x
-        if (x, order) not in turned:
+        if (x, order) not in permuted:
             missing = len(order) - x.type.rank
             y = emit(_reshaped(x, (1,) * missing + x.type.shape)) if missing else x
-            turned[x, order] = emit(_turned(y, order))
-        return turned[x, order]
+            permuted[x, order] = emit(_transposed(y, order))
+        return permuted[x, order]
 
-    def back(made: Node, count: int, emit: Emit) -> Node:
-        """`made`, which is channels last, transposed to the graph's order."""
-        order = _order(made.type.rank, count)
-        found = emit(_turned(made, _inverse(order)))
-        spatial[found], turned[found, order] = count, made
+    def back(node: Node, count: int, emit: Emit) -> Node:
+        """`node`, which is channels last, transposed to the graph's order."""
+        order = _order(node.type.rank, count)
+        found = emit(_transposed(node, _inverse(order)))
+        spatial[found], permuted[found, order] = count, node
         return found
 
     def rule(was: Node, n: Node, emit: Emit) -> Node | None:
@@ -68,16 +68,16 @@ def channels_last(graph: Graph) -> Graph:
             kept = [d for d in order if d not in n.attrs["dims"]]
             there = [sorted(kept).index(d) for d in kept]
             args, types = (last(lead, order, emit),), (_permuted(n.type, there),)
-            made = emit(replace(n, args=args, types=types, attrs=attrs))
-            return emit(_turned(made, _inverse(there))) if kept != sorted(kept) else made
+            node = emit(replace(n, args=args, types=types, attrs=attrs))
+            return emit(_transposed(node, _inverse(there))) if kept != sorted(kept) else node
         if n.op in (window.name, pad.name) and (inner := _in_order(n, order, count)):
             types = (_permuted(n.type, order),)
             args = (last(lead, order, emit),)
             return back(emit(replace(n, args=args, types=types, attrs=inner)), count, emit)
         if n.op == reshape.name and (now := _sizes_after(lead.type, n.type, count)):
             want = _permuted(n.type, _order(n.type.rank, now))
-            made = _reshaped(last(lead, order, emit), want.shape)
-            return back(emit(made), now, emit) if made.type is want else None
+            node = _reshaped(last(lead, order, emit), want.shape)
+            return back(emit(node), now, emit) if node.type is want else None
         return None
 
     return dead_code(graph.rewrite(rule, channels_last))
@@ -114,7 +114,7 @@ def _permuted(t: TensorType, perm: Sequence[int]) -> TensorType:
     return t.with_dims(t.dims[p] for p in perm)
 
 
-def _turned(x: Node, perm: Sequence[int]) -> Node:
+def _transposed(x: Node, perm: Sequence[int]) -> Node:
     attrs = {"perm": tuple(perm)}
     return Node(transpose.name, (x,), (_permuted(x.type, perm),), attrs, x.loc, x.scope)
 

@@ -44,7 +44,10 @@ def differentiate(
         if node not in active or node.op == "input":
             continue
         b.origin = node
-        gs = [_own(b, _total(b, grads.pop((node, i), [])), t) for i, t in enumerate(node.types)]
+        gs = [
+            _varying_gradient(b, _total(b, grads.pop((node, i), [])), t)
+            for i, t in enumerate(node.types)
+        ]
         if all(g is None for g in gs):
             continue
         if node in asked:  # asked for itself: keep it
@@ -120,7 +123,7 @@ def _depends_on(order: Sequence[Node], sources: set[Node], constants: Set[Node])
     return found
 
 
-def _own(b: Builder, g: Node | None, of: TensorType) -> Node | None:
+def _varying_gradient(b: Builder, g: Node | None, of: TensorType) -> Node | None:
     """The gradient `g` of a value of type `of`, varying over the axes of `of`. The gradients of a
     varying value's devices are summed for its source, even if they are equal."""
     if g is None or set(of.varying) <= set(g.type.varying):
@@ -197,18 +200,18 @@ def cond_gradient(
 def _backward(
     b: Builder,
     body: Graph,
-    given: Sequence[int],
+    output_indices: Sequence[int],
     wanted: Sequence[int],
     differentiate: Differentiate,
 ) -> Graph:
     """The graph of a branch's gradients: the branch recomputed, then the derivatives of the results
-    `given` by the inputs `wanted`. An input without a gradient gets zeros, as the other branch may
-    have one."""
+    `output_indices` by the inputs `wanted`. An input without a gradient gets zeros, as the other
+    branch may have one."""
     inner = resume(body, b)
-    gs = [inner.input(body.outputs[i].type.complete(), f"g_{i}") for i in given]
+    gs = [inner.input(body.outputs[i].type.complete(), f"g_{i}") for i in output_indices]
     wrt = [body.inputs[i - 1] for i in wanted]
     parts = differentiate(
-        inner, [(body.outputs[i], g) for i, g in zip(given, gs, strict=True)], wrt
+        inner, [(body.outputs[i], g) for i, g in zip(output_indices, gs, strict=True)], wrt
     )
     outs = []
     for n, part in zip(wrt, parts, strict=True):
@@ -267,9 +270,9 @@ def _side_by_side(b: Builder, dim: int, pads: Sequence[Node]) -> Node | None:
     split = any(dim_axes(p.type.dims[dim]) for parts in places.values() for p in parts)
     if split and len({n for _, n in runs}) > 1:
         return None
-    made = b("concat", *(reduce(partial(b, "add"), places[run]) for run in runs), dim=dim)
+    joined = b("concat", *(reduce(partial(b, "add"), places[run]) for run in runs), dim=dim)
     shape = pads[0].type.shape
     starts = tuple(runs[0][0] if i == dim else 0 for i in range(len(shape)))
-    if made.type.shape == shape:
-        return made
-    return b("pad", made, starts=starts, steps=(1,) * len(shape), shape=shape)
+    if joined.type.shape == shape:
+        return joined
+    return b("pad", joined, starts=starts, steps=(1,) * len(shape), shape=shape)

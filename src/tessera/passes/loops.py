@@ -18,7 +18,7 @@ from ..core.errors import GraphError
 from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
-from ..ir.graph.remat import free_nodes, kept
+from ..ir.graph.remat import choose_saved, free_nodes
 from ..ops.cast import narrowed
 from ..ops.elementwise import add, save_for_backward
 
@@ -43,8 +43,10 @@ def scan_gradient(
             "or ts.stop_gradient where no gradient is meant",
             at=node.loc,
         )
-    given = [i for i, g in enumerate(gs) if g is not None]
-    together = node.attrs["policy"] == "together" and len(given) == 1 and adds_up(node, given[0])
+    indices = [i for i, g in enumerate(gs) if g is not None]
+    together = (
+        node.attrs["policy"] == "together" and len(indices) == 1 and adds_up(node, indices[0])
+    )
     run = _together if together else _backwards
     return run(b, node, gs, wanted, differentiate)
 
@@ -106,19 +108,19 @@ def _together(
     one = inner("full", dtype=node.types[at].dtype, shape=(), value=1.0)
     ask = _asked(body, wanted, range(0))
     parts = differentiate(inner, [(body.outputs[at], one)], [body.inputs[i] for i in ask])
-    found = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
+    partials = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
     # The sums over all iterations are carries; what belongs to one iteration is stacked.
-    sums, added = _summed(inner, {i: p for i, p in found.items() if i < consts})
-    per_iteration = [i for i in found if i >= consts + carries]
+    sums, added = _summed(inner, {i: p for i, p in partials.items() if i < consts})
+    per_iteration = [i for i in partials if i >= consts + carries]
     outs = [
         *body.outputs[:carries],
         *added,
         *body.outputs[carries:],
-        *(_as_made(inner, found[i]) for i in per_iteration),
+        *(_narrow_source(inner, partials[i]) for i in per_iteration),
     ]
     heads, tails = body.inputs[: consts + carries], body.inputs[consts + carries :]
     graph = inner.graph(outs).part([*heads, *sums.values(), *tails], outs)
-    made = _forward(
+    forward = _forward(
         b,
         *node.args[: consts + carries],
         *(zeros(b, s.type) for s in sums.values()),
@@ -126,16 +128,17 @@ def _together(
         **{**attrs, "body": graph, "carries": carries + len(sums), "policy": "recompute"},
     )
     for k in range(len(node.types)):
-        _stand_in(b, node, k, b("item", made, index=k + (len(sums) if k >= carries else 0)))
+        _stand_in(b, node, k, b("item", forward, index=k + (len(sums) if k >= carries else 0)))
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate(sums, carries):
-        total = b("item", made, index=k)
-        out[i] = _rounded(b, _times(b, total, g), found[i])
+        total = b("item", forward, index=k)
+        out[i] = _rounded(b, _times(b, total, g), partials[i])
     for k, i in enumerate(per_iteration, len(node.types) + len(sums)):
-        rows = b("item", made, index=k)  # perhaps narrower than the gradient: so it crosses wires
+        # perhaps narrower than the gradient: so it crosses wires
+        rows = b("item", forward, index=k)
         scaled = _rounded(b, _times(b, rows, g), rows)
-        same = rows.type.dtype is found[i].type.dtype
-        out[i] = scaled if same else b("cast", scaled, dtype=found[i].type.dtype)
+        same = rows.type.dtype is partials[i].type.dtype
+        out[i] = scaled if same else b("cast", scaled, dtype=partials[i].type.dtype)
     if wanted[consts + at]:
         out[consts + at] = g
     return out
@@ -185,18 +188,18 @@ def _backwards(
     seeds = [(body.outputs[i], n) for i, n in (*g_carry.items(), *g_stacked.items())]
     ask = _asked(body, wanted, range(consts, first_x))
     parts = differentiate(inner, seeds, [body.inputs[i] for i in ask])
-    found = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
+    partials = {i: p for i, p in zip(ask, parts, strict=True) if p is not None}
     carried = []
     for i, g in g_carry.items():
-        part = found.get(consts + i)
+        part = partials.get(consts + i)
         carried.append(
             zeros(inner, g.type) if part is None else inner.redistribute(part, g.type, "for scan")
         )
-    turned = {i for i, p in found.items() if i < consts and _is_tall(p)}
-    found.update({i: _turned(inner, found[i]) for i in turned})
-    sums, added = _summed(inner, {i: p for i, p in found.items() if i < consts})
-    per_iteration = [i for i in found if i >= first_x]
-    outs = [*carried, *added, *(_as_made(inner, found[i]) for i in per_iteration)]
+    transposed = {i for i, p in partials.items() if i < consts and _is_tall(p)}
+    partials.update({i: _transposed(inner, partials[i]) for i in transposed})
+    sums, added = _summed(inner, {i: p for i, p in partials.items() if i < consts})
+    per_iteration = [i for i in partials if i >= first_x]
+    outs = [*carried, *added, *(_narrow_source(inner, partials[i]) for i in per_iteration)]
     # One graph has both the forward and the backward nodes; it is cut in two.
     whole = inner.graph([*body.outputs, *outs])
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
@@ -226,7 +229,7 @@ def _backwards(
         zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
         for i, n in g_carry.items()
     ]
-    made = b(
+    loop = b(
         "scan",
         *node.args[:consts],
         *starts,
@@ -244,12 +247,12 @@ def _backwards(
     )
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate([*(consts + i for i in g_carry), *sums, *per_iteration]):
-        result = b("item", made, index=k)
+        result = b("item", loop, index=k)
         if i in sums:
-            result = _rounded(b, result, found[i])
-        elif i in per_iteration and result.type.dtype is not found[i].type.dtype:
-            result = b("cast", result, dtype=found[i].type.dtype)
-        out[i] = b("transpose", result, perm=(1, 0)) if i in turned else result
+            result = _rounded(b, result, partials[i])
+        elif i in per_iteration and result.type.dtype is not partials[i].type.dtype:
+            result = b("cast", result, dtype=partials[i].type.dtype)
+        out[i] = b("transpose", result, perm=(1, 0)) if i in transposed else result
     return out
 
 
@@ -265,7 +268,7 @@ def _summed(inner: Builder, terms: Mapping[int, Node]) -> tuple[dict[int, Node],
     return sums, [inner("add", sums[i], n) for i, n in wide.items()]
 
 
-def _as_made(inner: Builder, n: Node) -> Node:
+def _narrow_source(inner: Builder, n: Node) -> Node:
     """`n`, or the narrower float that it was cast from, in which it is stacked and sent."""
     narrow = narrowed(inner, n)
     return n if narrow is None else narrow
@@ -310,7 +313,7 @@ def _is_tall(n: Node) -> bool:
     )
 
 
-def _turned(b: Builder, n: Node) -> Node:
+def _transposed(b: Builder, n: Node) -> Node:
     left, right = n.attrs["index"].split("->")
     index = f"{left}-> {' '.join(reversed(right.split()))}"
     return b("contract", *n.args, **{**n.attrs, "index": index})
@@ -331,16 +334,16 @@ def _after(graph: Graph, sources: set[Node]) -> set[Node]:
 
 
 def _read_across(
-    graph: Graph, outs: Sequence[Node], late: set[Node], given: set[Node]
+    graph: Graph, outs: Sequence[Node], late: set[Node], inputs: set[Node]
 ) -> list[Node]:
     """The early nodes, with as few bytes as possible, from which `late` can compute the values that
-    it reads, given the inputs `given`."""
+    it reads, given the inputs `inputs`."""
     early = {n for n in graph.nodes if n not in late}
     read = {a for n in reachable(outs) & late for a in n.args if a in early} | (set(outs) - late)
     marks = {n for n in early if n.op == save_for_backward.name}
     before = {n: mark for n, mark in _before(marks).items() if mark in early}
     free = free_nodes(n for n in graph.nodes if n in early)
-    found, _ = kept((before.get(n, n) for n in read), early, free | given)
+    found, _ = choose_saved((before.get(n, n) for n in read), early, free | inputs)
     return [n for n in graph.nodes if n in found and n.op != "input"]
 
 
@@ -348,12 +351,12 @@ def _marked(graph: Graph, outs: Sequence[Node], late: set[Node], products: bool)
     """The marked values that the backward body reaches first; with `products` also the results of
     products and of inner loops."""
 
-    def kept(n: Node) -> bool:
+    def is_saved(n: Node) -> bool:
         return n.op == save_for_backward.name or (
             products and (n.kind.memory == "product" or n.op == "item")
         )
 
-    found = {n for n in graph.nodes if kept(n) and n not in late}
+    found = {n for n in graph.nodes if is_saved(n) and n not in late}
     before = _before(found)
     read = {a for n in reachable(outs, {*found, *before}) for a in n.args} | set(outs)
     read |= {before[n] for n in read & before.keys()}

@@ -12,7 +12,7 @@ from ..ir.schedule.verify import verify_schedule
 from ..ops.user import parse_groups, user
 from .algorithms import algorithms
 from .simplify import simplify
-from .time import in_turns
+from .time import lower_time
 
 
 def plan(graph: Graph) -> Schedule:
@@ -30,8 +30,8 @@ def prepared(graph: Graph) -> Graph:
     graph = simplify(graph)
     verify(graph, "simplify")
     if any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types):
-        graph = simplify(in_turns(graph))
-        verify(graph, "in_turns")
+        graph = simplify(lower_time(graph))
+        verify(graph, "lower_time")
     if graph.options.mesh_invariant:
         need_kept(graph)
     return graph
@@ -58,7 +58,7 @@ def scheduled(program: Graph | Schedule) -> Schedule:
 def need_kept(graph: Graph) -> None:
     """Raises UsageError if an op of `graph` may give other bits on another fold of the mesh."""
     for n in graph.nodes:
-        if n.op != "input" and not n.kind.mesh_invariance and not _apart(n):
+        if n.op != "input" and not n.kind.mesh_invariance and not _is_elementwise(n):
             name = n.attrs.get("name", n.op) if n.op == user.name else n.op
             raise UsageError(
                 f"mesh_invariant: {name} may add up in another order on another mesh",
@@ -75,7 +75,7 @@ def need_kept(graph: Graph) -> None:
                 need_kept(value)
 
 
-def _apart(n: Node) -> bool:
+def _is_elementwise(n: Node) -> bool:
     """Returns whether a user function is elementwise by its index."""
     if n.op != user.name or n.attrs.get("whole"):
         return False

@@ -114,14 +114,14 @@ def _is_full(n: Node, value: float) -> bool:
     return n.op == full.name and bool(n.attrs["value"] == value)
 
 
-def _neutral(value: float, left: bool) -> Fold:
-    """The rule that `x ∘ value` is `x`; with `left`, `value ∘ x` as well."""
+def _neutral(value: float, both_sides: bool) -> Fold:
+    """The rule that `x ∘ value` is `x`; with `both_sides`, `value ∘ x` as well."""
 
     def rule(n: Node, emit: Emit) -> Node | None:
         x, y = n.args
         if x.type is n.type and _is_full(y, value):
             return x
-        return y if left and y.type is n.type and _is_full(x, value) else None
+        return y if both_sides and y.type is n.type and _is_full(x, value) else None
 
     return rule
 

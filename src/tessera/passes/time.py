@@ -23,17 +23,17 @@ from ..core.layout import TensorType, dim_text, plain, same_type
 from ..core.mesh import Mesh
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node
-from ..ir.graph.remat import is_form, is_free, kept
+from ..ir.graph.remat import choose_saved, is_form, is_free
 from ..ir.graph.turns import (
-    at_rest,
     combined,
     combining,
     cut,
     depends_on_time,
     joined,
-    one_turn,
+    one_step,
     place_of_time,
-    turns_of,
+    step_count,
+    without_time_axis,
 )
 from ..ir.graph.xp_numpy import identity
 from ..ops.control import item, scan, stacked
@@ -46,13 +46,13 @@ from ..ops.random import random_bits
 from ..ops.redistribute import NAMES, gathers_for_use, to_mesh
 
 
-def in_turns(graph: Graph) -> Graph:
+def lower_time(graph: Graph) -> Graph:
     """`graph` without axes in time: its inputs and results are on the mesh of the devices."""
     if any(n.op in BODIES for n in graph.nodes):
-        graph = graph.rewrite(None, lambda body: body if _is_open(body) else in_turns(body))
+        graph = graph.rewrite(None, lambda body: body if _is_open(body) else lower_time(body))
     every = (t.mesh for n in graph.nodes for t in n.types if t.mesh is not None)
     for mesh in dict.fromkeys(m for m in every if m.time):
-        graph = Turns(graph, mesh).lowered()
+        graph = StepLoops(graph, mesh).lowered()
     return graph
 
 
@@ -85,67 +85,70 @@ def _bodies(n: Node) -> dict[str, Graph]:
     return {k: v for k, v in n.attrs.items() if isinstance(v, Graph)}
 
 
-def turned(n: Node, args: Sequence[Node], number: Node) -> Node:
+def step_node(n: Node, args: Sequence[Node], number: Node) -> Node:
     """`n` for one turn, applied to `args`; the argument itself if only the mesh changes. `number`
     is the number of the turn, u32[]."""
-    types = tuple(map(one_turn, n.types))
+    types = tuple(map(one_step, n.types))
     if n.op == to_mesh.name and args[0].type is types[0]:
         return args[0]
     attrs: dict[str, Any] = {
-        k: one_turn(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
+        k: one_step(v) if isinstance(v, TensorType) else v for k, v in n.attrs.items()
     }
     if n.op == custom.name:  # its gradient is in the graph already
-        attrs["backward"] = _rested_body(attrs["backward"], at_rest)
-    attrs |= {k: _turned_body(g, _counts(n)) for k, g in _bodies(n).items()}
+        attrs["backward"] = _rested_body(attrs["backward"], without_time_axis)
+    attrs |= {k: _step_body(g, _counts(n)) for k, g in _bodies(n).items()}
     out, now = n.type, types[0]
     if n.op == broadcast_to.name and "layout" in attrs and out.shape == now.shape:
-        attrs["layout"] = at_rest(n.attrs["layout"])  # a partial sum over the axis has whole copies
+        # a partial sum over the axis has whole copies
+        attrs["layout"] = without_time_axis(n.attrs["layout"])
     if "shape" in attrs and tuple(attrs["shape"]) == out.shape:
         attrs["shape"] = now.shape
     if n.op == pad.name:
         attrs["starts"] = _scaled(attrs["starts"], out.shape, now.shape)
     elif n.op == slice_.name:
         t = n.args[0].type
-        starts = attrs["starts"] = _scaled(attrs["starts"], t.shape, one_turn(t).shape)
+        starts = attrs["starts"] = _scaled(attrs["starts"], t.shape, one_step(t).shape)
         rows = zip(starts, attrs["steps"], now.shape, strict=True)
         attrs["stops"] = tuple(s + (m - 1) * k + 1 if m else s for s, k, m in rows)
     if "to_dim" in attrs:
         attrs["into"] = dim_text(now.dims[attrs["to_dim"]])
-    given = list(args)
+    new_args = list(args)
     if _counts(n):
-        given.insert(n.op in (random_bits.name, cond.name), number)
+        new_args.insert(n.op in (random_bits.name, cond.name), number)
         if n.op == scan.name:
             attrs["consts"] += 1
         elif n.op != cond.name:
             dim, _, below = place_of_time(out)
-            attrs["blocks"] = (dim, turns_of(out), below, *attrs.get("blocks", ()))
-    return Node(n.op, tuple(given), types, attrs, n.loc, n.scope, n.note)
+            attrs["blocks"] = (dim, step_count(out), below, *attrs.get("blocks", ()))
+    return Node(n.op, tuple(new_args), types, attrs, n.loc, n.scope, n.note)
 
 
-def _scaled(starts: Sequence[int], of: Sequence[int], here: Sequence[int]) -> tuple[int, ...]:
-    """Indices in dims of the sizes `of` as indices in dims of the sizes `here`."""
-    return tuple(s if n == m else s * m // n for s, n, m in zip(starts, of, here, strict=True))
+def _scaled(starts: Sequence[int], of: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Indices in dims of the sizes `of` as indices in dims of the sizes `sizes`."""
+    return tuple(s if n == m else s * m // n for s, n, m in zip(starts, of, sizes, strict=True))
 
 
-def _turned_body(graph: Graph, counts: bool) -> Graph:
+def _step_body(graph: Graph, counts: bool) -> Graph:
     """`graph`, the body of a loop or branch, for one turn; if it `counts`, the number of the turn
     is its first input."""
     number = input_node(plain(uint32, ()), "turn")
     new: dict[Node, Node] = {}
     for n in graph.nodes:
         if n.op == "input":
-            new[n] = input_node(one_turn(n.type), n.attrs["name"])
+            new[n] = input_node(one_step(n.type), n.attrs["name"])
         else:
-            new[n] = turned(n, [new[a] for a in n.args], number)
+            new[n] = step_node(n, [new[a] for a in n.args], number)
     first = (number,) if counts else ()
     ends = (*first, *(new[n] for n in graph.inputs)), tuple(new[o] for o in graph.outputs)
     nodes = (*first, *dict.fromkeys(new.values()))
     return Graph(graph.name, nodes, *ends, graph.options)
 
 
-def can_turn(n: Node) -> bool:
+def runs_by_step(n: Node) -> bool:
     """Returns whether `n` can run turn by turn: the rule of its op holds for one turn."""
-    if over_time(n) or not all(map(can_turn, (m for g in _bodies(n).values() for m in g.nodes))):
+    if over_time(n) or not all(
+        map(runs_by_step, (m for g in _bodies(n).values() for m in g.nodes))
+    ):
         return False
     time = {*n.type.mesh.time} if n.type.mesh is not None else set()
     digits = (d for t in (*n.ins, *n.types) for i in range(t.rank) for d in t.digits(i))
@@ -153,14 +156,14 @@ def can_turn(n: Node) -> bool:
         return False
     if n.op in ("input", item.name, to_mesh.name):
         return True
-    made = turned(n, [input_node(one_turn(t), "x") for t in n.ins], _NUMBER)
-    ins = tuple(a.type for a in made.args)
+    node = step_node(n, [input_node(one_step(t), "x") for t in n.ins], _NUMBER)
+    ins = tuple(a.type for a in node.args)
     try:
-        got = infer(OPS[n.op], ins, made.attrs)
+        got = infer(OPS[n.op], ins, node.attrs)
     except TesseraError:
         return False
     pairs = [*zip(got.wants, ins, strict=True)]
-    pairs += zip(got.outs, made.types, strict=True)
+    pairs += zip(got.outs, node.types, strict=True)
     return all(same_type(a, b) for a, b in pairs)
 
 
@@ -170,7 +173,7 @@ _NUMBER = input_node(plain(uint32, ()), "turn")
 Lie = Callable[[TensorType], TensorType]
 
 
-def rested(b: Builder, n: Node, args: Sequence[Node], lie: Lie = at_rest) -> Node:
+def rested(b: Builder, n: Node, args: Sequence[Node], lie: Lie = without_time_axis) -> Node:
     """`n` applied to `args` for all turns at once, added to `b`. `lie` gives the type of each
     value, on a mesh with fewer axes."""
     to, args = lie(n.type), tuple(args)
@@ -207,7 +210,7 @@ def _rested_body(graph: Graph, lie: Lie) -> Graph:
 
 
 # -- the whole graph ------------------------------------------------------------------------------
-class Turns:
+class StepLoops:
     """The lowering of `graph`, with loops for the nodes on `mesh` that depend on time."""
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
@@ -221,7 +224,7 @@ class Turns:
         outside: set[Node] = set()
         for n in (n for n in graph.nodes if n in timed):  # also `item` nodes of outside nodes
             of_outside = n.op == item.name and n.args[0] in outside
-            if n.op == "input" or of_outside or not can_turn(n):
+            if n.op == "input" or of_outside or not runs_by_step(n):
                 outside.add(n)
         # Values recomputed for each reader: constants, and weights at rest that a gradient gathers
         # again.
@@ -268,7 +271,7 @@ class Turns:
 
     def lowered(self) -> Graph:
         for n in self.graph.inputs:
-            self.out[n] = self.b.input(at_rest(n.type), n.attrs["name"])
+            self.out[n] = self.b.input(without_time_axis(n.type), n.attrs["name"])
         groups: dict[int, list[Node]] = {}
         for n, phase in self.phase.items():
             if n.op != "input" and n not in self.again:
@@ -293,7 +296,7 @@ class Turns:
         read = own.intersection(a for n in group if n in self.inner for a in n.args)
         if not read:
             return [], []
-        saved, again = kept(read, own, {n for n in self.graph.nodes if n not in self.inner})
+        saved, again = choose_saved(read, own, {n for n in self.graph.nodes if n not in self.inner})
         return sorted(again, key=self.place.__getitem__), sorted(saved, key=self.place.__getitem__)
 
     def _value(self, n: Node) -> Node:
@@ -309,34 +312,34 @@ class Turns:
         self.out[n] = rested(self.b, n, args)
 
     # -- a loop ------------------------------------------------------------------------------------
-    def _loop(self, own: Sequence[Node], again: Sequence[Node], saved: Sequence[Node]) -> None:
-        """Adds the loop that computes the nodes `own`. It reads `saved` from earlier loops and
+    def _loop(self, nodes: Sequence[Node], again: Sequence[Node], saved: Sequence[Node]) -> None:
+        """Adds the loop that computes the nodes `nodes`. It reads `saved` from earlier loops and
         recomputes `again`."""
         b = Builder("microbatches", self.graph.options)
         new: dict[Node, Node] = {}
         consts: dict[Node, Node] = {}  # input of the body to the value outside
         rows: dict[Node, Node] = {}  # input of the body to the stack outside
         number: list[Node] = []
-        here = {*own, *again}
+        in_loop = {*nodes, *again}
 
         def value(n: Node) -> Node:
             if n in new:
                 return new[n]
-            if n in here or n in self.again:
-                made([n])
+            if n in in_loop or n in self.again:
+                compute([n])
             elif n in saved and n in self.stack:
-                new[n] = b.input(one_turn(n.type), "kept")
+                new[n] = b.input(one_step(n.type), "kept")
                 rows[new[n]] = self.stack[n]
             else:
                 x = self._value(n)
-                new[n] = b.input(one_turn(n.type), str(n.attrs.get("name", n.op)))
+                new[n] = b.input(one_step(n.type), str(n.attrs.get("name", n.op)))
                 if depends_on_time(n.type) and combined(n.type) in ("", "sum"):
                     rows[new[n]] = self._cut(n, x)
                 else:
                     consts[new[n]] = x
             return new[n]
 
-        def made(nodes: Iterable[Node]) -> None:
+        def compute(nodes: Iterable[Node]) -> None:
             for n in nodes:
                 if n in new:
                     continue
@@ -345,16 +348,20 @@ class Turns:
                     number.append(b.input(plain(uint32, ()), "turn"))
                     self.b.loc = ""
                     rows[number[0]] = self.b("iota", dtype=uint32, shape=(self.count,), dim=0)
-                x = turned(n, args, *number or (_NUMBER,))
+                x = step_node(n, args, *number or (_NUMBER,))
                 new[n] = x if x in args else b._add(x)
 
-        made(sorted(here, key=self.place.__getitem__))
-        left = [n for n in own if n in self.leaves or n in self.saved]
+        compute(sorted(in_loop, key=self.place.__getitem__))
+        results_needed = [n for n in nodes if n in self.leaves or n in self.saved]
         sums = [
-            n for n in left if combined(n.type) and (n in self.leaves or combined(n.type) == "same")
+            n
+            for n in results_needed
+            if combined(n.type) and (n in self.leaves or combined(n.type) == "same")
         ]
         stacks = [
-            n for n in left if n not in sums or (n in self.saved and combined(n.type) != "same")
+            n
+            for n in results_needed
+            if n not in sums or (n in self.saved and combined(n.type) != "same")
         ]
         totals, ends = [], []
         b.loc = ""
@@ -370,13 +377,15 @@ class Turns:
         outs = [*ends, *(new[n] for n in stacks)]
         b.inputs = [*consts, *totals, *rows]
         kinds = [combined(n.type) for n in sums]
-        found = self._scan(b.graph(outs), list(consts.values()), kinds, list(rows.values()), own[0])
-        for n, x in zip(sums, found, strict=False):
+        results = self._scan(
+            b.graph(outs), list(consts.values()), kinds, list(rows.values()), nodes[0]
+        )
+        for n, x in zip(sums, results, strict=False):
             self.b.loc, self.b.scope = n.loc, n.scope
             if x.type.dtype is not n.type.dtype:
                 x = self.b("cast", x, dtype=n.type.dtype, terms=True)
             self.out[n] = x
-        for n, x in zip(stacks, found[len(sums) :], strict=True):
+        for n, x in zip(stacks, results[len(sums) :], strict=True):
             self.stack[n] = x
             if n in self.leaves and n not in self.out:
                 self.b.loc, self.b.scope = n.loc, n.scope
@@ -406,13 +415,13 @@ class Turns:
         b.loc, b.scope = at.loc, ""
         if len(sizes) > 1:
             rows = [b("reshape", x, shape=(*sizes, *x.type.shape[1:])) for x in rows]
-        found = _run(b, body, sizes[0], consts, kinds, rows)
-        stacks = found[len(kinds) :]
+        results = _run(b, body, sizes[0], consts, kinds, rows)
+        stacks = results[len(kinds) :]
         if len(sizes) > 1:
             stacks = [
                 b("reshape", x, shape=(self.count, *x.type.shape[len(sizes) :])) for x in stacks
             ]
-        return [*found[: len(kinds)], *stacks]
+        return [*results[: len(kinds)], *stacks]
 
     def _cut(self, n: Node, x: Node) -> Node:
         """The turns of `n`, stacked; `x` is its value at rest."""

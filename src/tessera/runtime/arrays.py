@@ -25,7 +25,7 @@ from ..core.layout import Factor, TensorType, plain, shard_count
 from ..core.locks import LAUNCH
 from ..core.mesh import Mesh
 from ..ir.graph.oracle import FOLD
-from ..ir.graph.turns import at_rest
+from ..ir.graph.turns import without_time_axis
 from ..lang.value.engine import Parts
 from .devices import failed, jax_mesh, start
 from .jax_private import ArrayImpl, gone
@@ -55,7 +55,7 @@ def spec(t: TensorType) -> PartitionSpec:
 def _parts(t: TensorType) -> list[tuple[int, int, Any]]:
     """Returns the dims of that array: (size, size on a device, axes). On a folded mesh an axis is
     two dims: the devices, and the folds of each device."""
-    t = at_rest(t)
+    t = without_time_axis(t)
     folded = t.mesh is not None and t.mesh.onto is not None
     rows: list[tuple[int, int, Any]] = []
     for a in (*t.partial_axes, *t.varying):
@@ -92,7 +92,7 @@ def _flat_shape(t: TensorType) -> tuple[int, ...]:
 def sharding(t: TensorType) -> Any:
     """Returns the sharding of that array. Raises BackendError if the machine is smaller than the
     mesh."""
-    t = at_rest(t)
+    t = without_time_axis(t)
     if t.mesh is None:
         start()
         return jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -101,11 +101,11 @@ def sharding(t: TensorType) -> Any:
 
 def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     """Returns a host array placed on the devices in the layout `t`; `fetch` is its inverse."""
-    t = at_rest(t)
-    own = [t.sizes[a] for a in t.varying]
+    t = without_time_axis(t)
+    axis_sizes = [t.sizes[a] for a in t.varying]
     x = np.ascontiguousarray(value, t.dtype.numpy)
-    x = x.reshape([*own, *(f.size for d in t.dims for f in d)])
-    rows = [(0, 0)] * len(own) + [(0, _padded(f, t) - f.size) for d in t.dims for f in d]
+    x = x.reshape([*axis_sizes, *(f.size for d in t.dims for f in d)])
+    rows = [(0, 0)] * len(axis_sizes) + [(0, _padded(f, t) - f.size) for d in t.dims for f in d]
     if any(after for _, after in rows):
         x = np.pad(x, rows)
     for axis, kind in t.partial:
@@ -146,51 +146,51 @@ def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
     mesh. For a type with `varying` axes the slices index [*axes, *shape]; processes may then have
     different values.
     """
-    t = at_rest(t)
-    own = tuple(t.sizes[a] for a in t.varying)
+    t = without_time_axis(t)
+    axis_sizes = tuple(t.sizes[a] for a in t.varying)
     plain = not t.split_axes and all(len(d) == 1 for d in t.dims)
-    parted = bool(own) and (t.mesh is None or t.mesh.onto is not None or not plain)
+    parted = bool(axis_sizes) and (t.mesh is None or t.mesh.onto is not None or not plain)
     if t.mesh is None or t.partial or parted:
-        whole = np.empty((*own, *t.shape), t.dtype.numpy)
+        whole = np.empty((*axis_sizes, *t.shape), t.dtype.numpy)
         fill([(tuple(slice(0, n) for n in whole.shape), whole)])
         return place(whole, t)
     sizes, where = array_shape(t), sharding(t)
-    made: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
+    blocks_by_index: dict[tuple[tuple[int, int], ...], np.ndarray[Any, Any]] = {}
     parts: list[tuple[tuple[slice, ...], np.ndarray[Any, Any]]] = []
 
     def bounds(index: Any) -> tuple[tuple[int, int], ...]:
         return tuple(s.indices(n)[:2] for s, n in zip(index, sizes, strict=True))
 
     for at in map(bounds, where.addressable_devices_indices_map(sizes).values()):
-        if at in made:
+        if at in blocks_by_index:
             continue
         first = [a for a, _ in at]
-        x = made[at] = np.zeros([b - a for a, b in at], t.dtype.numpy)
-        for begin, part in [(first, x)] if own else _folds_of(t, first, x):
+        x = blocks_by_index[at] = np.zeros([b - a for a, b in at], t.dtype.numpy)
+        for begin, part in [(first, x)] if axis_sizes else _folds_of(t, first, x):
             parts.append((tuple(slice(a, a + n) for a, n in zip(begin, part.shape)), part))
     fill(parts)
     # JAX calls the callback in a process without devices of `where`, too.
     nothing = np.broadcast_to(np.zeros((), t.dtype.numpy), sizes)
     return jax.make_array_from_callback(
-        sizes, where, lambda index: made.get(bounds(index), nothing), dtype=t.dtype.numpy
+        sizes, where, lambda index: blocks_by_index.get(bounds(index), nothing), dtype=t.dtype.numpy
     )
 
 
 def blocks(
-    data: Array, t: TensorType, turn: int
+    data: Array, t: TensorType, writer: int
 ) -> list[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
     """Returns the blocks that this process writes of a complete tensor, copied to the host, each
-    with the index of its first element. Of the devices that hold the same block, `turn` selects
+    with the index of its first element. Of the devices that hold the same block, `writer` selects
     one, so that all processes share the work."""
-    t = at_rest(t)
+    t = without_time_axis(t)
     if t.mesh is None:
-        mine = turn % jax.process_count() == jax.process_index()
+        mine = writer % jax.process_count() == jax.process_index()
         return [((0,) * t.rank, _copied(data).reshape(t.shape))] if mine else []
     where, shape = data.sharding, data.shape
     parts = math.prod(shape) // max(1, math.prod(where.shard_shape(shape)))
     found: list[tuple[tuple[int, ...], np.ndarray[Any, Any]]] = []
     for s in data.addressable_shards:
-        if s.replica_id == turn % max(1, len(where.device_set) // max(1, parts)):
+        if s.replica_id == writer % max(1, len(where.device_set) // max(1, parts)):
             found += _folds_of(t, [i.start or 0 for i in s.index], _copied(s.data))
     return found
 
@@ -204,18 +204,18 @@ def _folds_of(
     shape, at = list[int](), 0
     for d in t.dims:
         *outer, last = d[: 1 + max((i for i, f in enumerate(d) if f.axes), default=0)]
-        rest = math.prod(f.size for f in d[1 + len(outer) :])  # the minor factors, not split
-        found: list[tuple[int, tuple[int, ...], int]] = [(0, (), 1)]
+        minor = math.prod(f.size for f in d[1 + len(outer) :])  # the minor factors, not split
+        folds: list[tuple[int, tuple[int, ...], int]] = [(0, (), 1)]
         for f in (*outer, last):
             held, took = _places(f, t, first[at:], x.shape[at:])
             if f is not last:
                 held = [(a + k, (*i, k), 1) for a, i, n in held for k in range(n)]
-            found = [(b * f.size + a, (*j, *i), n) for b, j, _ in found for a, i, n in held]
+            folds = [(b * f.size + a, (*j, *i), n) for b, j, _ in folds for a, i, n in held]
             shape += x.shape[at : at + took]
             at += took
-        shape[-1] *= rest
+        shape[-1] *= minor
         at += len(d) - len(outer) - 1
-        dims.append([(a * rest, i, n * rest) for a, i, n in found])
+        dims.append([(a * minor, i, n * minor) for a, i, n in folds])
     x = x.reshape(shape)
     for choice in itertools.product(*dims):
         if all(n > 0 for _, _, n in choice):
@@ -243,9 +243,9 @@ def _places(
     return [(k * local, i, min(local, f.size - k * local)) for k, i in places], 2 * len(f.axes) + 1
 
 
-def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
+def local_row_indices(t: TensorType) -> np.ndarray[Any, Any]:
     """Returns the indices along dim 0 that the devices of this process hold, ascending."""
-    t = at_rest(t)
+    t = without_time_axis(t)
     held, shape = np.zeros(t.shape[0], bool), array_shape(t)
     for index in sharding(t).addressable_devices_indices_map(shape).values():
         bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
@@ -258,7 +258,7 @@ def rows_here(t: TensorType) -> np.ndarray[Any, Any]:
 def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
     """Returns the global value on the host; partial values are reduced there. Raises BackendError
     if other processes hold a part of it."""
-    t = at_rest(t)
+    t = without_time_axis(t)
     if not (data.is_fully_addressable or data.is_fully_replicated):
         raise BackendError(
             "read: other processes hold a part of the tensor",
@@ -274,7 +274,7 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
             fix="read it in all processes: dist.to_host(x)",
         )
     one = len(data.sharding.device_set) == 1
-    data = data if one else _kept(data, t)
+    data = data if one else _copied_if_shared(data, t)
     try:
         x = (np.asarray(data) if one else _copied(data)).reshape(_flat_shape(t))
     except RuntimeError as error:
@@ -283,12 +283,12 @@ def fetch(data: Array, t: TensorType) -> np.ndarray[Any, Any]:
         raise failed("read", error, [("tensor", t)]) from None
     for _, kind in t.partial:
         x = FOLD[kind].reduce(x, axis=0, dtype=x.dtype)  # integers wrap around, as on devices
-    own = tuple(t.sizes[a] for a in t.varying)
-    sizes = tuple(slice(0, n) for n in (*own, *(f.size for d in t.dims for f in d)))
-    return x[sizes].reshape((*own, *t.shape))
+    axis_sizes = tuple(t.sizes[a] for a in t.varying)
+    sizes = tuple(slice(0, n) for n in (*axis_sizes, *(f.size for d in t.dims for f in d)))
+    return x[sizes].reshape((*axis_sizes, *t.shape))
 
 
-def _kept(data: Array, t: TensorType) -> Array:
+def _copied_if_shared(data: Array, t: TensorType) -> Array:
     """Returns `data`, or a copy if another thread may donate it meanwhile."""
     if active_count() == 1 or jax.process_count() > 1:  # with several processes, one thread calls
         return data
@@ -347,7 +347,7 @@ def adopt(data: Array, mesh: Mesh | None) -> TensorType:
     where = data.sharding
     if isinstance(where, NamedSharding):
         jmesh = where.mesh
-        own = Mesh(
+        device_mesh = Mesh(
             tuple(map(str, jmesh.axis_names)),
             devices=np.vectorize(lambda d: d.id)(jmesh.devices),
         )
@@ -356,7 +356,7 @@ def adopt(data: Array, mesh: Mesh | None) -> TensorType:
             (Factor(n, () if r is None else (r,) if isinstance(r, str) else tuple(r)),)
             for n, r in zip(data.shape, rows, strict=True)
         )
-        t = TensorType(dtype_of(data.dtype), dims, (), own)
+        t = TensorType(dtype_of(data.dtype), dims, (), device_mesh)
         if mesh is None or mesh.onto is not None or not {*t.split_axes}.issubset(mesh.axes):
             return t
         asked = t.on(mesh)

@@ -41,16 +41,18 @@ def folder() -> KeptPrograms | None:
     if off or theirs or jax.default_backend() not in ("cpu", "gpu"):
         return None
     try:
-        place = _own(Path(named).expanduser() if named else environment.cache_folder() / "programs")
+        place = _private_folder(
+            Path(named).expanduser() if named else environment.cache_folder() / "programs"
+        )
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         _warn(named, f"{error}; name a folder of your own, or set it to 0")
         return None
     most = environment.number(environment.PROGRAM_CACHE_BYTES, MOST_BYTES)
-    kept = KeptPrograms(place, most)
-    if not keep_programs(kept, LEAST_S):
+    programs = KeptPrograms(place, most)
+    if not keep_programs(programs, LEAST_S):
         other = f"jax {jax.__version__} keeps them in another way"
         _warn(named, f"{other}; JAX_COMPILATION_CACHE_DIR names a folder to jax itself")
-    return kept
+    return programs
 
 
 def _warn(named: str, why: str) -> None:
@@ -63,7 +65,7 @@ def _warn(named: str, why: str) -> None:
         )
 
 
-def _own(folder: Path) -> Path:
+def _private_folder(folder: Path) -> Path:
     """Returns `folder`, created if missing. Raises OSError if others may write into it, or this
     process may not."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,19 +121,19 @@ class KeptPrograms:
 
     def _make_room(self) -> None:
         """Deletes the least recently used files until nine tenths of the limit are left."""
-        there, now = [], time.time()
+        stored, now = [], time.time()
         with suppress(OSError), os.scandir(self._path) as entries:
             for entry in entries:
                 with suppress(OSError):
                     about = entry.stat()
                     if entry.name.endswith(_NAME):
-                        there.append((about.st_mtime, about.st_size, entry.path))
+                        stored.append((about.st_mtime, about.st_size, entry.path))
                     elif _BEGUN in entry.name and now - about.st_mtime > _STALE_S:
                         os.unlink(entry.path)
-        total = sum(size for _, size, _ in there)
+        total = sum(size for _, size, _ in stored)
         if total <= self.most_bytes:
             return
-        for _, size, path in sorted(there):
+        for _, size, path in sorted(stored):
             if total <= self.most_bytes * 9 // 10:
                 return
             with suppress(OSError):

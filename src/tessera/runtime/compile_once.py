@@ -55,17 +55,17 @@ class Sharing:
     executable."""
 
     def __init__(self) -> None:
-        self.seen: set[tuple[str, tuple[int, ...]]] = set()
+        self.compiled: set[tuple[str, tuple[int, ...]]] = set()
         self.alone = False  # set when the first process did not begin: it runs other programs
 
     def __call__(self, program: Compilation) -> Any:
         place = (program.key, program.processes)
-        if self.alone or place in self.seen:  # a recompilation in one process is its own
+        if self.alone or place in self.compiled:  # a recompilation in one process is its own
             return program.compile()
-        self.seen.add(place)
+        self.compiled.add(place)
         path = f"tessera/program/{program.key}/{'.'.join(map(str, program.processes))}"
         if jax.process_index() == program.processes[0]:
-            return _given(program, path)
+            return _publish(program, path)
         return self._taken(program, path)
 
     def _taken(self, program: Compilation, path: str) -> Any:
@@ -79,7 +79,7 @@ class Sharing:
         return program.unpacked(zlib.decompress(data)) if data else program.compile()
 
 
-def _given(program: Compilation, path: str) -> Any:
+def _publish(program: Compilation, path: str) -> Any:
     """Compiles, and publishes the executable for the others. Publishes b"" if compilation failed or
     the executable was in jax's own cache: then the others do the same."""
     client, data = service(), b""

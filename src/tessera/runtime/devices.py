@@ -50,8 +50,8 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     _warn_of_others()
     compilation_cache.folder()
     _see_reductions()
-    have = len(jax.devices())
-    if have < needed:
+    device_count = len(jax.devices())
+    if device_count < needed:
         ids = visible_ids()
         processes = place()[1]
         each = -(-needed // processes)
@@ -64,24 +64,28 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             more = f"make the mesh, or call {asked}, before the first array of jax"
             more += ", which started the backend"
         raise BackendError(
-            f"mesh: needs {needed} devices, this machine has {have}",
-            rows=[("backend", f"{have} x {jax.devices()[0].platform}")]
+            f"mesh: needs {needed} devices, this machine has {device_count}",
+            rows=[("backend", f"{device_count} x {jax.devices()[0].platform}")]
             + ([("visible", ",".join(map(str, ids)))] if ids else []),
-            fix=f"{_smaller(mesh, have)}, or {'more visible devices' if _visible() else more}",
+            fix=f"{_smaller(mesh, device_count)}, or "
+            f"{'more visible devices' if _visible() else more}",
         )
 
 
-def failed(what: str, error: Exception, rows: Sequence[tuple[str, object]] = ()) -> BackendError:
-    """Returns the engine's `error` during `what` as a BackendError: its first line, and a fix."""
+def failed(
+    operation: str, error: Exception, rows: Sequence[tuple[str, object]] = ()
+) -> BackendError:
+    """Returns the engine's `error` during `operation` as a BackendError: its first line, and a
+    fix."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    fix = next((fix for words, fix in _WAYS_OUT.items() if words in first), _OWN)
-    return BackendError(f"{what}: the engine failed: {first}", rows=rows, fix=fix)
+    fix = next((fix for words, fix in _FIXES.items() if words in first), _ENGINE_REPORT)
+    return BackendError(f"{operation}: the engine failed: {first}", rows=rows, fix=fix)
 
 
-_OWN = "the text above is the engine's own report"
+_ENGINE_REPORT = "the text above is the engine's own report"
 _LESS = "use smaller tensors, or split them over more devices"
 _OTHERS = "nvidia-smi names the programs that hold memory of a GPU"
-_WAYS_OUT = {
+_FIXES = {
     "RESOURCE_EXHAUSTED": _LESS,
     # A GPU's kernels are autotuned before a program runs, which takes memory, too.
     "configs": f"too little memory to try kernels may be the cause: {_LESS}; {_OTHERS}",
@@ -169,11 +173,11 @@ def _see_reductions() -> None:
         )
 
 
-def _smaller(mesh: Mesh | None, have: int) -> str:
-    """Returns advice that makes `mesh` fit `have` devices."""
-    if mesh is None or mesh.size <= have:
-        return f"name devices from 0 to {have - 1}"
-    onto = max(n for n in range(1, have + 1) if mesh.size % n == 0)
+def _smaller(mesh: Mesh | None, device_count: int) -> str:
+    """Returns advice that makes `mesh` fit `device_count` devices."""
+    if mesh is None or mesh.size <= device_count:
+        return f"name devices from 0 to {device_count - 1}"
+    onto = max(n for n in range(1, device_count + 1) if mesh.size % n == 0)
     return f"mesh.fold(onto={onto}), a smaller mesh"
 
 

@@ -113,8 +113,8 @@ def fixed_contract(
     return xp_jax.contract(groups, out, parts, dtype, lax.optimization_barrier)
 
 
-def _size(x: Array, letters: Sequence[str], some: Sequence[str]) -> int:
-    return math.prod(x.shape[letters.index(k)] for k in some)
+def _size(x: Array, letters: Sequence[str], summed: Sequence[str]) -> int:
+    return math.prod(x.shape[letters.index(k)] for k in summed)
 
 
 def _thin(
@@ -190,15 +190,15 @@ FixedXp = SimpleNamespace(**{
 
 def ordered_sum(terms: Sequence[Array], axis: str, devices: int, order: str) -> Array:
     """Returns the sum of all devices' `terms`, on each of them."""
-    here = jnp.stack(_subtrees(terms, order))
+    local_sums = jnp.stack(_subtrees(terms, order))
     if devices == 1:
-        return _total(list(here), order)
-    shape, count = here.shape[1:], here.shape[0]
-    size = here[0].size
+        return _total(list(local_sums), order)
+    shape, count = local_sums.shape[1:], local_sums.shape[0]
+    size = local_sums[0].size
     if size < SMALL * devices:
-        every = all_gather(here, axis)  # [devices, count, ...]
+        every = all_gather(local_sums, axis)  # [devices, count, ...]
         return _total(list(every.reshape(devices * count, *shape)), order)
-    flat, extra = here.reshape(count, -1), -size % devices
+    flat, extra = local_sums.reshape(count, -1), -size % devices
     if extra:  # XLA would run an empty pad, too
         flat = jnp.pad(flat, ((0, 0), (0, extra)))
     halves = order == "binary" and count == 1 and devices & (devices - 1) == 0

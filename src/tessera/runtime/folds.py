@@ -156,22 +156,22 @@ class Folds:
         devices = self.mesh.physical.sizes
         return Along(axes, tuple((devices[a], self.counts.get(a, 1)) for a in axes))
 
-    def to(self, x: Blocks, have: Sequence[str], want: Sequence[str]) -> Blocks:
-        """Returns `x`, which has a block for each fold along `have`, with one for each fold along
+    def to(self, x: Blocks, axes: Sequence[str], want: Sequence[str]) -> Blocks:
+        """Returns `x`, which has a block for each fold along `axes`, with one for each fold along
         `want`."""
-        if have == want:
+        if axes == want:
             return x
-        at = np.arange(len(x)).reshape([n if a in have else 1 for a, n in self.counts.items()])
+        at = np.arange(len(x)).reshape([n if a in axes else 1 for a, n in self.counts.items()])
         at = at[tuple(slice(None) if a in want else slice(1) for a in self.counts)]
         at = np.broadcast_to(at, [n if a in want else 1 for a, n in self.counts.items()])
         return Blocks(x[i] for i in at.ravel())
 
-    def groups(self, have: Sequence[str], along: Sequence[str]) -> list[list[int]]:
-        """Returns the indices of blocks (one for each fold along `have`) in groups that differ only
+    def groups(self, axes: Sequence[str], along: Sequence[str]) -> list[list[int]]:
+        """Returns the indices of blocks (one for each fold along `axes`) in groups that differ only
         along `along`, in the order of these axes, the last one fastest."""
-        at = np.arange(self.count(have)).reshape([self.counts[a] for a in have])
-        inner = [have.index(a) for a in along if a in self.counts]
-        outer = [d for d in range(len(have)) if d not in inner]
+        at = np.arange(self.count(axes)).reshape([self.counts[a] for a in axes])
+        inner = [axes.index(a) for a in along if a in self.counts]
+        outer = [d for d in range(len(axes)) if d not in inner]
         groups: list[list[int]] = (
             at.transpose(*outer, *inner).reshape(-1, self.count(along)).tolist()
         )

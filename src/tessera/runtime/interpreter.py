@@ -62,8 +62,8 @@ class Interpreter:
         """Returns the result of `n`; a list for a node with several results."""
         f, op, ins = self.folds, OPS[n.op], tuple([a.types[0] for a in n.args])
         # A while loop whose condition differs between folds runs in each fold by itself.
-        apart = n.op == "scan" and n.attrs["length"] is None and f.axes(n.types[0])
-        if n.op == "scan" and any(t.size for t in n.types) and not apart:
+        separate = n.op == "scan" and n.attrs["length"] is None and f.axes(n.types[0])
+        if n.op == "scan" and any(t.size for t in n.types) and not separate:
             return op.local(Call(self.xp, f.somewhere, ins, n.types, n.attrs, bodies), *values)
         several, axes = len(n.types) > 1 or op.many, f.axes(*ins, *n.types)
         ordered = op.mesh_invariance == "sums" and self._order(n)
@@ -90,9 +90,9 @@ class Interpreter:
             for i, dim, kind in infer(op, ins, n.attrs).reduces:
                 blocks[i] = _masked(blocks[i], place.valid(ins[i], dim), dim, kind)
 
-        def inner(body: Graph, given: Sequence[Array]) -> list[Array]:
+        def inner(body: Graph, args: Sequence[Array]) -> list[Array]:
             here = Interpreter(self.folds.mesh, self.under, place.at)
-            return [x for (x,) in here.run(body, [Blocks((b,)) for b in given])]
+            return [x for (x,) in here.run(body, [Blocks((b,)) for b in args])]
 
         return op.compute(Call(self._xp(n), place, ins, n.types, n.attrs, inner), *blocks)
 

@@ -165,28 +165,28 @@ def around_compile(share: Callable[[Compilation], Any], alike: str) -> bool:
         hash_obj.update(alike.encode())
 
     def compile_once(
-        backend: Any, computation: Any, devices: Any, options: Any, callbacks: Any, *rest: Any
+        backend: Any, computation: Any, devices: Any, options: Any, callbacks: Any, *more: Any
     ) -> Any:
-        given = (backend, computation, devices, options, callbacks, *rest)
+        arguments = (backend, computation, devices, options, callbacks, *more)
         processes = tuple(sorted({d.process_index for d in np.asarray(devices).flat}))
         if len(processes) == 1 or callbacks or _kind(devices) != "cpu":
-            return compile(*given)
+            return compile(*arguments)
         key = cache_key.get(computation, devices, options, backend)
-        made: Any = None
+        executable: Any = None
         before = hits
 
-        def here() -> Any:
-            nonlocal made
-            made = compile(*given)
-            return made
+        def compile_locally() -> Any:
+            nonlocal executable
+            executable = compile(*arguments)
+            return executable
 
         return share(
             Compilation(
                 hashlib.sha256(key.encode()).hexdigest(),
                 processes,
-                here,
-                lambda: backend.serialize_executable(made) if hits == before else b"",
-                lambda data: backend.deserialize_executable(data, rest[0], options),
+                compile_locally,
+                lambda: backend.serialize_executable(executable) if hits == before else b"",
+                lambda data: backend.deserialize_executable(data, more[0], options),
             )
         )
 
@@ -211,8 +211,8 @@ _WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executabl
 _CALLBACKS = "host_callbacks"
 
 
-def keep_programs(kept: Any, least_s: float) -> bool:
-    """Makes jax look up each program in `kept` (`get`, `put` and `_path`, a Path) before it
+def keep_programs(cache: Any, least_s: float) -> bool:
+    """Makes jax look up each program in `cache` (`get`, `put` and `_path`, a Path) before it
     compiles it, and store there each program that took at least `least_s` seconds.
 
     Unlike jax's own cache folder, each process writes its programs, not only the first one; and
@@ -220,27 +220,29 @@ def keep_programs(kept: Any, least_s: float) -> bool:
     effect, if this version of jax has another cache interface.
     """
     read, write = compiler._cache_read, compiler._cache_write
-    found = tuple(tuple(inspect.signature(f).parameters) for f in (read, write))
-    if found not in (((*_READ, _CALLBACKS), _WRITE), (_READ, (*_WRITE, _CALLBACKS))):
+    signatures = tuple(tuple(inspect.signature(f).parameters) for f in (read, write))
+    if signatures not in (((*_READ, _CALLBACKS), _WRITE), (_READ, (*_WRITE, _CALLBACKS))):
         return False
     of_jax = compilation_cache.get_file_cache
 
     def open_(path: str) -> Any:
-        return (kept, path) if path == str(kept._path) else of_jax(path)
+        return (cache, path) if path == str(cache._path) else of_jax(path)
 
-    def taken(name: str, key: str, options: Any, backend: Any, *rest: Any) -> Any:
+    def taken(name: str, key: str, options: Any, backend: Any, *more: Any) -> Any:
         try:
-            return compilation_cache.get_executable_and_time(key, options, backend, *rest)
+            return compilation_cache.get_executable_and_time(key, options, backend, *more)
         except Exception:  # for example written by another build of the engine
             return None, None
 
-    def given(key: str, s: float, name: str, backend: Any, made: Any, *callbacks: Any) -> None:
+    def put_program(
+        key: str, s: float, name: str, backend: Any, executable: Any, *callbacks: Any
+    ) -> None:
         if not any(callbacks) and s >= least_s:
             with suppress(Exception):
-                compilation_cache.put_executable_and_time(key, name, made, backend, int(s))
+                compilation_cache.put_executable_and_time(key, name, executable, backend, int(s))
 
     compilation_cache.get_file_cache = open_
     compiler._cache_read = taken  # type: ignore[assignment]  # their names are longer
-    compiler._cache_write = given  # type: ignore[assignment]
-    jax.config.update("jax_compilation_cache_dir", str(kept._path))
+    compiler._cache_write = put_program  # type: ignore[assignment]
+    jax.config.update("jax_compilation_cache_dir", str(cache._path))
     return True

@@ -12,7 +12,7 @@ from jax.extend import core as jex
 from ..lang.autodiff.jax_functions import Equation, Equations, Operand
 from .jax_private import scan_counts
 
-TURNS = 64  # longest loop that is unrolled
+MAX_UNROLLED_STEPS = 64  # longest loop that is unrolled
 # Params that hold the jaxpr of a called function.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -59,8 +59,8 @@ class _Writer:
                 # All branches are computed, and one is selected: equations have no control flow.
                 every = [self.call(b, ins[1:]) for b in e.params["branches"]]
                 outs = [self.add("select_n", [ins[0], *row], {}, 1)[0] for row in zip(*every)]
-            elif e.primitive.name == "scan" and e.params["length"] <= TURNS:
-                outs = self.turns(ins, [v.aval.shape for v in e.invars], **e.params)
+            elif e.primitive.name == "scan" and e.params["length"] <= MAX_UNROLLED_STEPS:
+                outs = self.unrolled_scan(ins, [v.aval.shape for v in e.invars], **e.params)
             elif inner is not None and e.primitive.name not in ("scan", "while", "pallas_call"):
                 closed_inner = inner if hasattr(inner, "consts") else jex.ClosedJaxpr(inner, ())
                 outs = self.call(closed_inner, ins)
@@ -69,7 +69,7 @@ class _Writer:
             of |= dict(zip(e.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def turns(
+    def unrolled_scan(
         self, args: Sequence[Operand], shapes: Sequence[tuple[int, ...]], *, jaxpr: Any,
         length: int, reverse: bool, **params: Any,
     ) -> list[Operand]:  # fmt: skip

@@ -136,10 +136,10 @@ def jitted(
     mesh: Mesh | None,
     donate: Mapping[int, int] = NONE,
     options: Mapping[str, Any] | None = None,
-    some: bool = False,
+    is_stage: bool = False,
 ) -> Callable[..., Any]:
-    """Returns a jitted program that runs `body` on the folds of each device of `mesh`. With `some`,
-    `mesh` is a pipeline stage's part of the devices."""
+    """Returns a jitted program that runs `body` on the folds of each device of `mesh`. With
+    `is_stage`, `mesh` is a pipeline stage's part of the devices."""
     folds = Folds(mesh)
     many = mesh is not None and (mesh.size > 1 or mesh.onto is not None)
     outs = [t.on(mesh) for t in results]
@@ -149,8 +149,8 @@ def jitted(
     # XLA's partitioner fails on arguments without elements, so each device makes its own.
     held = [i for i, t in enumerate(ins) if t.size or not many]
 
-    def program(*given: Array) -> list[Array]:
-        rest = iter(given)
+    def program(*args: Array) -> list[Array]:
+        rest = iter(args)
         arrays = [
             next(rest) if t.size or not many else xp_jax.full(block_shape(t), 0, t.dtype)
             for t in ins
@@ -158,7 +158,7 @@ def jitted(
         found = body([folds.unpack(a, t) for a, t in zip(arrays, ins, strict=True)])
         return [folds.pack(found[i], outs[i]) for i in order]
 
-    def made() -> Any:
+    def make_program() -> Any:
         def run(*arrays: Array) -> list[Array]:
             return program(*arrays)
 
@@ -188,7 +188,7 @@ def jitted(
             compiler_options=dict(options) if options else None,
         )
 
-    run = Program(made, mesh, some)
+    run = Program(make_program, mesh, is_stage)
     if order == sorted(order):
         return run
     return _Reordered(run, sorted(range(len(order)), key=order.__getitem__))

@@ -33,14 +33,14 @@ class Program:
     """A jitted program over `mesh`, compiled at its first call.
 
     `large` is (bytes of temporaries, bytes of results) if the temporaries reach LARGE on a CPU,
-    else None. With `some`, the program is one of a pipeline's stages on part of the devices: these
-    run at the same time, so they never wait for each other's memory.
+    else None. With `is_stage`, the program is one of a pipeline's stages on part of the devices:
+    these run at the same time, so they never wait for each other's memory.
     """
 
-    __slots__ = ("__weakref__", "_make", "_queue", "_run", "_some", "bytes", "large", "used")
+    __slots__ = ("__weakref__", "_is_stage", "_make", "_queue", "_run", "bytes", "large", "used")
 
-    def __init__(self, make: Callable[[], Any], mesh: Mesh | None, some: bool = False) -> None:
-        self._make, self._queue, self._run, self._some = make, queue_of(mesh), None, some
+    def __init__(self, make: Callable[[], Any], mesh: Mesh | None, is_stage: bool = False) -> None:
+        self._make, self._queue, self._run, self._is_stage = make, queue_of(mesh), None, is_stage
         self.large: tuple[int, int] | None = None
         self.bytes = self.used = 0
 
@@ -77,7 +77,7 @@ class Program:
         """Compiles the program for `arrays`; returns the jitted function. Sets `large`."""
         run = self._run = self._run or self._make()
         compiled = run.lower(*arrays).compile()
-        if self._queue is None or self._some:
+        if self._queue is None or self._is_stage:
             return run
         found, outs = compiled.memory_analysis(), compiled.output_shardings
         devices = max((len(x.addressable_devices) for x in outs), default=1)
@@ -97,7 +97,7 @@ class Book:
     def __init__(self) -> None:
         self._live: WeakSet[Program] = WeakSet()
         self._lock = Lock()
-        self._seen = self._floor = 0  # maps at the last count; maps that other code holds
+        self._mapped_count = self._floor = 0  # maps at the last count; maps that other code holds
         self._spent_s = 0.0  # compile time since the last count
         self._compiling_s = self._asking_s = 0.0  # total time: compiling; reading the heap's size
         self._untidy_s = 0.0  # compile time since the heap was tidied
@@ -140,7 +140,7 @@ class Book:
         """Sets the limits of the process's maps and of the programs' bytes; None keeps a limit."""
         self.most_maps = self.most_maps if maps is None else maps
         self.most_bytes = self.most_bytes if size is None else size
-        self._seen = self._floor = 0
+        self._mapped_count = self._floor = 0
 
     def drop(self) -> None:
         """Drops all programs."""
@@ -157,7 +157,7 @@ class Book:
             spare -= others[0].bytes
             self._drop(others.pop(0))
         most = max(self.most_maps, self._floor)
-        if self._spent_s * FASTEST < most - self._seen:
+        if self._spent_s * FASTEST < most - self._mapped_count:
             return  # no count needed: at most FASTEST maps a second were added since the last one
         maps = self._look()
         while maps > most and others:
@@ -171,8 +171,8 @@ class Book:
 
     def _look(self) -> int:
         self._spent_s = 0.0
-        self._seen = MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
-        return self._seen
+        self._mapped_count = MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
+        return self._mapped_count
 
     def _drop(self, program: Program) -> None:
         program.drop()

@@ -26,15 +26,15 @@ LEAST, MOST, TILES = 64, 512, 4
 
 
 def ragged_dot(
-    contract: Contract, x: Array, w: Array, counts: Array, turned: bool, dtype: DType
+    contract: Contract, x: Array, w: Array, counts: Array, transposed: bool, dtype: DType
 ) -> Array:
-    """Returns row r of run e of x [a, j, r, d] times w [j, e, d, h], or its transpose if `turned`;
-    zeros for rows in no run of `counts` [a, j, e]."""
-    matrix = "hd" if turned else "dh"
+    """Returns row r of run e of x [a, j, r, d] times w [j, e, d, h], or its transpose if
+    `transposed`; zeros for rows in no run of `counts` [a, j, e]."""
+    matrix = "hd" if transposed else "dh"
     ways = [functools.partial(f, contract, matrix, dtype) for f in (dot_by_tiles, dot_in_blocks)]
 
-    def each(*given: Array) -> Array:
-        return lax.platform_dependent(*given, cpu=ways[0], default=ways[1])
+    def each(*args: Array) -> Array:
+        return lax.platform_dependent(*args, cpu=ways[0], default=ways[1])
 
     across, down = (range(n) for n in counts.shape[:2])
     made = [jnp.stack([each(x[a, j], w[j], counts[a, j]) for j in down]) for a in across]
@@ -46,8 +46,8 @@ def ragged_contract(contract: Contract, x: Array, y: Array, counts: Array, dtype
     with its rows in y [a, j, r, h]."""
     ways = [functools.partial(f, contract) for f in (contract_by_tiles, contract_in_blocks)]
 
-    def each(*given: Array) -> Array:
-        return lax.platform_dependent(*given, cpu=ways[0], default=ways[1])
+    def each(*args: Array) -> Array:
+        return lax.platform_dependent(*args, cpu=ways[0], default=ways[1])
 
     across, down = (range(n) for n in counts.shape[:2])
     made = [jnp.stack([each(x[a, j], y[a, j], counts[a, j]) for j in down]) for a in across]
@@ -107,8 +107,8 @@ def _by_tiles(
     large, end = min(max(LEAST, even), MOST, rows), start + count
     small = min(LEAST, large)
 
-    def turns(size: int, start: Array, count: Array, whole: bool, carry: Array) -> Array:
-        def turn(now: tuple[Array, Array]) -> tuple[Array, Array]:
+    def run_loop(size: int, start: Array, count: Array, whole: bool, carry: Array) -> Array:
+        def tile_step(now: tuple[Array, Array]) -> tuple[Array, Array]:
             n, carry = now
             begin = start + n * size
             first = begin if whole else jnp.minimum(begin, rows - size)
@@ -120,13 +120,15 @@ def _by_tiles(
             mine = None if whole else (at >= begin) & (at < end)
             return n + 1, step(carry, cut, first, mine)
 
-        return lax.while_loop(lambda now: now[0] * size < count, turn, (jnp.int32(0), carry))[1]
+        return lax.while_loop(lambda now: now[0] * size < count, tile_step, (jnp.int32(0), carry))[
+            1
+        ]
 
     if small < large:
         full = count // large * large
-        carry = turns(large, start, full, True, carry)
+        carry = run_loop(large, start, full, True, carry)
         start, count = start + full, count - full
-    return turns(small, start, count, False, carry)
+    return run_loop(small, start, count, False, carry)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, after: Array) -> Array:

@@ -67,11 +67,11 @@ class Stepped:
         # Steps with equal `runs` share one program and its donated arguments.
         runs = (step.runs for step in schedule.steps)
         self._aliases = dict(zip(runs, donation_aliases(schedule), strict=True))
-        self.elsewhere = {i for i in range(len(schedule.steps)) if not self._is_here(i)}
+        self.elsewhere = {i for i in range(len(schedule.steps)) if not self._is_local(i)}
         self.steps = [self._program(i, step) for i, step in enumerate(schedule.steps)]
-        made = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
+        writers = {b: i for i, step in enumerate(schedule.steps) for b in step.writes}
         self.launches = [
-            (step, self._recorded(i, program, made), step.reads, step.writes, freed)
+            (step, self._recorded(i, program, writers), step.reads, step.writes, freed)
             for i, (step, program, freed) in enumerate(
                 zip(schedule.steps, self.steps, schedule.freed, strict=True)
             )
@@ -80,7 +80,7 @@ class Stepped:
     def __call__(self, *args: Array) -> list[Array]:
         s, look = self.schedule, watcher()
         env: list[Any] = [None] * len(s.buffers)
-        for b, x in zip(s.inputs, self._apart(args), strict=True):
+        for b, x in zip(s.inputs, self._deduplicated(args), strict=True):
             env[b] = x
         if look is None:
             for _, program, reads, writes, freed in self.launches:
@@ -118,7 +118,7 @@ class Stepped:
         jax.block_until_ready(self.steps[i](*own))
         self._warm.add(self.steps[i])
 
-    def _apart(self, args: Sequence[Array]) -> Sequence[Array]:
+    def _deduplicated(self, args: Sequence[Array]) -> Sequence[Array]:
         """Returns `args`, with copies of repeated arrays if any argument is donated: an array
         passed twice (two results that were one value) cannot be donated twice."""
         if not self.schedule.donated or len({*map(id, args)}) == len(args):
@@ -130,7 +130,7 @@ class Stepped:
             seen.add(id(x))
         return own
 
-    def _recorded(self, i: int, program: Program, made: Mapping[int, int]) -> Program:
+    def _recorded(self, i: int, program: Program, writers: Mapping[int, int]) -> Program:
         """Returns `program` with a record in the flight recorder: for each collective, and between
         processes for each step of several processes."""
         s, step = self.schedule, self.schedule.steps[i]
@@ -140,14 +140,14 @@ class Stepped:
         moves = isinstance(step, Collective)
         if len(group) == 1 or (not moves and not several) or i in self.elsewhere:
             return program
-        name, what, at = f"s{i}", step.what, step.at
+        name, operation, at = f"s{i}", step.description, step.at
         size = sum(s.buffers[b].local_bytes for b in step.writes)
-        makers = [_maker_text(s, made.get(b)) for b in step.reads]
+        makers = [_maker_text(s, writers.get(b)) for b in step.reads]
         fresh = True
 
         def run(*args: Array) -> list[Array]:
             nonlocal fresh
-            record = flight().begin(s.name, name, what, at, group, size, compiles=fresh)
+            record = flight().begin(s.name, name, operation, at, group, size, compiles=fresh)
             fresh = False
             try:
                 if moves:
@@ -157,7 +157,7 @@ class Stepped:
                 flight().failed(record, error)
                 raise
             if several:
-                flight().given(record, outs)
+                flight().dispatched(record, outs)
             else:
                 flight().finish(record)
             return outs
@@ -171,7 +171,7 @@ class Stepped:
         ends = {self.schedule.buffers[b].mesh for b in (*step.reads, *step.writes)}
         return tuple(sorted({p for mesh in ends for p in processes_of(mesh)}))
 
-    def _is_here(self, i: int) -> bool:
+    def _is_local(self, i: int) -> bool:
         step = self.schedule.steps[i]
         return jax.process_count() == 1 or jax.process_index() in self._processes(step)
 
@@ -184,10 +184,10 @@ class Stepped:
             return lambda *_: names
         known = self._programs.get(step.runs)
         if known is None:
-            known = self._programs[step.runs] = self._made(step)
+            known = self._programs[step.runs] = self._program_of(step)
         return known
 
-    def _made(self, step: Step) -> Program:
+    def _program_of(self, step: Step) -> Program:
         """Returns the program of one step. Recordings share the programs of pipeline stages."""
         match step:
             case Send():
@@ -226,7 +226,7 @@ def _maker_text(s: Schedule, i: int | None) -> str:
     if i is None:
         return "an argument"
     step = s.steps[i]
-    return f"s{i} of {s.name}: {step.what}" + (f" at {step.at}" if step.at else "")
+    return f"s{i} of {s.name}: {step.description}" + (f" at {step.at}" if step.at else "")
 
 
 class _Looped:

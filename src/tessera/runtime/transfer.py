@@ -34,7 +34,7 @@ def moved(xs: Sequence[Array], to: Sequence[Sharding]) -> list[Array]:
     hosts = {
         i: np.asarray(x) if x.size else np.zeros(x.shape, x.dtype)
         for i, x in enumerate(xs)
-        if _is_own(x) or not x.size
+        if _is_process_local(x) or not x.size
     }
     compare_values([(host, to[i]) for i, host in hosts.items() if host.size])
     for i, (x, where) in enumerate(zip(xs, to, strict=True)):
@@ -73,7 +73,7 @@ def _as(x: Array, where: Sharding) -> Array:
     return absent(x.shape, x.dtype, where)
 
 
-def _is_own(x: Array) -> bool:
+def _is_process_local(x: Array) -> bool:
     """Returns whether each process has its own copy of `x`: a NumPy array, or an uncommitted
     array."""
     alone = isinstance(x, np.ndarray) or isinstance(x.sharding, SingleDeviceSharding)
@@ -110,17 +110,17 @@ def _route(source: Sharding, to: Sharding, shape: tuple[int, ...]) -> Route | No
     holders: dict[Index, list[Any]] = {}
     for d, index in _blocks(source, shape).items():
         holders.setdefault(index, []).append(d)
-    given: dict[Any, int] = {}
+    buffer_of: dict[Any, int] = {}
     found = []
     for d, index in _blocks(to, shape).items():
         if index not in holders:
             return None
         best = min(
             holders[index],
-            key=lambda h: (h != d, h.process_index != d.process_index, given.get(h, 0), h.id),
+            key=lambda h: (h != d, h.process_index != d.process_index, buffer_of.get(h, 0), h.id),
         )
         if best.process_index != d.process_index:
-            given[best] = given.get(best, 0) + 1
+            buffer_of[best] = buffer_of.get(best, 0) + 1
         found.append((best, d))
     return tuple(found)
 
@@ -143,11 +143,11 @@ def _rounds(route: Route) -> tuple[Route, ...]:
 def _carried(route: Route, xs: Sequence[Array]) -> list[list[Array]]:
     """Returns this process's blocks of each of `xs` after `route`."""
     me = jax.process_index()
-    have = [{s.device: s.data for s in x.addressable_shards} for x in xs]
+    data_of = [{s.device: s.data for s in x.addressable_shards} for x in xs]
     got: list[dict[Any, Array]] = [{} for _ in xs]
     for source, taker in route:
         if source.process_index == taker.process_index == me:
-            for blocks, mine in zip(have, got, strict=True):
+            for blocks, mine in zip(data_of, got, strict=True):
                 block = blocks[source]
                 mine[taker] = block if source == taker else jax.device_put(block, taker)
     for pairs in _rounds(route):
@@ -157,7 +157,7 @@ def _carried(route: Route, xs: Sequence[Array]) -> list[list[Array]]:
         shapes = [x.sharding.shard_shape(x.shape) for x in xs]
         given = [
             _on_line(blocks, devices, shape, x.dtype)
-            for x, blocks, shape in zip(xs, have, shapes, strict=True)
+            for x, blocks, shape in zip(xs, data_of, shapes, strict=True)
         ]
         for mine, y, shape in zip(got, _round(pairs)(*given), shapes, strict=True):
             blocks = {s.device: s.data for s in y.addressable_shards}

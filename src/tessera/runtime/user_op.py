@@ -28,48 +28,48 @@ def user(
     """Returns the results of `f`, or of its gradient of order `len(below)`; `below` has the number
     of arguments of each lower order. Raises UsageError if the function fails or its results differ
     from `want`."""
-    who = f.name + "".join(" (gradient)" for _ in below)
-    given = [(f"arg {i}", t) for i, t in enumerate(ins)]
+    name = f.name + "".join(" (gradient)" for _ in below)
+    rows = [(f"arg {i}", t) for i, t in enumerate(ins)]
     try:
         results = _order(f, below)(*args)
     except TesseraError:
         raise
     except Exception as error:
         raise UsageError(
-            f"{who}: the function raised {type(error).__name__}: {_first_line(error)}",
-            rows=given,
+            f"{name}: the function raised {type(error).__name__}: {_first_line(error)}",
+            rows=rows,
             fix="it gets one device's blocks, as jax arrays: mend it, or its index string",
             at=_line(error) or f.at,
         ) from error
     if len(results) != len(want):
         raise UsageError(
-            f"{who}: the function gave {len(results)} results where its index has {len(want)}",
-            rows=given,
+            f"{name}: the function gave {len(results)} results where its index has {len(want)}",
+            rows=rows,
             fix="return an array per result of the index string, several as a tuple",
             at=f.at,
         )
-    made = []
+    types = []
     for i, (x, (shape, dtype)) in enumerate(zip(results, want, strict=True)):
         try:
             x = jnp.asarray(x)
         except (TypeError, ValueError):
-            found = f"a {type(x).__name__}"
+            actual = f"a {type(x).__name__}"
         else:
-            found = f"{x.dtype.name}{list(x.shape)}"
+            actual = f"{x.dtype.name}{list(x.shape)}"
             if x.shape == shape and x.dtype == dtype.numpy:
-                made.append(x)
+                types.append(x)
                 continue
         raise UsageError(
-            f"{who}: result {i} of the function is not what its index string says",
+            f"{name}: result {i} of the function is not what its index string says",
             rows=[
-                *given,
+                *rows,
                 ("expected", f"{dtype.numpy.name}{list(shape)} on each device"),
-                ("found", found),
+                ("found", actual),
             ],
             fix="return that, or say dtype=, sizes=, whole= or another index",
             at=f.at,
         )
-    return made[0] if len(made) == 1 else tuple(made)
+    return types[0] if len(types) == 1 else tuple(types)
 
 
 def _order(f: UserFunction, below: tuple[int, ...]) -> Many:

@@ -19,7 +19,7 @@ from jax import lax
 from ..core.dtypes import DType
 from . import fused_attention, ragged
 from .cpu import convolutions
-from .cpu import erf as special
+from .cpu import erf as cpu_erf
 from .cpu.narrow_floats import bits_of, floats_of, moved
 from .cpu.narrow_floats import cast as cast
 from .cpu.narrow_floats import wide as _wide
@@ -45,7 +45,7 @@ neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
 log1p, expm1 = lax.log1p, lax.expm1
 tanh, sin, cos, floor, sign = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign
 abs = jnp.abs  # lax.abs takes no unsigned integers
-erf, erfc, erfinv = special.erf, lax.erfc, lax.erf_inv
+erf, erfc, erfinv = cpu_erf.erf, lax.erfc, lax.erf_inv
 isfinite, logical_not, sigmoid = lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
 maximum, minimum, atan2 = map(_binary, (lax.max, lax.min, lax.atan2))
@@ -202,12 +202,14 @@ def scan(
     of = partial(jax.tree.map, lambda x: x.dtype)
     made: list[Any] = []
 
-    def turn(carry: tuple[Array, ...], now: tuple[Array, ...]) -> Any:
+    def scan_step(carry: tuple[Array, ...], now: tuple[Array, ...]) -> Any:
         carry, ys = step(carry, jax.tree.map(floats_of, now, of(xs)))
         made[:] = [of(ys)]
         return carry, jax.tree.map(bits_of, ys)
 
-    carry, ys = lax.scan(turn, carry, jax.tree.map(bits_of, xs), length=length, reverse=reverse)
+    carry, ys = lax.scan(
+        scan_step, carry, jax.tree.map(bits_of, xs), length=length, reverse=reverse
+    )
     return carry, jax.tree.map(floats_of, ys, made[0])
 
 

@@ -72,20 +72,20 @@ def slice_text(shape: Sequence[int], part: Slice) -> str:
     """
     dims = []
     for size, given in zip(shape, part):
-        found = [(start, stop) for start, stop in _runs(given) if start < stop]
-        if not found:
+        spans = [(start, stop) for start, stop in _runs(given) if start < stop]
+        if not spans:
             return "nothing"
-        texts = [f"{start or ''}:{stop if stop != size else ''}" for start, stop in found]
+        texts = [f"{start or ''}:{stop if stop != size else ''}" for start, stop in spans]
         if len(texts) > PIECES:
             texts[PIECES - 1 :] = [f"… {len(texts)} pieces"]
         dims.append("+".join(texts))
     return f"[{', '.join(dims)}]" if dims else "all"
 
 
-def _runs(given: Run | tuple[Run, ...]) -> list[Run]:
-    return [
-        (r, given[1]) for r in given[:1] if isinstance(r, int) and isinstance(given[1], int)
-    ] or [r for r in given if isinstance(r, tuple)]
+def _runs(runs: Run | tuple[Run, ...]) -> list[Run]:
+    return [(r, runs[1]) for r in runs[:1] if isinstance(r, int) and isinstance(runs[1], int)] or [
+        r for r in runs if isinstance(r, tuple)
+    ]
 
 
 def whole_picture(

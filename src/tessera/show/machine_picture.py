@@ -154,8 +154,8 @@ class _Grid:
             line.rstrip()
             made.append(line)
             if r + 1 < shown_rows:
-                here = self.first + r * columns.size
-                if m.host_of(here) != m.host_of(here + columns.size):
+                device_id = self.first + r * columns.size
+                if m.host_of(device_id) != m.host_of(device_id + columns.size):
                     made.append(Text("┄" * (shown * step - 3), style="dim"))
                 elif down.strip():
                     made.append(Text(upright))

@@ -67,11 +67,11 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
     largest first."""
     if not isinstance(program, Schedule):
         need_graph("traffic", program)
-    found: dict[tuple[str, tuple[str, ...], str], tuple[int, float]] = {}
+    totals: dict[tuple[str, tuple[str, ...], str], tuple[int, float]] = {}
 
     def add(key: tuple[str, tuple[str, ...], str], times: int, size: float) -> None:
-        before = found.get(key, (0, 0))
-        found[key] = before[0] + times, before[1] + size
+        before = totals.get(key, (0, 0))
+        totals[key] = before[0] + times, before[1] + size
 
     for node, times in program.collectives():
         key = (node.op, tuple(node.attrs["axes"]), _reason(node))
@@ -84,7 +84,7 @@ def traffic(program: Graph | Schedule) -> list[Traffic]:
                 got = [size * len(ids) for size, ids in program.arrivals(step) if size and ids]
                 if got:
                     add(key, len(got), sum(got) / (program.mesh.size if program.mesh else 1))
-    rows = [Traffic(*key, count, round(size)) for key, (count, size) in found.items()]
+    rows = [Traffic(*key, count, round(size)) for key, (count, size) in totals.items()]
     return sorted(rows, key=lambda row: -row.wire_bytes)
 
 
@@ -257,11 +257,11 @@ def _traffic_table(program: Graph | Schedule) -> RenderableType:
     for r in rows[:MOST_ROWS]:
         table.add_row(r.kind, ", ".join(r.axes), str(r.times), size_text(r.wire_bytes), r.reason)
     if rest := rows[MOST_ROWS:]:
-        table.add_row(*_rest(rest))
+        table.add_row(*_others_row(rest))
     return table
 
 
-def _rest(rows: Iterable[Traffic]) -> tuple[str, ...]:
+def _others_row(rows: Iterable[Traffic]) -> tuple[str, ...]:
     rows = list(rows)
     axes = dict.fromkeys(a for r in rows for a in r.axes)
     size = sum(r.wire_bytes for r in rows)
@@ -298,8 +298,8 @@ def planned(step: Function, *args: Any) -> Graph:
     Arguments that the function changes count as its results.
     """
 
-    def whole(*given: Any) -> Any:
-        return step(*given), given
+    def whole(*args: Any) -> Any:
+        return step(*args), args
 
     whole.__name__ = getattr(step, "__name__", "step")
     return prepared(trace(whole, *args))

@@ -83,10 +83,10 @@ def accumulated(
         run = jit(lambda batch, weights: accumulated(
             loss_fn, batch, weights, count, goal, reduce_dtype))  # fmt: skip
         return run.at_once(batch, weights)
-    given = _tensors(batch)
-    tensors = list(given.values())
+    batch_tensors = _tensors(batch)
+    tensors = list(batch_tensors.values())
     first = next((t for t in tensors if t.ndim), None)
-    parts = dict(zip(given, in_microbatches(tensors, count, first), strict=True))
+    parts = dict(zip(batch_tensors, in_microbatches(tensors, count, first), strict=True))
     loss = loss_fn(parts, weights)
     need_loss("accumulated", loss, "return the loss alone, a scalar tensor, from loss_fn")
     return loss, grad(goal(loss), weights, reduce_dtype=reduce_dtype)

@@ -61,10 +61,10 @@ class Judge:
         if not row:
             why = "the loop does not write the row of the step that the guard gave out"
         else:
-            there = ", ".join(name for name in row if name != "step") or "nothing"
-            why = f"the row of a step has no number called 'loss' or 'grad_norm', but {there}"
-        seen = any(isinstance(row.get(name), (int, float)) for name in WATCHED)
-        if self._told or seen or policy == "ignore" or (row and asked == "on_bad_loss='stop'"):
+            names = ", ".join(name for name in row if name != "step") or "nothing"
+            why = f"the row of a step has no number called 'loss' or 'grad_norm', but {names}"
+        has_loss = any(isinstance(row.get(name), (int, float)) for name in WATCHED)
+        if self._told or has_loss or policy == "ignore" or (row and asked == "on_bad_loss='stop'"):
             return
         self._told = True
         warn_no_effect(

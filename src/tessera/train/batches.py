@@ -41,30 +41,30 @@ def told(call: str, model_fn: Callable[..., Tensor], batch: Mapping[str, Any]) -
     `positions` are also passed as `position_ids`. Warns of each key that the model does not take.
     """
     takes = _arguments(model_fn)
-    given: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     unread: dict[str, str] = {}
     for key, value in batch.items():
         if key in READ or value is None:
             continue
         name = key if key in takes else ALSO.get(key, key)
-        if name in takes and name not in given:
-            given[name] = as_tensor(value)
+        if name in takes and name not in tensors:
+            tensors[name] = as_tensor(value)
         else:
             unread[key] = name
     # Positions restart at each segment: without a mask they keep documents apart.
-    if "attention_mask" not in batch and {*ALSO, *ALSO.values()} & {*given}:
+    if "attention_mask" not in batch and {*ALSO, *ALSO.values()} & {*tensors}:
         unread.pop("segment_ids", None)
     for key, name in unread.items():
         has = ", ".join(n for n in takes if n in MEANS) or "none of this kind"
         warn_no_effect(
             f"{call}: batch[{key!r}]",
-            f"it is given twice, as {name!r} too" if name in given else
+            f"it is given twice, as {name!r} too" if name in tensors else
             f"the model has no argument {name!r}; it has {has}",
             means=MEANS.get(name, "what the data says of each row"),
-            fix="leave it out of the batch" if name in given else
+            fix="leave it out of the batch" if name in tensors else
             f"let the model take it, def model(inputs, weights, {name}), or leave it out",
         )  # fmt: skip
-    return given
+    return tensors
 
 
 def _arguments(model_fn: Callable[..., Tensor]) -> list[str]:

@@ -30,7 +30,7 @@ from ..core.checks import mapping, shown
 from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError
 from ..core.kinds import FLAG, Kind, choices, is_list, numbers, or_none, whole_numbers
-from ..core.peers import way_out
+from ..core.peers import fix_for
 from ..data import config as data
 from ..nn.gpt_config import GPTConfig
 
@@ -50,8 +50,8 @@ SCALE: Kind = (
 )
 
 
-def _key(default: Any, rule: Kind, what: str) -> Any:
-    return field(default=default, metadata={"rule": rule, "what": what})
+def _key(default: Any, rule: Kind, description: str) -> Any:
+    return field(default=default, metadata={"rule": rule, "what": description})
 
 
 @dataclass(frozen=True)
@@ -166,29 +166,29 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
     values: dict[str, Any] = {}
     by: dict[str, str] = {}  # name → the key as it was given
     wrong: list[tuple[str, str]] = []
-    for given, value in config.items():
-        name = ALIASES.get(given, given) if isinstance(given, str) else given
+    for key, value in config.items():
+        name = ALIASES.get(key, key) if isinstance(key, str) else key
         if name in by:
-            wrong.append((str(given), f"says what {by[name]!r} says too: leave out one of them"))
+            wrong.append((str(key), f"says what {by[name]!r} says too: leave out one of them"))
         elif name in KEYS:
-            by[name] = given
+            by[name] = key
             rule, fits = KEYS[name].metadata["rule"]
             values[name] = value.item() if isinstance(value, np.generic) else value  # a file's
             if not fits(value):
-                wrong.append((given, f"{shown(value)} is not {rule}"))
+                wrong.append((key, f"{shown(value)} is not {rule}"))
         elif name in OTHERS:
             legal, good = data.LEGAL.get(name, ("", lambda _: True))
             if not good(value):
-                wrong.append((given, f"{shown(value)} is not {legal}"))
+                wrong.append((key, f"{shown(value)} is not {legal}"))
         else:
-            near = _instead(str(given))
-            wrong.append((str(given), "is not known" + (f"; did you mean {near}?" if near else "")))
+            near = _instead(str(key))
+            wrong.append((str(key), "is not known" + (f"; did you mean {near}?" if near else "")))
     if not wrong:
         values["betas"] = tuple(map(float, values.get("betas", TrainingConfig.betas)))
-        found = TrainingConfig(**values)
-        wrong = _together(found)
+        config_checked = TrainingConfig(**values)
+        wrong = _together(config_checked)
         if not wrong:
-            return found
+            return config_checked
     raise UsageError(
         f"config: {len(wrong)} key{'s are' if len(wrong) > 1 else ' is'} wrong",
         rows=wrong,
@@ -199,8 +199,8 @@ def checked(config: TrainingConfig | Mapping[str, Any]) -> TrainingConfig:
 def _instead(key: str) -> str:
     """The place of the setting `key` elsewhere (nn.GPTConfig, an optimizer, a peer library), or
     else the most similar key; "" if there is none."""
-    for name in (key, *way_out("arguments", key)):
-        if found := way_out("training", name):
+    for name in (key, *fix_for("arguments", key)):
+        if found := fix_for("training", name):
             return str(found)
     near = difflib.get_close_matches(key, [*KEYS, *ALIASES, *OTHERS], 1)
     return near[0] if near else ""
@@ -209,7 +209,7 @@ def _instead(key: str) -> str:
 def _together(c: TrainingConfig) -> list[tuple[str, str]]:
     """(key, problem) of values that are valid alone but not together."""
     kv = c.num_kv_heads or c.num_heads
-    found = [
+    problems = [
         (c.hidden_size % c.num_heads, "num_heads", f"{c.num_heads} does not divide hidden_size"),
         (c.num_heads % kv, "num_kv_heads", f"{kv} does not divide num_heads"),
         (
@@ -236,7 +236,7 @@ def _together(c: TrainingConfig) -> list[tuple[str, str]]:
             for key in ("keep_every", "keep_best")
         ),
     ]
-    return [(name, why) for bad, name, why in found if bad]
+    return [(name, why) for bad, name, why in problems if bad]
 
 
 __all__ = ["KEYS", "TrainingConfig", "checked"]

@@ -113,22 +113,22 @@ def generate(
     cached = cache and isinstance(model, GPT) and _has_cache(model)
     full, prefill, decode = _programs(window, mesh, config, getattr(model, "__code__", None))
     draw = np.random.Generator(np.random.Philox(seed))
-    kept: Cache | None = None
+    key_cache: Cache | None = None
 
     def on(*values: int) -> Tensor:
         return tensor(np.array(values, np.int32), mesh=mesh)
 
     for _ in range(tokens):
-        seen = ids[-window:]
-        at = on(len(seen) - 1)
+        window_ids = ids[-window:]
+        at = on(len(window_ids) - 1)
         padded = np.zeros((1, window), np.int32)
-        padded[0, : len(seen)] = seen
+        padded[0, : len(window_ids)] = window_ids
         if not cached or len(ids) > window:
             logits = full(model, tensor(padded, mesh=mesh), at)
-        elif kept is None:
-            logits, kept = prefill(model, tensor(padded, mesh=mesh), at)
+        elif key_cache is None:
+            logits, key_cache = prefill(model, tensor(padded, mesh=mesh), at)
         else:
-            logits, kept = decode(model, on(ids[-1]), kept, at)
+            logits, key_cache = decode(model, on(ids[-1]), key_cache, at)
         chosen = sample(to_host(logits).reshape(-1), draw, temperature, top_k)
         if chosen in stops:
             break
@@ -136,36 +136,36 @@ def generate(
     return ids
 
 
-def _ids(what: str, given: Any, most: int, fix: str, one: bool = False) -> list[int]:
-    """The ids in `given`, which may be a single id if `one`. Raises UsageError if one of them is no
+def _ids(argument: str, value: Any, most: int, fix: str, one: bool = False) -> list[int]:
+    """The ids in `value`, which may be a single id if `one`. Raises UsageError if one of them is no
     whole number from 0 to `most`."""
     try:
-        is_one = hasattr(given, "__array__") or is_whole(given)
-        found = np.asarray(given if is_one else list(given))
+        is_one = hasattr(value, "__array__") or is_whole(value)
+        found = np.asarray(value if is_one else list(value))
     except (TypeError, ValueError):  # not of several, or of lists that differ in length
-        raise unfit("generate", what, given, fix) from None
+        raise unfit("generate", argument, value, fix) from None
     if found.ndim not in ((0, 1) if one else (1,)) or (found.size and found.dtype.kind not in "iu"):
-        raise unfit("generate", what, given, fix)
+        raise unfit("generate", argument, value, fix)
     ids = [int(i) for i in found.reshape(-1)]
     for at, i in enumerate(ids):
         if not 0 <= i <= most:
-            raise UsageError(f"generate: {what} has the id {i} at [{at}]", fix=fix)
+            raise UsageError(f"generate: {argument} has the id {i} at [{at}]", fix=fix)
     return ids
 
 
-def _logits(given: Any, window: int) -> Tensor:
+def _logits(result: Any, window: int) -> Tensor:
     """The model's result as logits [1, window, V]. Raises UsageError if it is anything else."""
-    logits, came = None, "None" if given is None else f"a {type(given).__name__}"
+    logits, came = None, "None" if result is None else f"a {type(result).__name__}"
     fix = f"return logits for each token of the window, [1, {window}, V]"
-    if isinstance(given, (Tensor, np.ndarray)):
-        logits = as_tensor(given)
+    if isinstance(result, (Tensor, np.ndarray)):
+        logits = as_tensor(result)
         came = str(logits.type)
         if logits.shape[:1] == (1,) and logits.ndim == 2:
             fix = f"return those of each token, not of the last alone: [1, {window}, V]"
-    elif hasattr(given, "logits") or (isinstance(given, dict) and "logits" in given):
-        part = ".logits" if hasattr(given, "logits") else '["logits"]'
+    elif hasattr(result, "logits") or (isinstance(result, dict) and "logits" in result):
+        part = ".logits" if hasattr(result, "logits") else '["logits"]'
         fix = f"give lambda ids: model(ids){part} and window="
-    elif isinstance(given, (tuple, list)):
+    elif isinstance(result, (tuple, list)):
         fix = "give lambda ids: model(ids)[0] and window=, if the logits come first"
     if logits is None or logits.ndim != 3 or logits.shape[:2] != (1, window):
         raise UsageError(f"generate: the model gave {came}, not logits [1, {window}, V]", fix=fix)
@@ -185,7 +185,7 @@ def _window(c: GPTConfig | None, count: int) -> int:
 def _has_cache(model: GPT) -> bool:
     """Returns whether `prefill` and `decode` compute the same as the model; if not, an
     OptionWarning has the reason."""
-    c, own = model.config, type(model)
+    c, kind = model.config, type(model)
     for wrong, why, fix in (
         (c.context, f"the sequence is split by context={c.context!r}", "context=None"),
         (
@@ -194,8 +194,8 @@ def _has_cache(model: GPT) -> bool:
             "capacity=None",
         ),
         (
-            own.features is not GPT.features or own.__call__ is not GPT.__call__,
-            f"{own.__name__} computes in a way of its own",
+            kind.features is not GPT.features or kind.__call__ is not GPT.__call__,
+            f"{kind.__name__} computes in a way of its own",
             "nothing of its own",
         ),
     ):

@@ -108,17 +108,17 @@ class Guard:
             raise unfit("Guard", "live.loader", live.loader, fix)
         self.run, self.live = run, live
         storage = Storage(root if root is not None else run.shared / "checkpoints")
-        kept = None if live.config is None else live.config.keep
+        policy = None if live.config is None else live.config.keep
         self._resume = resume if isinstance(resume, bool) else Storage(resume)
         self._policy = on_bad_loss
         self._judge = Judge(spike)
         self._most = rollbacks
         self._hang_s = hang_s
         self._name = f"guard/{next(_COUNT)}"
-        self._turn = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._dog: Watchdog | None = None
         self._signals = Signals(run.progress.note)
-        self._saves = Saves(run, live, storage, keep_of(keep) or kept, every)
+        self._saves = Saves(run, live, storage, keep_of(keep) or policy, every)
         self._rolled, self._base, self._bad_tags = 0, -1, set[str]()  # of rollbacks
         self._open = False
         self.begin = 0
@@ -189,8 +189,8 @@ class Guard:
     def _stand(self, step: int) -> int:
         """Sets the run to `step`, after the state was restored from a safe point, and returns
         `step`."""
-        self.skipped = int(self._safe.given["skipped"])
-        self.live.optimizer = self._safe.given["optimizer"]
+        self.skipped = int(self._safe.state["skipped"])
+        self.live.optimizer = self._safe.state["optimizer"]
         self.run.cut(step)
         self._saves.look()
         return step
@@ -211,10 +211,11 @@ class Guard:
                     raise failed
                 if self._signals.heard:
                     raise self._preempted(self._signals.heard)
-            elif isinstance(error, StopIteration) and self.run.made < self.run.steps:
+            elif isinstance(error, StopIteration) and self.run.steps_done < self.run.steps:
                 fix = 'say "epochs": math.inf in its configuration, so that it goes on without end,'
                 raise UsageError(
-                    f"Guard: the loader has ended: it has no batch for step {self.run.made} of"
+                    "Guard: the loader has ended: it has no batch for step "
+                    f"{self.run.steps_done} of"
                     f" {self.run.steps}",
                     loader=self.live.loader,
                     fix=f"{fix} or give Run fewer steps",
@@ -229,16 +230,16 @@ class Guard:
         if self._dog is not None:
             self._dog.close()
 
-    def _at(self, what: str) -> None:
+    def _at(self, stage: str) -> None:
         if self._dog is not None:
-            self._dog.at(what)
+            self._dog.at(stage)
 
     def _preempted(self, number: int) -> Preempted:
         newest = self._saves.newest()
         where = "it is not saved"
         if newest is not None:
             there = f"{newest} in {self._saves.storage.name}"
-            saved = self._saves.step == self.run.made
+            saved = self._saves.step == self.run.steps_done
             where = f"it is saved as {there}" if saved else f"{where}; the newest is {there}"
         return Preempted(number, where)
 
@@ -291,21 +292,22 @@ class Guard:
         if isinstance(self._resume, Storage):
             places.append(self._resume)
         for place in places:
-            there, wrong = manifests(place)
-            tags = self._of_first([m.tag for m in reversed(there)])
-            rest = unfinished(place)
+            manifests_found, wrong = manifests(place)
+            tags = self._of_first([m.tag for m in reversed(manifests_found)])
+            unfinished_tags = unfinished(place)
             for why in wrong.values():
                 self.run.progress.note(f"run: {why}; it is passed over")
-            found = self._restore(place, tags)
-            if found is not None:
-                self._stand_at(found)
+            checkpoint = self._restore(place, tags)
+            if checkpoint is not None:
+                self._stand_at(checkpoint)
                 if place is not self._saves.storage:
                     self._saves.step = None
-                self._tell_begin(place, found, rest)
+                self._tell_begin(place, checkpoint, unfinished_tags)
                 return True
-            if rest:
+            if unfinished_tags:
                 self.run.progress.note(
-                    f"run: {place.name} has only saves that did not end ({', '.join(rest)}): it"
+                    f"run: {place.name} has only saves that did not end "
+                    f"({', '.join(unfinished_tags)}): it"
                     " begins anew"
                 )
         if isinstance(self._resume, Storage):
@@ -320,14 +322,19 @@ class Guard:
             )
         return False
 
-    def _tell_begin(self, place: Storage, found: Checkpoint, rest: Sequence[str]) -> None:
+    def _tell_begin(
+        self, place: Storage, checkpoint: Checkpoint, unfinished: Sequence[str]
+    ) -> None:
         again = self.run.cut(self.begin)
-        age = age_text(found.manifest.created_s)
+        age = age_text(checkpoint.manifest.created_s)
         parts = [
-            f"run: found {found.tag} of {age} in {place.name}: it goes on after step {self.begin}"
+            f"run: found {checkpoint.tag} of {age} in {place.name}: it goes on after step "
+            f"{self.begin}"
         ]
         parts += [f"{again} steps that came after it are made again"] if again else []
-        parts += [f"left out: saves that did not end ({', '.join(rest)})"] if rest else []
+        parts += (
+            [f"left out: saves that did not end ({', '.join(unfinished)})"] if unfinished else []
+        )
         self.run.progress.note("; ".join(parts))
 
     def _restore(self, place: Storage, tags: Sequence[str]) -> Checkpoint | None:
@@ -335,39 +342,41 @@ class Guard:
 
         def together(mine: dict[str, Any]) -> list[Any]:
             limit_s = self._hang_s or _LIMIT_S
-            return engine().gather(f"{self._name}/{next(self._turn)}", mine, limit_s)
+            return engine().gather(f"{self._name}/{next(self._numbers)}", mine, limit_s)
 
         return first_whole(
             place, tags, self.live.weights, self._saves.tensors(), together, self.run.progress.note
         )
 
-    def _stand_at(self, found: Checkpoint) -> None:
-        live, about = self.live, found.state if isinstance(found.state, dict) else {}
-        if found.step is None:
+    def _stand_at(self, checkpoint: Checkpoint) -> None:
+        live, about = self.live, checkpoint.state if isinstance(checkpoint.state, dict) else {}
+        if checkpoint.step is None:
             raise CheckpointError(
-                f"Guard: {found.tag!r} has no step to go on after",
+                f"Guard: {checkpoint.tag!r} has no step to go on after",
                 fix="save with step=, or name another folder",
             )
         if isinstance(live.weights, dict):
-            live.weights.update(found.tensors)
+            live.weights.update(checkpoint.tensors)
         if isinstance(live.optimizer, dict):
             c, was = live.config, about.get("config")
-            own = {} if c is None or was is None else scale_of_now(c, was, live.optimizer)
-            live.optimizer.update({**found.optimizer, **own})
+            scale = {} if c is None or was is None else scale_of_now(c, was, live.optimizer)
+            live.optimizer.update({**checkpoint.optimizer, **scale})
         else:
-            live.optimizer = found.optimizer
-        self._saves.step = self.begin = found.step
+            live.optimizer = checkpoint.optimizer
+        self._saves.step = self.begin = checkpoint.step
         self.skipped = int(about.get("skipped", 0))
         position = about.get("loader")
         if live.loader is not None and position is not None:
             live.loader.load_state_dict(position)
         elif live.loader is not None:
             self.run.progress.note(
-                f"run: {found.tag} has no position of a loader: the data go on where yours stands"
+                f"run: {checkpoint.tag} has no position of a loader: the data go on where yours "
+                "stands"
             )
         elif position is not None:
             self.run.progress.note(
-                f"run: {found.tag} has the position of a loader, which is not taken: the guard has"
+                f"run: {checkpoint.tag} has the position of a loader, which is not taken: the "
+                "guard has"
                 " none, TrainState(weights, state, loader) gives it one"
             )
 
@@ -375,7 +384,7 @@ class Guard:
         if process_count() == 1:
             return value
         limit_s = self._hang_s or _LIMIT_S
-        return engine().from_first(self._name, next(self._turn), value, limit_s)
+        return engine().from_first(self._name, next(self._numbers), value, limit_s)
 
     # -- losses -----------------------------------------------------------------------------------
     def _bad(self, step: int, why: str) -> int:
@@ -394,21 +403,23 @@ class Guard:
         self._rolled += 1
         if self._rolled > self._most:
             fix = "look at the data and the rate; rollbacks= allows more"
-            what = f"Guard: step {step} is bad: {why}; it went back {self._most} times before"
-            raise LossError(what, rows=rows, fix=fix)
+            message = f"Guard: step {step} is bad: {why}; it went back {self._most} times before"
+            raise LossError(message, rows=rows, fix=fix)
         if self._base == step:  # with other batches too: it is the weights that are bad
             self._bad_tags.add(step_tag(step))
-        there = [
-            m.tag for m in reversed(self._saves.made()) if m.step is not None and m.step <= step
+        earlier = [
+            m.tag
+            for m in reversed(self._saves.manifests())
+            if m.step is not None and m.step <= step
         ]
-        tags = [tag for tag in there if tag not in self._bad_tags] or there
+        tags = [tag for tag in earlier if tag not in self._bad_tags] or earlier
         batch = step + self.skipped
-        found = self._restore(self._saves.storage, self._of_first(tags))
-        if found is None:
+        checkpoint = self._restore(self._saves.storage, self._of_first(tags))
+        if checkpoint is None:
             fix = "save one at the beginning: every= of fewer steps"
-            what = f"Guard: step {step} is bad: {why}, and there is no checkpoint to go back to"
-            raise LossError(what, rows=rows, fix=fix)
-        self._stand_at(found)
+            message = f"Guard: step {step} is bad: {why}, and there is no checkpoint to go back to"
+            raise LossError(message, rows=rows, fix=fix)
+        self._stand_at(checkpoint)
         before = self.begin + self.skipped
         self._base, self.skipped = self.begin, batch + 1 - self.begin
         for _ in range(batch + 1 - before if self.live.loader is not None else 0):
@@ -416,7 +427,8 @@ class Guard:
         self.run.cut(self.begin)
         self._saves.look()
         self.run.progress.note(
-            f"run: step {step} is bad: {why}; it goes back to {found.tag} and leaves out batches"
+            f"run: step {step} is bad: {why}; it goes back to {checkpoint.tag} and leaves out "
+            "batches"
             f" {before} to {batch}"
         )
         return self.begin

@@ -130,7 +130,7 @@ def initial_state(
     return {**out, "step": away(out["step"])[0]}
 
 
-Kept = Callable[[Tensor | None, Any, Any], Any]
+FiniteSelect = Callable[[Tensor | None, Any, Any], Any]
 
 
 class StreamedUpdate:
@@ -141,7 +141,7 @@ class StreamedUpdate:
     donated.
     """
 
-    def __init__(self, optimizer: Optimizer, keep: Kept) -> None:
+    def __init__(self, optimizer: Optimizer, keep: FiniteSelect) -> None:
         self.optimizer, self._keep = optimizer, keep
         self.programs: dict[str, Jit[..., Any]] = {}
 

@@ -76,7 +76,7 @@ class MetricsWriter:
         """Writes pending rows. If the disk refuses, they stay pending until the next row; the user
         is told once."""
         try:
-            if not self._there():
+            if not self._is_same_file():
                 content = self.content()
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 file = open(self.path, "w+b", buffering=0)  # noqa: SIM115
@@ -92,7 +92,7 @@ class MetricsWriter:
                 )
             self.tell = None  # once
 
-    def _there(self) -> bool:
+    def _is_same_file(self) -> bool:
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
         except FileNotFoundError:

@@ -53,7 +53,7 @@ def unscaled(c: TrainingConfig, grads: Any, state: State) -> tuple[Any, Tensor |
     return scaler_of(c).unscale(grads, _scale(state)) if c.scaled else (grads, None)
 
 
-def kept(finite: Tensor | None, new: Any, old: Any) -> Any:
+def new_if_finite(finite: Tensor | None, new: Any, old: Any) -> Any:
     """`new`, or `old` if a gradient was not finite."""
     return new if finite is None else apply_if_finite(finite, new, old)
 

@@ -32,7 +32,7 @@ from ..core.dtypes import dtype_of
 from ..core.errors import UsageError
 from ..core.interrupts import whole
 from ..core.public import asking
-from ..lang.autodiff.grad import apart
+from ..lang.autodiff.grad import separate
 from ..lang.jit.jit import Jit, jit
 from ..lang.math import random
 from ..lang.parallel.strategy import Strategy
@@ -63,7 +63,7 @@ from .accumulate import accumulated
 from .batches import checked_batch, told
 from .config import TrainingConfig, checked
 from .memory import StreamedUpdate, fetched, initial_state
-from .precision import autocast_of, initial_scale, kept, moved_scale, scaled, unscaled
+from .precision import autocast_of, initial_scale, moved_scale, new_if_finite, scaled, unscaled
 from .unused import warn_of_needs, warn_of_unused
 
 Config = TrainingConfig | Mapping[str, Any]
@@ -112,7 +112,7 @@ def transformer_model(
     random.set_state(before)  # its own weights are never made
     recorder = current()
     if recorder is None:  # as tensors: of another module's parameters, values would be constants
-        weights = {name: apart(w) for name, w in weights.items()}
+        weights = {name: separate(w) for name, w in weights.items()}
     load_with_dtypes(model, weights)
     if recorder is not None:
         recorder.root.builder.reports.append(model.config)
@@ -170,11 +170,11 @@ def make_model(config: Config) -> Model:
     return _ConfiguredModel(checked(config))
 
 
-def _need_function(who: str, model_fn: object) -> None:
+def _need_function(caller: str, model_fn: object) -> None:
     """Raises UsageError if the model is a class or a module, which has weights of its own."""
     if isinstance(model_fn, (type, Module)) or not callable(model_fn):
         raise unfit(
-            who,
+            caller,
             "the model",
             model_fn,
             "give a function of (inputs, weights), as make_model(config) gives; a module trains by"
@@ -260,7 +260,7 @@ def optimizer_step(
     """(new weights, new state) after one step of the configured optimizer."""
     c = _on_device("optimizer_step", checked(config))
     warn_of_unused("optimizer_step", c)
-    weights, made = optimizer_of(c).update(weights, grads, _own(state))
+    weights, made = optimizer_of(c).update(weights, grads, _user_state(state))
     return weights, {**state, **made}
 
 
@@ -305,7 +305,7 @@ def adam_update_single_param(weight: Tensor, grad: Tensor, state: State) -> Tens
     return out
 
 
-def _own(state: State) -> State:
+def _user_state(state: State) -> State:
     return {k: v for k, v in state.items() if k not in EXTRA}
 
 
@@ -377,8 +377,8 @@ def training_step(
     c = _on_device("training_step", checked(config))
     loss, grads, finite = gradients_of(model_fn, batch, weights, optimizer_state, c)
     warn_of_unused("training_step", c)
-    new, made = optimizer_of(c).update(weights, grads, _own(optimizer_state))
-    new, made = kept(finite, (new, made), (weights, _own(optimizer_state)))
+    new, made = optimizer_of(c).update(weights, grads, _user_state(optimizer_state))
+    new, made = new_if_finite(finite, (new, made), (weights, _user_state(optimizer_state)))
     scale = moved_scale(c, finite, optimizer_state)
     return loss, new, {**optimizer_state, **made, **scale}
 
@@ -424,7 +424,7 @@ class _Streamed:
             return loss, grads, finite, moved_scale(c, finite, scale)
 
         self._gradients: Jit[..., Any] = gradients
-        self._update = StreamedUpdate(optimizer_of(c), kept)
+        self._update = StreamedUpdate(optimizer_of(c), new_if_finite)
 
     @property
     def programs(self) -> list[Jit[..., Any]]:
@@ -434,7 +434,7 @@ class _Streamed:
     def __call__(self, batch: Any, weights: Weights, state: State) -> Any:
         scale = fetched({name: state[name] for name in ("loss_scale", "good_steps")})
         loss, grads, finite, scale = self._gradients(batch, weights, scale)
-        weights, made = self._update(weights, grads, _own(state), finite)
+        weights, made = self._update(weights, grads, _user_state(state), finite)
         return loss, weights, {**state, **made, **scale}
 
 

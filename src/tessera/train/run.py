@@ -120,9 +120,9 @@ class Run:
         spare = None if spare is None else path_of("Run", "spare", spare)
         self._weights = weights
         if process_index():
-            own = Path(mkdtemp(prefix="tessera-run-"))
-            finalize(self, rmtree, own, ignore_errors=True)
-            self.folder, spare, trackers = own, None, ()
+            temporary = Path(mkdtemp(prefix="tessera-run-"))
+            finalize(self, rmtree, temporary, ignore_errors=True)
+            self.folder, spare, trackers = temporary, None, ()
             console = Console(quiet=True)
         self.progress = TrainProgress(steps, console=console)
         self._files = Files(self.folder, spare, self.progress.note)
@@ -141,7 +141,7 @@ class Run:
         self.tracker = Several([self.metrics, *self._others.trackers], self.progress.note)
         self.tracker.config(settings)
         self._times: list[float] = []
-        self.made = 0
+        self.steps_done = 0
         """The number of completed steps of the run, including those of earlier processes."""
         self.last: Row = {}
         """The row of the last completed step."""
@@ -199,18 +199,18 @@ class Run:
         row = StepRow(number, values, ("step", "step_s", *self._speed(1.0)))
         self._see_again(number)
         start = time.perf_counter()
-        self.error, made = None, False
+        self.error, is_done = None, False
         try:
             with self.mesh or nullcontext():
                 yield row
-            made = True
+            is_done = True
             self._done(number, read_by_all("row", dict(row)), start)
         except BaseException as error:
             self._failed = True
             if self.goes_back(error):
                 self.error = error
                 return
-            if not made and len(row) > len(values):  # an interrupt came after the step
+            if not is_done and len(row) > len(values):  # an interrupt came after the step
                 with suppress(BackendError):  # other processes may hold its values
                     self._done(number, row, start)
             raise
@@ -232,11 +232,11 @@ class Run:
             )
         self._failed = False
 
-    def _done(self, number: int, given: Mapping[str, Any], start: float) -> None:
-        row = {name: v for k, value in given.items() for name, v in _numbers(k, value).items()}
+    def _done(self, number: int, metrics: Mapping[str, Any], start: float) -> None:
+        row = {name: v for k, value in metrics.items() for name, v in _numbers(k, value).items()}
         step_s = time.perf_counter() - start
         self._times.append(step_s)
-        self.made = self._next = number + 1
+        self.steps_done = self._next = number + 1
         self.last = {"step": number, **row}
         self.tracker.log(number, {**row, "step_s": round(step_s, 6), **self._speed(step_s)})
         shown = self._speed(median(self._times[-SPEED_WINDOW:]))
@@ -265,7 +265,7 @@ class Run:
     def cut(self, step: int) -> int:
         """Removes the rows from `step` on, which is repeated, and returns their number. It also
         tells the trackers."""
-        self.last, self.made, self._next = {}, step, step
+        self.last, self.steps_done, self._next = {}, step, step
         self._looks = self._failed = False
         self._others.cut(step)
         return self.metrics.cut(step)
@@ -312,9 +312,9 @@ class Run:
     def _ended_by(self, error: BaseException, lost: str | None) -> str:
         """One line with the cause of the end of the run, and the place of its weights."""
         if isinstance(error, Preempted):
-            return f"run: ended by {error.signal} after {self.made} steps; {error.saved}"
+            return f"run: ended by {error.signal} after {self.steps_done} steps; {error.saved}"
         what = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped by an error"
-        begin = f"run: {what} after {self.made} of {self.steps} steps; "
+        begin = f"run: {what} after {self.steps_done} of {self.steps} steps; "
         if self._weights is None:
             return f"{begin}what was written is in {self.folder}"
         if not self._times:

@@ -20,11 +20,11 @@ from .run import Run
 
 
 class SafePoints:
-    """The safe points of `run`. `given` has all that a step changes: dicts and modules are restored
+    """The safe points of `run`. `state` has all that a step changes: dicts and modules are restored
     in place, numbers are read from it."""
 
-    def __init__(self, run: Run, given: dict[str, Any], mesh: Mesh | None) -> None:
-        self.run, self.given, self.mesh = run, given, mesh
+    def __init__(self, run: Run, state: dict[str, Any], mesh: Mesh | None) -> None:
+        self.run, self.state, self.mesh = run, state, mesh
         self._loop: GoingBack | None = None
         self._last: Any = None
 
@@ -33,20 +33,20 @@ class SafePoints:
         is none."""
         now = policy()
         if now is None and environment.text(environment.ELASTIC):
-            now = elastic() if self.mesh or _on_mesh(self.given) else None
+            now = elastic() if self.mesh or _on_mesh(self.state) else None
         if now is None:
             return 0.0
-        self._loop = GoingBack(self.given, self.run.steps, self.mesh)
+        self._loop = GoingBack(self.state, self.run.steps, self.mesh)
         self._last = self._loop.open(now)
         self.run.goes_back = self._loop.lost
         return 0.0 if self._last is None else float(self._last.created_s)
 
-    def first(self, found: int | None) -> int:
-        """The number of the first step: `found`, whose state is restored already, or with None the
-        step after the last safe point."""
+    def first(self, restored_step: int | None) -> int:
+        """The number of the first step: `restored_step`, whose state is restored already, or with
+        None the step after the last safe point."""
         if self._loop is None:
-            return found or 0
-        number = self._loop.first(self._last if found is None else None, found or 0)
+            return restored_step or 0
+        number = self._loop.first(self._last if restored_step is None else None, restored_step or 0)
         self.run.mesh = self._loop.mesh
         return number
 
@@ -54,7 +54,7 @@ class SafePoints:
         """The number of the step after step `number`; `now` are the new values of the state."""
         if self._loop is None:
             return number + 1
-        self.given.update(now)
+        self.state.update(now)
         then = self._loop.after(number, error)
         self.run.mesh = self._loop.mesh
         return then
@@ -63,7 +63,7 @@ class SafePoints:
         """Keeps a safe point after `step` steps, for a state that was restored or changed
         otherwise."""
         if self._loop is not None:
-            self.given.update(now)
+            self.state.update(now)
             self._loop.keep(step)
 
     def leave(self, step: int, **now: Any) -> None:
@@ -79,5 +79,5 @@ class SafePoints:
             self._loop.close()
 
 
-def _on_mesh(given: dict[str, Any]) -> bool:
-    return any(isinstance(x, Tensor) and x.mesh is not None for _, x in named(given))
+def _on_mesh(state: dict[str, Any]) -> bool:
+    return any(isinstance(x, Tensor) and x.mesh is not None for _, x in named(state))

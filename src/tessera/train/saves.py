@@ -61,7 +61,7 @@ class Saves:
         with suppress(CheckpointError):
             self._others = {m.id for m in manifests(self.storage)[0]}
 
-    def made(self) -> list[Manifest]:
+    def manifests(self) -> list[Manifest]:
         """The readable checkpoints of this run, the oldest first."""
         return [m for m in manifests(self.storage)[0] if m.id not in self._others]
 
@@ -146,6 +146,6 @@ class Saves:
     def newest(self) -> str | None:
         """The tag of the newest readable checkpoint, or None."""
         with suppress(CheckpointError):
-            found = self.made()
+            found = self.manifests()
             return found[-1].tag if found else None
         return None

@@ -107,20 +107,22 @@ def load_checkpoint(
     now = None if tensors is None else tensors.pop("config", None)
     tag = None if step is None else step_tag(whole("load_checkpoint", "the step", step, 0))
     place = Storage(folder)
-    found = loaded(place, named(place, tag), weights, tensors, fill=False)
-    about = found.state
-    if not isinstance(about, dict) or not about.get("config") or found.step is None:
+    restored = loaded(place, named(place, tag), weights, tensors, fill=False)
+    about = restored.state
+    if not isinstance(about, dict) or not about.get("config") or restored.step is None:
         raise CheckpointError(
-            f"load_checkpoint: {found.tag!r} in {str(folder)!r} has no configuration",
+            f"load_checkpoint: {restored.tag!r} in {str(folder)!r} has no configuration",
             fix="save_checkpoint did not write it: read it with checkpoint.load",
         )
-    state = found.optimizer if like is not None else _nested(found.optimizer)
+    state = restored.optimizer if like is not None else _nested(restored.optimizer)
     config = now if isinstance(now, TrainingConfig) else checked(about["config"])
     if tensors is not None:
         state = {**state, **scale_of_now(config, about["config"], tensors)}
     if config.offload_optimizer_state:
         state = offload(state)
-    return Checkpoint(found.step, found.tensors, {**state, "config": config}, about.get("loader"))
+    return Checkpoint(
+        restored.step, restored.tensors, {**state, "config": config}, about.get("loader")
+    )
 
 
 def first_whole(
@@ -138,17 +140,17 @@ def first_whole(
     """
     for tag in tags:
         mine: dict[str, Any] = {"error": "", "damaged": False}
-        found = None
+        checkpoint = None
         try:
-            found = loaded(place, tag, weights, optimizer)
+            checkpoint = loaded(place, tag, weights, optimizer)
         except CheckpointError as error:
             mine = {"error": str(error), "damaged": _damaged(tag, place)}
-        wrong = [said for said in together(mine) if said["error"]]
+        wrong = [message for message in together(mine) if message["error"]]
         if not wrong:
-            return found
-        for said in wrong:
-            if not said["damaged"]:
-                raise CheckpointError(said["error"], at="")
+            return checkpoint
+        for message in wrong:
+            if not message["damaged"]:
+                raise CheckpointError(message["error"], at="")
         lines = [line.strip() for line in wrong[0]["error"].splitlines()]
         tell("run: " + "; ".join(lines[:-1]) + "; the one before it is tried")
     return None

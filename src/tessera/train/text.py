@@ -72,37 +72,37 @@ def prepare(
     Raises UsageError if there is no such text, or if no vocabulary has that size.
     """
     corpus = collect(root, max_mb=max_mb)
-    kept = Path(cache) / _fingerprint(corpus, vocab)
-    if not kept.is_dir():
-        _make(corpus, vocab, kept)
+    folder = Path(cache) / _fingerprint(corpus, vocab)
+    if not folder.is_dir():
+        _make(corpus, vocab, folder)
     return Text(
         corpus.name,
         len(corpus.train) + len(corpus.val),
         corpus.train_bytes,
         corpus.val_bytes,
-        tokenizer.load(kept / "tokenizer.json"),
-        open_tokens(kept / "train.npy"),
-        open_tokens(kept / "val.npy"),
-        kept,
+        tokenizer.load(folder / "tokenizer.json"),
+        open_tokens(folder / "train.npy"),
+        open_tokens(folder / "val.npy"),
+        folder,
     )
 
 
-def _make(corpus: Corpus, vocab: int, kept: Path) -> None:
-    """Trains the tokenizer and writes the token files into the folder `kept`, which appears only
+def _make(corpus: Corpus, vocab: int, folder: Path) -> None:
+    """Trains the tokenizer and writes the token files into the folder `folder`, which appears only
     when it is complete."""
-    made = tokenizer.train((d.text for d in corpus.train), vocab)
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    trained = tokenizer.train((d.text for d in corpus.train), vocab)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     # Renamed only when complete, so that a stopped run leaves no partial cache.
-    part = Path(tempfile.mkdtemp(prefix=".making-", dir=kept.parent))
+    part = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
-        made.save(part / "tokenizer.json")
+        trained.save(part / "tokenizer.json")
         for name, documents in (("train", corpus.train), ("val", corpus.val)):
-            write_tokens(part / f"{name}.npy", made.encode_documents(d.text for d in documents))
+            write_tokens(part / f"{name}.npy", trained.encode_documents(d.text for d in documents))
         os.chmod(part, 0o755)
         try:
-            part.rename(kept)
+            part.rename(folder)
         except OSError:
-            if not kept.is_dir():  # if it exists, another run made the same
+            if not folder.is_dir():  # if it exists, another run made the same
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)

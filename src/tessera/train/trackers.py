@@ -194,7 +194,7 @@ def tracker(name: Name, folder: str | Path, *, resume: Flag = False) -> Tracker:
     return Several([]) if process_index() else made[name]()
 
 
-def _missing(what: str, library: str) -> UsageError:
+def _missing(tracker: str, library: str) -> UsageError:
     return UsageError(
-        f"{what}: the library `{library}` is not installed", fix=f"pip install {library}"
+        f"{tracker}: the library `{library}` is not installed", fix=f"pip install {library}"
     )

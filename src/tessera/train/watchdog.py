@@ -24,14 +24,14 @@ class Watchdog:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._what, self._since_s = "", time.monotonic()
+        self._stage, self._since_s = "", time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="tessera-watchdog", daemon=True)
         self._thread.start()
 
-    def at(self, what: str) -> None:
-        """Announces the stage `what`, and restarts the clock."""
-        self._what, self._since_s = what, time.monotonic()
+    def at(self, stage: str) -> None:
+        """Announces the stage `stage`, and restarts the clock."""
+        self._stage, self._since_s = stage, time.monotonic()
         faulthandler.dump_traceback_later(self.limit_s + _SPARE_S, exit=True, file=2)
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class Watchdog:
 
     def _end(self) -> None:
         lines = [
-            f"run: {self._what} has not ended within {self.limit_s:g} s, so this process ends:"
+            f"run: {self._stage} has not ended within {self.limit_s:g} s, so this process ends:"
             " hang_s= is that limit"
         ]
         last = engine().last_collectives(_LAST)

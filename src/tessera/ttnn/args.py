@@ -28,9 +28,9 @@ _KINDS: dict[str, tuple[type, str]] = {
 }
 
 
-def check_types(name: str, **given: Any) -> None:
-    """Raises TTNNError unless each of `given` is None or has the type for its name."""
-    for word, value in given.items():
+def check_types(name: str, **arguments: Any) -> None:
+    """Raises TTNNError unless each of `arguments` is None or has the type for its name."""
+    for word, value in arguments.items():
         if value is not None:
             instance(name, word, value, *_KINDS[word], TTNNError)
 

@@ -117,20 +117,20 @@ def _cluster_axis(call: Call, device: MeshDevice) -> int | None:
     axis: int | None = keywords.get("axis", call.options.pop("cluster_axis"))
     check_types(name, topology=keywords.get("topology"))
     # Forms of 2024: all_gather(x, dim, cluster_axis, mesh_device).
-    for given in (keywords.get("mesh_device"), *call.extra_args):
-        if isinstance(given, int) and not isinstance(given, bool):
-            axis = given
-        elif isinstance(given, ReduceType):
-            _check_sum(name, given)
-        elif isinstance(given, MeshDevice) and given not in device.ancestry():
+    for argument in (keywords.get("mesh_device"), *call.extra_args):
+        if isinstance(argument, int) and not isinstance(argument, bool):
+            axis = argument
+        elif isinstance(argument, ReduceType):
+            _check_sum(name, argument)
+        elif isinstance(argument, MeshDevice) and argument not in device.ancestry():
             raise wrong(
                 f"{name}: the tensor is on another mesh",
-                [("tensor", device), ("mesh_device", given)],
+                [("tensor", device), ("mesh_device", argument)],
                 fix="leave mesh_device out: it is the tensor's",
             )
-        elif not isinstance(given, MeshDevice | type(None) | Topology):
+        elif not isinstance(argument, MeshDevice | type(None) | Topology):
             raise wrong(
-                f"{name}: {given!r} is no argument of it",
+                f"{name}: {argument!r} is no argument of it",
                 fix="give arguments after the dim by their names",
             )
     if axis is not None and not 0 <= whole(name, "cluster_axis", axis) < len(device.shape):
@@ -164,7 +164,7 @@ def _check_sum(name: str, math_op: Any) -> None:
 
 
 # -- rows -----------------------------------------------------------------------------------------
-def own(x: Value) -> Value:
+def as_varying(x: Value) -> Value:
     """`x` as each device's own, along every axis of its mesh."""
     assert x.type.mesh is not None
     return F.relayout(x, x.type.with_varying(x.type.mesh.axes))
@@ -179,14 +179,14 @@ def rank_along(x: Value, axes: Axes) -> Value:
 @collective(moves=True, gathers=True)
 def all_gather(input_tensor: Value, dim: int, *, axes: Axes) -> Value:
     """On each device the parts of all, one after the other along `dim`."""
-    return own(local.collected(input_tensor, axes, dim)) if axes else input_tensor
+    return as_varying(local.collected(input_tensor, axes, dim)) if axes else input_tensor
 
 
 @collective()
 def all_reduce(input_tensor: Value, *, axes: Axes, math_op: Any = None) -> Value:
     """On each device the sum of all parts."""
     _check_sum("all_reduce", math_op)
-    return own(local.reduced(input_tensor, axes, "sum")) if axes else input_tensor
+    return as_varying(local.reduced(input_tensor, axes, "sum")) if axes else input_tensor
 
 
 @collective(shards="dim")
@@ -194,14 +194,14 @@ def reduce_scatter(input_tensor: Value, dim: int, *, axes: Axes, math_op: Any = 
     """On each device its part along `dim` of the sum of all. Raises ShapeError if `dim` is not
     divided by as many devices."""
     _check_sum("reduce_scatter", math_op)
-    return own(local.scattered(input_tensor, axes, dim, "sum")) if axes else input_tensor
+    return as_varying(local.scattered(input_tensor, axes, dim, "sum")) if axes else input_tensor
 
 
 @collective(moves=True)
 def broadcast(input_tensor: Value, sender_coord: Any, *, axes: Axes) -> Value:
     """On each device the part of the one at `sender_coord`; along `cluster_axis`, of the one of its
     line that has the sender's place there."""
-    return own(local.sent(input_tensor, axes, sender_coord)) if axes else input_tensor
+    return as_varying(local.sent(input_tensor, axes, sender_coord)) if axes else input_tensor
 
 
 @collective(moves=True)
@@ -209,7 +209,7 @@ def all_broadcast(input_tensor: Value, *, axes: Axes) -> list[Value]:
     """On each device the parts of all: a tensor for each."""
     if not axes:
         return [input_tensor]
-    every = own(local.collected(F.unsqueeze(input_tensor, 0), axes, 0))
+    every = as_varying(local.collected(F.unsqueeze(input_tensor, 0), axes, 0))
     return [every[i] for i in range(every.shape[0])]
 
 
@@ -226,7 +226,7 @@ def point_to_point(
     x = input_tensor
     if not axes:
         return x
-    moved = own(local.permuted(x, axes, ((sender_coord, receiver_coord),)))
+    moved = as_varying(local.permuted(x, axes, ((sender_coord, receiver_coord),)))
     other = x if output_tensor is None else output_tensor
     return F.where(rank_along(x, axes) == receiver_coord, moved, other)
 
@@ -269,8 +269,8 @@ def _check(call: Call, x: Tensor, chosen: Tensor, mapping: Tensor, dim: str) -> 
     which expert."""
     name, grid = call.op.name, x.grid_
     if call.options[dim] not in (1, 2):
-        given = [("given", call.options[dim])]
-        raise wrong(f"{name}: tokens are joined along dim 1 or 2", given, fix="give 1")
+        rows = [("given", call.options[dim])]
+        raise wrong(f"{name}: tokens are joined along dim 1 or 2", rows, fix="give 1")
     if chosen.dtype.is_float and chosen.dtype is not DataType.BFLOAT16:
         raise wrong(
             f"{name}: the chosen experts are whole numbers",
@@ -302,11 +302,11 @@ def all_to_all_dispatch(
     both = (input_tensor, expert_indices_tensor.to(int32))
     tokens, chosen = (F.permute(v, (1, 0, 2, 3)) for v in both)
     if axes:
-        tokens = own(local.collected(tokens, axes, output_concat_dim))
-        chosen = own(local.collected(chosen, axes, output_concat_dim))
+        tokens = as_varying(local.collected(tokens, axes, output_concat_dim))
+        chosen = as_varying(local.collected(chosen, axes, output_concat_dim))
     mine = _mine(input_tensor, expert_mapping_tensor)
-    here = F.max(F.take(mine, chosen.reshape(-1), 0).reshape(*chosen.shape), -1, keepdims=True)
-    return F.where(here > 0, tokens, F.zeros_like(tokens)), chosen
+    is_local = F.max(F.take(mine, chosen.reshape(-1), 0).reshape(*chosen.shape), -1, keepdims=True)
+    return F.where(is_local > 0, tokens, F.zeros_like(tokens)), chosen
 
 
 def _mine(x: Value, mapping: Value) -> Value:
@@ -367,12 +367,12 @@ def all_to_all_combine(
     b, s, k = chosen.shape[1:]
     # The place of each expert among those of its device, and whether it is here.
     place = F.cumsum(mine, 0) - 1
-    here = F.take(mine, chosen.reshape(-1), 0).reshape(b, s, k) > 0
-    first = F.min(F.where(here, chosen[0], mine.shape[0]), -1)
+    is_local = F.take(mine, chosen.reshape(-1), 0).reshape(b, s, k) > 0
+    first = F.min(F.where(is_local, chosen[0], mine.shape[0]), -1)
     rows = []
     before = F.zeros_like(first)
     for i in range(k):
-        wanted = here[..., i]
+        wanted = is_local[..., i]
         if local_reduce:
             row, wanted = x[0], wanted & (chosen[0, :, :, i] == first) & (before == 0)
             before = before + wanted.to(int32)
@@ -381,13 +381,15 @@ def all_to_all_combine(
             pick = F.arange(x.shape[0]).reshape(-1, 1, 1) == at
             row = F.sum(F.where(F.unsqueeze(pick, -1), x, F.zeros_like(x)), 0)
         rows.append(F.where(F.unsqueeze(wanted, -1), row, F.zeros_like(row)))
-    found = F.stack(rows, 0)
-    return own(local.scattered(found, axes, output_shard_dim, "sum")) if axes else found
+    combined = F.stack(rows, 0)
+    return (
+        as_varying(local.scattered(combined, axes, output_shard_dim, "sum")) if axes else combined
+    )
 
 
 # -- labels ---------------------------------------------------------------------------------------
 def relabel(
-    name: str, have: TensorTopology, grid: MeshShape, axes: Sequence[int], rank: int,
+    name: str, old: TensorTopology, grid: MeshShape, axes: Sequence[int], rank: int,
     new: Placement, gathered: int | None = None,
 ) -> TensorTopology:  # fmt: skip
     """The topology after a collective along `axes` of a mesh `grid`, which are `new` then.
@@ -397,36 +399,36 @@ def relabel(
     """
     moving = [i for i, n in enumerate(grid) if n > 1]
     acts = [i for i in moving if i in axes]
-    labels = [_from_the_front(p, rank) for p in have.placements()]
+    labels = [_from_the_front(p, rank) for p in old.placements()]
     # One dim over all devices, row by row, lies along each axis of the mesh.
-    line = len(labels) == 1 and len(have.mesh_coords()) == grid.mesh_size()
+    line = len(labels) == 1 and len(old.mesh_coords()) == grid.mesh_size()
     if line and acts == moving:
-        return replace(have, _placements=(new,))
-    if have.distribution_shape() != grid:
+        return replace(old, _placements=(new,))
+    if old.distribution_shape() != grid:
         one = labels[0] if len(labels) == 1 else PlacementReplicate()
         labels = [one if i in moving else PlacementReplicate() for i in range(len(grid))]
     inner = [labels[i] for i in moving if acts and i > acts[0] and i not in acts]
     cut = PlacementShard(gathered) if gathered is not None else None
     if cut in inner and cut in [labels[i] for i in acts]:
-        return _refused(name, have, f"parts of dim {gathered} along axis {acts[0]} would"
+        return _refused(name, old, f"parts of dim {gathered} along axis {acts[0]} would"
                         " interleave with those along the next axis")  # fmt: skip
     for i in acts:
         labels[i] = new
     same = [i for i in moving if labels[i] == new]
     if isinstance(new, PlacementShard) and acts and len(same) > 1:
         if same != moving or new in inner:
-            return _refused(name, have, f"parts of dim {new.dim} in this order no TensorTopology"
+            return _refused(name, old, f"parts of dim {new.dim} in this order no TensorTopology"
                             " can express")  # fmt: skip
-        return TensorTopology(MeshShape(grid.mesh_size()), (new,), tuple(have.mesh_coords()))
-    return TensorTopology(grid, tuple(labels), tuple(have.mesh_coords()))
+        return TensorTopology(MeshShape(grid.mesh_size()), (new,), tuple(old.mesh_coords()))
+    return TensorTopology(grid, tuple(labels), tuple(old.mesh_coords()))
 
 
-def _refused(name: str, have: TensorTopology, why: str) -> TensorTopology:
+def _refused(name: str, label: TensorTopology, why: str) -> TensorTopology:
     if not CONFIG.strict_ccl_topology:
-        return have
+        return label
     raise wrong(
         f"{name}: {why}",
-        [("grid", have.distribution_shape()), ("placements", have.placements())],
+        [("grid", label.distribution_shape()), ("placements", label.placements())],
         fix="act along the last axis that cuts the dim, or leave ttnn.CONFIG.strict_ccl_topology"
         " False: the label stays",
     )

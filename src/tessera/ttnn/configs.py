@@ -40,9 +40,9 @@ class Member(enum.Enum, metaclass=Members):
 class Options:
     """A class of TT-NN that is kept and shown: its arguments, by name."""
 
-    def __init__(self, *given: object, **options: object) -> None:
+    def __init__(self, *args: object, **options: object) -> None:
         vars(self).update(options)
-        self._given, self._options = given, options
+        self._positional, self._options = args, options
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -51,7 +51,7 @@ class Options:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        parts = [*map(repr, self._given), *(f"{k}={v!r}" for k, v in self._options.items())]
+        parts = [*map(repr, self._positional), *(f"{k}={v!r}" for k, v in self._options.items())]
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
@@ -202,8 +202,8 @@ class MemoryConfig:
 DRAM_MEMORY_CONFIG = MemoryConfig()
 L1_MEMORY_CONFIG = MemoryConfig(buffer_type=BufferType.L1)
 L1_HEIGHT_SHARDED_MEMORY_CONFIG, L1_WIDTH_SHARDED_MEMORY_CONFIG, L1_BLOCK_SHARDED_MEMORY_CONFIG = (
-    MemoryConfig(TensorMemoryLayout[f"{way}_SHARDED"], BufferType.L1)
-    for way in ("HEIGHT", "WIDTH", "BLOCK")
+    MemoryConfig(TensorMemoryLayout[f"{sharding}_SHARDED"], BufferType.L1)
+    for sharding in ("HEIGHT", "WIDTH", "BLOCK")
 )
 
 

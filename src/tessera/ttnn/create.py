@@ -48,27 +48,27 @@ def full(
     check_types("full", device=device)
     if device is not None:
         device.check_no_capture("full", WRITES)
-    made = from_torch(
+    tensor = from_torch(
         np.full(tuple(shape), fill_value), dtype or DataType.BFLOAT16,
         layout=layout or Layout.TILE, device=device, memory_config=memory_config,
     )  # fmt: skip
     if into is None:
-        return made
-    return clone(made, dtype=made.dtype, output_tensor=into)
+        return tensor
+    return clone(tensor, dtype=tensor.dtype, output_tensor=into)
 
 
 def _into(options: dict[str, Any]) -> Any:
     return next((options[k] for k in OUTPUT_KEYWORDS if options.get(k) is not None), None)
 
 
-def zeros(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
+def zeros(shape: Sequence[int], *args: Any, **options: Any) -> Tensor:
     """Zeros, on all devices."""
-    return full(shape, 0.0, *given, **options)
+    return full(shape, 0.0, *args, **options)
 
 
-def ones(shape: Sequence[int], *given: Any, **options: Any) -> Tensor:
+def ones(shape: Sequence[int], *args: Any, **options: Any) -> Tensor:
     """Ones, on all devices."""
-    return full(shape, 1.0, *given, **options)
+    return full(shape, 1.0, *args, **options)
 
 
 def empty(
@@ -185,14 +185,14 @@ def load_tensor(file_name: str | Path, device: MeshDevice | None = None) -> Tens
     if it is none. Nothing in it is executed."""
     path = _named("load_tensor", file_name)
     try:
-        head, _, rest = path.read_bytes().removeprefix(MAGIC).partition(b"\n")
+        head, _, payload = path.read_bytes().removeprefix(MAGIC).partition(b"\n")
         facts = json.loads(head)
         dtype, shape = DataType[facts["dtype"]], [int(n) for n in facts["shape"]]
         count = max(facts["parts"]) + 1
         size = math.prod(shape) * dtype.held.numpy.itemsize
-        if len(rest) != count * size:
-            raise ValueError(f"{len(rest)} bytes of data, not {count * size}")
-        rows = [rest[i * size : (i + 1) * size] for i in range(count)]
+        if len(payload) != count * size:
+            raise ValueError(f"{len(payload)} bytes of data, not {count * size}")
+        rows = [payload[i * size : (i + 1) * size] for i in range(count)]
         distinct = [np.frombuffer(r, dtype.held.numpy).reshape(shape) for r in rows]
         labels = [PlacementReplicate() if d is None else PlacementShard(int(d))
                   for d in facts["placements"]]  # fmt: skip
@@ -207,10 +207,10 @@ def load_tensor(file_name: str | Path, device: MeshDevice | None = None) -> Tens
             [("said", error)],
             fix="name a file that ttnn.dump_tensor wrote here",
         ) from None
-    made = Tensor.of_parts(
+    tensor = Tensor.of_parts(
         parts, dtype=dtype, layout=layout, topology=topology, memory_config_=memory
     )
-    return made if device is None else to_device(made, device)
+    return tensor if device is None else to_device(tensor, device)
 
 
 def _named(name: str, file_name: str | Path) -> Path:
@@ -239,7 +239,7 @@ def as_tensor(
         return from_torch(given, dtype, layout=layout, mesh_mapper=mesh_mapper)
 
     if cache_file_name is None:
-        made = make()
+        converted = make()
     else:
         kind = (dtype or dtype_of(host_array(tensor))).name
         form = (layout or Layout.ROW_MAJOR).name
@@ -247,12 +247,12 @@ def as_tensor(
         path = Path(f"{cache_file_name}_dtype_{kind}_layout_{form}{cut}{SUFFIX}")
         if not path.is_file():
             dump_tensor(path, make())
-        made = load_tensor(path)
+        converted = load_tensor(path)
     if device is not None:
-        made = to_device(made, device)
+        converted = to_device(converted, device)
     if memory_config is not None:
-        made.memory_config_ = memory_config
-    return made
+        converted.memory_config_ = memory_config
+    return converted
 
 
 def _mapper_text(mapper: TensorToMesh) -> str:

@@ -120,9 +120,9 @@ def num_cores_to_corerangeset(
             [("grid", grid_size)],
             fix=f"ask for 1 to {width * height}",
         )
-    lines, rest = divmod(target_num_cores, width)
+    lines, remainder = divmod(target_num_cores, width)
     parts = [(0, 0, width - 1, lines - 1)] if lines else []
-    parts += [(0, lines, rest - 1, lines)] if rest else []
+    parts += [(0, lines, remainder - 1, lines)] if remainder else []
     ends = [((a, b), (c, d)) if row_wise else ((b, a), (d, c)) for a, b, c, d in parts]
     return CoreRangeSet([CoreRange(CoreCoord(*a), CoreCoord(*b)) for a, b in ends])
 
@@ -237,24 +237,24 @@ class MeshDevice(SubDeviceManagers):
 
     def is_local(self, coord: Sequence[int]) -> bool:
         """True if the device at `coord` is this process's. Raises TTNNError if there is none."""
-        return self._all_here([self.get_device_id(coord)])
+        return self._all_local([self.get_device_id(coord)])
 
     def all_local(self) -> bool:
         """True if all devices are of this process."""
-        return self._all_here(self.get_device_ids())
+        return self._all_local(self.get_device_ids())
 
-    def _all_here(self, ids: Sequence[int]) -> bool:
+    def _all_local(self, ids: Sequence[int]) -> bool:
         if process_count() == 1:
             return True
         mesh = Mesh(("x",), devices=[self._places[i] for i in ids])
         return engine().processes(mesh) == (process_index(),)
 
-    def check_no_capture(self, name: str, what: str) -> None:
+    def check_no_capture(self, name: str, action: str) -> None:
         """Raises TTNNError while a trace is captured on it, or on a mesh that it is a part of: a
-        replay would not do `what` again."""
+        replay would not do `action` again."""
         if any(d.capture is not None for d in self.ancestry()):
             raise wrong(
-                f"{name}: a trace is being captured, and {what} is no part of it",
+                f"{name}: a trace is being captured, and {action} is no part of it",
                 [("device", self)],
                 fix="do it before ttnn.begin_trace_capture, or after ttnn.end_trace_capture",
             )
@@ -291,9 +291,9 @@ class MeshDevice(SubDeviceManagers):
                 fix="give a part that lies within it",
             )
         part = self._ids[tuple(slice(a, b) for a, b in zip(start, ends))]
-        made = MeshDevice(part, self.queues, self)
-        self.children.append(made)
-        return made
+        submesh = MeshDevice(part, self.queues, self)
+        self.children.append(submesh)
+        return submesh
 
     def create_submeshes(self, submesh_shape: Sequence[int]) -> list[MeshDevice]:
         """The whole mesh as parts of `submesh_shape`, row by row. Raises TTNNError unless they fit
@@ -341,8 +341,8 @@ class MeshDevice(SubDeviceManagers):
             )
         if shape == self.shape:
             return
-        turned = shape == self.shape[::-1] and min(shape) > 1
-        self._ids = self._ids.T if turned else folded(line(self._ids), shape)
+        is_transposed = shape == self.shape[::-1] and min(shape) > 1
+        self._ids = self._ids.T if is_transposed else folded(line(self._ids), shape)
         self.__dict__.pop("_mesh", None)
         self._singles = None
 

@@ -179,14 +179,14 @@ def _blocks(xp: Any, x: Any, bits: int, bitcast: Any, cast: Any) -> Any:
     mantissa = cast(xp.where(rows == 0.0, 0, (word & 0x7FFFFF) | (1 << 23)), int32)
     mantissa = mantissa >> xp.minimum(shared - exponent, 31)
     cut = 24 - bits
-    rest, kept = mantissa & ((1 << cut) - 1), mantissa >> cut
+    remainder, rounded = mantissa & ((1 << cut) - 1), mantissa >> cut
     half = 1 << (cut - 1)
-    up = (rest > half) | ((rest == half) & ((kept & 1) == 1))
-    kept = xp.minimum(kept + cast(up, int32), (1 << bits) - 1)
+    up = (remainder > half) | ((remainder == half) & ((rounded & 1) == 1))
+    rounded = xp.minimum(rounded + cast(up, int32), (1 << bits) - 1)
     # 2 to the power of the shared exponent, in two factors that are both normal numbers.
     e = shared - 126 - bits
     one, other = e >> 1, e - (e >> 1)
-    out = cast(kept, f32) * bitcast((one + 127) << 23, f32) * bitcast((other + 127) << 23, f32)
+    out = cast(rounded, f32) * bitcast((one + 127) << 23, f32) * bitcast((other + 127) << 23, f32)
     out = xp.where(word < 0, -out, out)
     return xp.where(xp.isfinite(rows), out, rows).reshape(x.shape)
 

@@ -232,13 +232,13 @@ _STEPS: Defaults = {
 
 
 def _binary(name: str, body: Body, numbers: Defaults) -> Any:
-    def local(x: Any, y: Any, *rest: Any, **steps: Any) -> Value:
+    def local(x: Any, y: Any, *args: Any, **steps: Any) -> Value:
         first, second, last = (steps[k] or () for k in _STEPS)
         for step in first:
             x = activated(x, step)
         for step in second:
             y = activated(y, step)
-        found: Value = body(x, y, *rest)
+        found: Value = body(x, y, *args)
         for step in last:
             found = activated(found, step)
         return found.to(int32) if found.dtype.name == "bool" else found
@@ -264,7 +264,7 @@ def _whole_numbers(call: Call) -> None:
 
 
 OPS |= {name: _binary(name, body, {}) for name, body in BINARY.items()}
-OPS |= {name: _binary(name, *rest) for name, rest in BINARY_NUMBERED.items()}
+OPS |= {name: _binary(name, *definition) for name, definition in BINARY_NUMBERED.items()}
 OPS |= {
     f"{n}_": in_place(OPS[n])
     for n in (

@@ -28,9 +28,9 @@ class TTNNError(TesseraError, RuntimeError):
     """Raised when TT-NN's API is used in a way that has no meaning there, or here."""
 
 
-def wrong(what: str, rows: Sequence[tuple[str, object]] = (), *, fix: str) -> TTNNError:
+def wrong(message: str, rows: Sequence[tuple[str, object]] = (), *, fix: str) -> TTNNError:
     """A TTNNError with a message, the operands in `rows`, and the way out in `fix`."""
-    return TTNNError(what, rows=rows, fix=fix)
+    return TTNNError(message, rows=rows, fix=fix)
 
 
 def brief(x: object) -> str:
@@ -97,14 +97,14 @@ def _explained(
         hints = typing.get_type_hints(call)
     except (NameError, TypeError):
         hints = {}
-    given = [(k, brief(v)) for k, v in bound.items()]
+    rows = [(k, brief(v)) for k, v in bound.items()]
     for word, value in bound.items():
         parameter = signature.parameters[word]
         several = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if not several and not has_type(value, hints.get(word, Any)):
-            return wrong(f"{name}: {word} cannot be {brief(value)}", given, fix=fix)
+            return wrong(f"{name}: {word} cannot be {brief(value)}", rows, fix=fix)
     inner = " ".join(str(error).split("\n")[0].split())[:120]
-    return wrong(f"{name}: no result for such arguments ({inner})", given, fix=fix)
+    return wrong(f"{name}: no result for such arguments ({inner})", rows, fix=fix)
 
 
 def has_type(value: object, hint: Any) -> bool:

@@ -17,9 +17,9 @@ from .ccl import (  # noqa: F401
     all_reduce,
     all_to_all_combine,
     all_to_all_dispatch,
+    as_varying,
     broadcast,
     collective,
-    own,
     point_to_point,
     reduce_scatter,
 )
@@ -53,7 +53,7 @@ def all_gather_async_reversed(input_tensor: Value, dim: int, *, axes: Axes) -> V
     if not axes:
         return x
     every = local.collected(F.unsqueeze(x, dim), axes, dim)
-    return own(F.flip(every, dim).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :]))
+    return as_varying(F.flip(every, dim).reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :]))
 
 
 @collective(moves=True, shards="out_dim")
@@ -63,7 +63,7 @@ def all_to_all_async_generic(
     """On each device its part of `out_dim` of the whole, whose parts of `in_dim` the devices have.
     Raises ShapeError if `out_dim` is not divided by as many devices."""
     x = input_tensor
-    return own(local.exchanged(x, axes, split=out_dim, concat=in_dim)) if axes else x
+    return as_varying(local.exchanged(x, axes, split=out_dim, concat=in_dim)) if axes else x
 
 
 @public

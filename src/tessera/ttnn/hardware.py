@@ -43,7 +43,7 @@ def reset_global_semaphore_value(semaphore: GlobalSemaphore, reset_value: int) -
     semaphore.value = int(reset_value)
 
 
-def set_fabric_config(config: Any, *rest: Any, **options: Any) -> None:
+def set_fabric_config(config: Any, *args: Any, **options: Any) -> None:
     """Names the wiring of devices for collectives, which the machine's description gives here.
     Raises TTNNError if `config` is no `FabricConfig`."""
     if not isinstance(config, FabricConfig):
@@ -68,7 +68,7 @@ def apply_device_delay(
     count_program("apply_device_delay", mesh_device, apply_device_delay)
 
 
-def init_device_compute_kernel_config(arch: Any, *given: Any, **options: Any) -> Any:
+def init_device_compute_kernel_config(arch: Any, *args: Any, **options: Any) -> Any:
     """The options of kernels for a chip: kept, without effect."""
     return WormholeComputeKernelConfig(**options)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core import environment
-from ..core.checks import whole as number
+from ..core.checks import whole
 from ..core.devices import process_count, process_index
 from ..lang.value.engine import engine
 from . import args
@@ -49,20 +49,20 @@ def open_mesh_device(
             f"open_mesh_device: it has no argument {unknown[0]!r}",
             fix="give mesh_shape, num_command_queues, offset, physical_device_ids, ...",
         )
-    queues = number("open_mesh_device", "num_command_queues", num_command_queues, 1)
-    number("open_mesh_device", "trace_region_size", trace_region_size, 0)
+    queues = whole("open_mesh_device", "num_command_queues", num_command_queues, 1)
+    whole("open_mesh_device", "trace_region_size", trace_region_size, 0)
     if isinstance(l1_small_size, Sequence):  # a form of 2024: the second argument are devices
         physical_device_ids = l1_small_size
     shape = MeshShape(mesh_shape) if mesh_shape is not None else None
-    found = system(shape.mesh_size() if shape else 1)
-    shape = shape or found.shape
-    ids = _chosen(found, shape, offset, [*physical_device_ids])
-    return MeshDevice(ids, queues, places=found.places)
+    machine = system(shape.mesh_size() if shape else 1)
+    shape = shape or machine.shape
+    ids = _chosen(machine, shape, offset, [*physical_device_ids])
+    return MeshDevice(ids, queues, places=machine.places)
 
 
-def _chosen(found: System, shape: MeshShape, offset: Sequence[int] | None, ids: list[int]) -> Grid:
+def _chosen(system: System, shape: MeshShape, offset: Sequence[int] | None, ids: list[int]) -> Grid:
     count = shape.mesh_size()
-    everything = found.ids.ravel().tolist()
+    everything = system.ids.ravel().tolist()
     if ids:
         if len(ids) < count or len(set(ids)) < len(ids) or not set(ids) <= set(everything):
             raise wrong(
@@ -71,19 +71,19 @@ def _chosen(found: System, shape: MeshShape, offset: Sequence[int] | None, ids: 
                 fix=f"name {count} different devices of the system",
             )
         return np.array(ids[:count]).reshape(shape)
-    if len(shape) == 2 and found.ids.ndim == 2:
+    if len(shape) == 2 and system.ids.ndim == 2:
         start = tuple(offset or (0, 0))
-        for size, turn in ((shape, False), (shape[::-1], True)):
-            if all(a + n <= m for a, n, m in zip(start, size, found.shape)):
-                part = found.ids[start[0] : start[0] + size[0], start[1] : start[1] + size[1]]
-                return part.T if turn else part
+        for size, is_transposed in ((shape, False), (shape[::-1], True)):
+            if all(a + n <= m for a, n, m in zip(start, size, system.shape)):
+                part = system.ids[start[0] : start[0] + size[0], start[1] : start[1] + size[1]]
+                return part.T if is_transposed else part
     if max(shape) == count <= len(everything) and offset is None:
-        return line(found.ids)[:count].reshape(shape)
+        return line(system.ids)[:count].reshape(shape)
     raise wrong(
         f"open_mesh_device: Requested mesh is too big and is not rotatable: {shape} and system "
-        f"mesh {found.shape}",
+        f"mesh {system.shape}",
         [("devices", f"{len(everything)}"), ("offset", offset or "none")],
-        fix=f"ask for a part of {found.shape}, or start with more: {environment.DEVICES}={count}",
+        fix=f"ask for a part of {system.shape}, or start with more: {environment.DEVICES}={count}",
     )
 
 

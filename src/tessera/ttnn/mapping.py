@@ -104,18 +104,20 @@ class _Config:
     WORD = ""
 
     def __init__(
-        self, given: Sequence[Any] | int | None = None,
+        self, placements: Sequence[Any] | int | None = None,
         mesh_shape_override: Sequence[int] | int | None = None, *, row_dim: int | None = None,
         col_dim: int | None = None,
     ) -> None:  # fmt: skip
         override, self.mesh_shape_override = mesh_shape_override, None
-        if isinstance(given, Sequence):
-            self.given = [*given]
+        if isinstance(placements, Sequence):
+            self.placement_args = [*placements]
             if override is not None:
                 self.mesh_shape_override = MeshShape(override)
             return
-        rows = given if given is not None else row_dim
-        self.given = self.of_dims([rows, override if isinstance(override, int) else col_dim])
+        rows = placements if placements is not None else row_dim
+        self.placement_args = self.of_dims(
+            [rows, override if isinstance(override, int) else col_dim]
+        )
 
     def of_dims(self, dims: Sequence[int | None]) -> list[Any]:
         """The items for dims of the tensor along rows and columns."""
@@ -124,7 +126,7 @@ class _Config:
     def __repr__(self) -> str:
         over = self.mesh_shape_override
         more = f", mesh_shape_override={over}" if over else ""
-        return f"{type(self).__name__}({self.WORD}: {self.given}{more})"
+        return f"{type(self).__name__}({self.WORD}: {self.placement_args}{more})"
 
 
 class MeshMapperConfig(_Config):
@@ -146,7 +148,7 @@ class MeshMapperConfig(_Config):
     @property
     def placements(self) -> list[Placement]:
         """The placement of the tensor along each dim of the grid."""
-        return [*self.given]
+        return [*self.placement_args]
 
 
 class MeshComposerConfig(_Config):
@@ -163,7 +165,7 @@ class MeshComposerConfig(_Config):
     @property
     def dims(self) -> list[int]:
         """The dims along which parts are joined."""
-        return [*self.given]
+        return [*self.placement_args]
 
 
 def compute_distribution_to_mesh_mapping(
@@ -223,16 +225,16 @@ class TensorToMesh:
                     fix=f"pad it to a multiple of {n}, or cut another dim",
                 )
             cuts[dim] = (i, size)
-        found = []
+        blocks = []
         for at in np.ndindex(*grid):
             pick = [slice(None)] * x.ndim
             for dim, (i, size) in cuts.items():
                 pick[dim] = slice(at[i] * size, (at[i] + 1) * size)
-            found.append(x[tuple(pick)])
+            blocks.append(x[tuple(pick)])
         where = compute_distribution_to_mesh_mapping(grid, self.device.shape)
         if len(grid) == 1:  # row by row, of which there are as many as parts
             where = coordinates(self.device.shape)[: grid[0]]
-        return found, TensorTopology(MeshShape(grid), self.placements, tuple(where))
+        return blocks, TensorTopology(MeshShape(grid), self.placements, tuple(where))
 
 
 CppTensorToMesh = TensorToMesh
@@ -307,8 +309,8 @@ class MeshToTensor:
             )
         at = dict(zip(topology.over(self.mesh).mesh_coords(), parts, strict=True))
         if len(self.grid) == 1:
-            found = [at[c] for c in coordinates(self.mesh) if c in at]
-            grid = [len(found)]
+            shards = [at[c] for c in coordinates(self.mesh) if c in at]
+            grid = [len(shards)]
         else:
             where = compute_distribution_to_mesh_mapping(self.grid, self.mesh)
             missing = [c for c in where if c not in at]
@@ -318,11 +320,11 @@ class MeshToTensor:
                     [("parts", len(parts))],
                     fix="give the grid over which the tensor lies",
                 )
-            found, grid = [at[c] for c in where], [*self.grid]
+            shards, grid = [at[c] for c in where], [*self.grid]
         for n, dim in zip(reversed(grid), reversed(self.dims)):
-            dim = dim_of("a composer", found[0].shape, dim)
-            found = [np.concatenate(found[i : i + n], dim) for i in range(0, len(found), n)]
-        return found[0]
+            dim = dim_of("a composer", shards[0].shape, dim)
+            shards = [np.concatenate(shards[i : i + n], dim) for i in range(0, len(shards), n)]
+        return shards[0]
 
 
 CppMeshToTensor = MeshToTensor

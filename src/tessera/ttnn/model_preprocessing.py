@@ -80,39 +80,39 @@ def preprocess_model_parameters(
     def convert(module: Any, name: str) -> Any:
         if custom_preprocessor is not None:
             try:
-                found = custom_preprocessor(module, name, None, convert_to_ttnn)
+                custom = custom_preprocessor(module, name, None, convert_to_ttnn)
             except TypeError:
-                found = custom_preprocessor(module, name)
-            if found:
-                return moved(found)
+                custom = custom_preprocessor(module, name)
+            if custom:
+                return moved(custom)
         keeps = convert_to_ttnn is not None and not convert_to_ttnn(module, name)
         if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
             return ParameterList([convert(m, f"{name}.{i}") for i, m in enumerate(module)])
-        made = ParameterDict()
+        converted = ParameterDict()
         for key, child in module.named_children():
             below = convert(child, f"{name}.{key}" if name else key)
             if below:
-                made[key] = below
+                converted[key] = below
         for key, parameter in module.named_parameters(recurse=False):
             data = parameter.detach()
-            made[key] = data if keeps else placed(_converted(torch, module, key, data))
-        return made
+            converted[key] = data if keeps else placed(_converted(torch, module, key, data))
+        return converted
 
     def placed(x: Any) -> Any:
         return to_device(x, device) if device is not None and isinstance(x, Tensor) else x
 
-    def moved(found: Any) -> Any:
-        if isinstance(found, dict):
-            return ParameterDict({k: moved(v) for k, v in found.items()})
-        if isinstance(found, list | tuple):
-            return ParameterList([moved(v) for v in found])
-        return placed(found)
+    def moved(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return ParameterDict({k: moved(v) for k, v in tree.items()})
+        if isinstance(tree, list | tuple):
+            return ParameterList([moved(v) for v in tree])
+        return placed(tree)
 
     model = initialize_model()
     fix = "initialize_model=lambda: model, a module of PyTorch"
     instance(me, "initialize_model()", model, torch.nn.Module, fix, TTNNError)
-    found: ParameterDict = convert(model.eval(), prefix)
-    return found
+    parameters: ParameterDict = convert(model.eval(), prefix)
+    return parameters
 
 
 def _converted(torch: Any, module: Any, key: str, data: Any) -> Tensor:

@@ -79,8 +79,8 @@ def slice(
     """
     rank = len(input_tensor.shape)
     step = options.pop("steps", slice_step)
-    given = options.pop("starts", slice_start), options.pop("ends", slice_end)
-    bounds = [*map(_numbers, (*given, [1] * rank if step is None else step))]
+    starts_and_ends = options.pop("starts", slice_start), options.pop("ends", slice_end)
+    bounds = [*map(_numbers, (*starts_and_ends, [1] * rank if step is None else step))]
     if not all(isinstance(b, Sequence) and len(b) == rank for b in bounds):
         raise wrong(
             f"slice: it takes {rank} numbers for starts, ends and steps each",
@@ -271,7 +271,7 @@ def to_memory_config(
 
 @public
 def interleaved_to_sharded(
-    input_tensor: Tensor, memory_config: Any, *rest: Any, output_dtype: DataType | None = None,
+    input_tensor: Tensor, memory_config: Any, *args: Any, output_dtype: DataType | None = None,
     **options: Any,
 ) -> Tensor:  # fmt: skip
     """The same tensor, said to be cut over the cores of its device; of `output_dtype` if that is
@@ -281,7 +281,7 @@ def interleaved_to_sharded(
 
 @public
 def sharded_to_interleaved(
-    input_tensor: Tensor, memory_config: Any = None, *rest: Any,
+    input_tensor: Tensor, memory_config: Any = None, *args: Any,
     output_dtype: DataType | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """The same tensor, said to lie in one piece; of `output_dtype` if that is named."""

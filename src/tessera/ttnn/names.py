@@ -94,11 +94,11 @@ OF_TT_NN = {owner: frozenset(text.split()) for owner, text in _TEXTS.items()}
 _FAMILIES = re.compile("moreh_.*|.*_bw")  # older ops, and gradients
 
 
-def no_name(name: str, have: Iterable[str], module: str = "tessera.ttnn") -> AttributeError:
+def no_name(name: str, names: Iterable[str], module: str = "tessera.ttnn") -> AttributeError:
     """The error for `ttnn.<name>`."""
     text = f"module {module!r} has no attribute {name!r}"
     known = name in OF_TT_NN[module] or bool(_FAMILIES.fullmatch(name))
-    return _missing(text, name, have, known)
+    return _missing(text, name, names, known)
 
 
 def no_attribute(of: object, name: str) -> AttributeError:
@@ -109,23 +109,23 @@ def no_attribute(of: object, name: str) -> AttributeError:
     )
 
 
-def no_member(enumeration: str, name: str, have: Iterable[str]) -> AttributeError:
+def no_member(enumeration: str, name: str, names: Iterable[str]) -> AttributeError:
     """The error for a member that an enumeration does not have."""
     return UnknownNameError(
-        f"{enumeration}.{name} is not provided here", fix=f"it has {', '.join(have)}"
+        f"{enumeration}.{name} is not provided here", fix=f"it has {', '.join(names)}"
     )
 
 
-def _missing(text: str, name: str, have: Iterable[str], known: bool) -> AttributeError:
-    if name.startswith("_") and not known:
+def _missing(text: str, name: str, names: Iterable[str], in_ttnn: bool) -> AttributeError:
+    if name.startswith("_") and not in_ttnn:
         return AttributeError(text)
-    if known:
+    if in_ttnn:
         return UnknownNameError(
             f"{text}: TT-NN has it, and it is not provided here",
             fix="compute it with what is there (docs/ttnn.md), or with Tessera's own functions on"
             " tensor.value, each device's part",
         )
-    close = nearest(name, [n for n in have if not n.startswith("_")], 3)
+    close = nearest(name, [n for n in names if not n.startswith("_")], 3)
     return UnknownNameError(
         f"{text}, and TT-NN is not known to have it",
         fix=f"the names most like it are {close.partition(', …')[0]}",

@@ -119,21 +119,21 @@ class Op:
     def bound(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
         """The arguments by their names. Raises TTNNError for a keyword that the op does not have or
         an operand that is no tensor, TypeError or KeyError for too many arguments or too few."""
-        given, common = dict(zip(self.positional, args)), {}
+        arguments, common = dict(zip(self.positional, args)), {}
         if len(args) > len(self.positional) and not self.extra_args:
             raise TypeError("too many arguments")
         for word, value in keywords.items():
-            if word in given:
+            if word in arguments:
                 raise TypeError(f"two values for {word}")
             if word in self.parameters:
-                given[word] = value
+                arguments[word] = value
             elif word in self.keywords:
                 common[word] = value
             else:
                 raise unknown_keyword(self.name, word, (*self.parameters, *self.keywords))
         call = Call(self, {}, {}, common, args[len(self.positional) :], layout=self.layout)
         for word in self.parameters:
-            value = given[word] if word in given else self.defaults[word]
+            value = arguments[word] if word in arguments else self.defaults[word]
             if word not in self.operands:
                 call.options[word] = _hashable(value)
             elif isinstance(value, Tensor):
@@ -331,10 +331,11 @@ def _number(name: str, x: Any) -> float:
     return x
 
 
-def unknown_keyword(name: str, word: str, have: Iterable[str]) -> Exception:
+def unknown_keyword(name: str, word: str, keywords: Iterable[str]) -> Exception:
     """The error for a keyword that a function does not have."""
     return wrong(
-        f"{name}: it has no argument {word!r}", fix=f"the nearest are {nearest(word, {*have}, 4)}"
+        f"{name}: it has no argument {word!r}",
+        fix=f"the nearest are {nearest(word, {*keywords}, 4)}",
     )
 
 

@@ -27,7 +27,7 @@ def get_device_tensors(tensor: Tensor) -> list[Tensor]:
     """Each device's part as a tensor of its own, in the order of the mesh: on the host, or on a
     mesh of that device. Of several processes each gets the parts of its devices."""
     one = replicated((1,))
-    parts = {c: Tensor.of_parts([p], tensor, topology=one) for c, p in tensor.own_parts().items()}
+    parts = {c: Tensor.of_parts([p], tensor, topology=one) for c, p in tensor.local_parts().items()}
     if tensor.parts_ is not None or tensor.device_ is None:
         return [*parts.values()]
     if len(tensor.topology.mesh_coords()) == 1:
@@ -71,9 +71,9 @@ def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
     if parent.all_local():
         topology = replace(whole, _coords=tuple(coords))
         return to_device(Tensor.of_parts(parts, tensors[0], topology=topology), parent)
-    own = dict(zip(coords, parts, strict=True))
+    part_at = dict(zip(coords, parts, strict=True))
     local = [c for c in whole.mesh_coords() if parent.is_local(c)]
-    if {*own} != {*local}:
+    if {*part_at} != {*local}:
         raise wrong(
             "combine_device_tensors: a process gives the parts of all its devices of the mesh",
             [("given", coords), ("its devices", local)],
@@ -84,7 +84,7 @@ def combine_device_tensors(tensors: Sequence[Tensor]) -> Tensor:
 
     def fill(parts: Parts) -> None:
         for cut, out in parts:
-            out[...] = own[place_of(t, cut)].reshape(out.shape)
+            out[...] = part_at[place_of(t, cut)].reshape(out.shape)
 
     value = Value(engine().place_blocks(fill, t), t)
     return Tensor.on(parent, value, tensors[0], topology=whole)

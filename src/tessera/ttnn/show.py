@@ -43,7 +43,7 @@ def tensor_text(tensor: Tensor) -> str:
         f"shape={tensor.shape}, dtype=DataType::{tensor.dtype.name}, "
         f"layout=Layout::{tensor.layout.name}"
     )
-    parts = tensor.own_parts()
+    parts = tensor.local_parts()
     texts = [f"ttnn.Tensor({_rows(p, tensor.dtype)}, {facts})" for p in parts.values()]
     device = tensor.device_
     if device is None or len(tensor.topology.mesh_coords()) == 1:
@@ -56,7 +56,7 @@ def _rows(x: Array, dtype: DataType, indent: int = len("ttnn.Tensor(")) -> str:
     if x.ndim == 0:
         return _number(x, dtype)
     shown: list[str] = []
-    for i in _some(x.shape[0]):
+    for i in _shown_indices(x.shape[0]):
         shown.append(
             (" ..." if x.ndim == 1 else "...") if i is None else _rows(x[i], dtype, indent + 1)
         )
@@ -64,7 +64,7 @@ def _rows(x: Array, dtype: DataType, indent: int = len("ttnn.Tensor(")) -> str:
     return f"[{between.join(shown)}]"
 
 
-def _some(n: int) -> list[int | None]:
+def _shown_indices(n: int) -> list[int | None]:
     return [*range(n)] if n <= MOST else [*range(EDGE), None, *range(n - EDGE, n)]
 
 

@@ -205,7 +205,7 @@ class Tensor:
         at = {c: np.asarray(rows[i]) for i, c in enumerate(places)}
         return [at[c] for c in self.topology.mesh_coords()]
 
-    def own_parts(self) -> dict[MeshCoordinate, Array]:
+    def local_parts(self) -> dict[MeshCoordinate, Array]:
         """The parts of this process's devices, by their places: nothing is moved between
         processes."""
         coords = self.topology.mesh_coords()

@@ -31,7 +31,7 @@ from .tensor import Tensor
 TRACKING = "TT_METAL_TRACE_ALLOC_TRACKING"
 _numbers = itertools.count()
 _data_of = attrgetter("stored")
-_under_way: set[int] = set()  # the captures
+_active_captures: set[int] = set()  # the captures
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def begin_trace_capture(mesh_device: MeshDevice, cq_id: int | None = None) -> Me
             )
     capture = Capture(mesh_device)
     mesh_device.capture = capture
-    _under_way.add(capture.id.number)
+    _active_captures.add(capture.id.number)
     mesh_device.traces[capture.id.number] = capture
     return capture.id
 
@@ -172,7 +172,7 @@ def end_trace_capture(
             fix="end each capture once",
         )
     mesh_device.capture = None
-    _under_way.discard(capture.id.number)
+    _active_captures.discard(capture.id.number)
     capture.close()
     if os.environ.get(TRACKING) == "1":
         mesh_device.after[trace_id.number] = WeakValueDictionary()  # by id
@@ -193,7 +193,7 @@ def execute_trace(
     if cq_id:
         mesh_device.queue(cq_id)
     capture = _trace("execute_trace", mesh_device, trace_id)
-    if _under_way and (within := next((d for d in _family(mesh_device) if d.capture), None)):
+    if _active_captures and (within := next((d for d in _family(mesh_device) if d.capture), None)):
         assert within.capture is not None
         this = "this trace" if within.capture is capture else f"{within.capture.id}, not this one,"
         raise wrong(

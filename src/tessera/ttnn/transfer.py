@@ -102,11 +102,11 @@ def from_torch(
         parts = [array] * device.get_num_devices()
     memory = memory_config or DRAM_MEMORY_CONFIG
     held = {id(p): rounded(p, dtype) for p in parts}
-    made = Tensor.of_parts(
+    result = Tensor.of_parts(
         [held[id(p)] for p in parts], None, dtype=dtype, layout=tiled, topology=topology,
         memory_config_=memory,
     )  # fmt: skip
-    return made if device is None else to_device(made, device, cq_id=cq_id)
+    return result if device is None else to_device(result, device, cq_id=cq_id)
 
 
 WRITES = "what the host writes"
@@ -140,13 +140,13 @@ def to_torch(
     if torch_rank is not None:
         array = array.reshape(Shape(list(array.shape)).to_rank(torch_rank))
     if tensor.dtype is DataType.BFLOAT16:
-        found = torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+        result = torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
     elif tensor.dtype.is_float:
-        found = torch.from_numpy(array.astype(np.float32))
+        result = torch.from_numpy(array.astype(np.float32))
     else:
-        found = torch.from_numpy(array.astype(np.int64))
+        result = torch.from_numpy(array.astype(np.int64))
         dtype = dtype or _whole_type(torch, tensor.dtype, array)
-    return found if dtype is None else found.to(dtype)
+    return result if dtype is None else result.to(dtype)
 
 
 def _whole_type(torch: Any, dtype: DataType, array: Array) -> Any:
@@ -205,9 +205,9 @@ def to_device(
             return tensor
         return clone(tensor, memory_config=memory_config)
     device.check_no_capture("to_device", WRITES)
-    made = place_on_mesh(tensor, device)
-    made.memory_config_ = memory_config or tensor.memory_config_
-    return made
+    result = place_on_mesh(tensor, device)
+    result.memory_config_ = memory_config or tensor.memory_config_
+    return result
 
 
 def place_on_mesh(tensor: Tensor, device: MeshDevice) -> Tensor:

@@ -66,10 +66,10 @@ def scaled_dot_product_attention_decode(
     if is_causal:
         at = _places(cur_pos, cur_pos_tensor).reshape(users, 1)
         key = F.arange(keys).reshape(1, keys)
-        seen = key <= at
+        visible = key <= at
         if sliding_window_size:
-            seen = seen & (key > at - sliding_window_size)
-        mask = seen.reshape(users, 1, 1, keys)  # who sees none gets zeros
+            visible = visible & (key > at - sliding_window_size)
+        mask = visible.reshape(users, 1, 1, keys)  # who sees none gets zeros
     elif mask is not None and mask.shape[1] != 1:  # [B, 1, H, T], a row for each head
         mask = mask.reshape(users, heads, 1, keys)
     rows = q.reshape(users, heads, 1, d)
@@ -133,11 +133,11 @@ def attention_softmax(
 
 
 # -- caches ---------------------------------------------------------------------------------------
-def _within(name: str, what: str, number: int, count: int, least: int = 0) -> None:
+def _within(name: str, label: str, number: int, count: int, least: int = 0) -> None:
     """Raises TTNNError if a cache with `count` places has none with this number."""
     if not least <= number < count:
         raise wrong(
-            f"{name}: the cache has no {what} {number}",
+            f"{name}: the cache has no {label} {number}",
             [("the cache has", count)],
             fix=f"give a number from {least} to {count - 1}",
         )

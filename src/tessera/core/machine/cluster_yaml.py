@@ -99,17 +99,17 @@ def read(text: str, where: str = "cluster") -> Machine:
     levels = [
         _level(root.inside["levels"].inside[i], faults) for i in range(len(given.get("levels", ())))
     ]
-    if not faults.found:
+    if not faults.messages:
         return _machine(root, given, levels, faults)
     raise faults.error()
 
 
-def _machine(root: Spotted, given: dict[str, Any], levels: list[Any], faults: Faults) -> Machine:
+def _machine(root: Spotted, values: dict[str, Any], levels: list[Any], faults: Faults) -> Machine:
     """Returns the machine from values of the right kinds. Raises MeshError if they contradict each
     other."""
     sizes = [level.size for _, level in levels]
     axes = [axis or _named(i, len(levels)) for i, (axis, _) in enumerate(levels)]
-    hosts = given.get("hosts", [sizes[0] if len(sizes) > 1 else 1] + [1] * (len(sizes) - 1))
+    hosts = values.get("hosts", [sizes[0] if len(sizes) > 1 else 1] + [1] * (len(sizes) - 1))
     total = math.prod(sizes)
     at = {key: one.line for key, one in root.inside.items()}
     if len(set(axes)) < len(axes):
@@ -121,23 +121,23 @@ def _machine(root: Spotted, given: dict[str, Any], levels: list[Any], faults: Fa
             at.get("hosts", root.line), f"hosts {times(hosts)} do not divide levels {times(sizes)}"
         )
     for key in ("cards", "express"):
-        if any(d >= total for one in given.get(key, ()) for d in one):
+        if any(d >= total for one in values.get(key, ()) for d in one):
             faults.add(at[key], f"{key}: there are devices 0 to {total - 1} only")
     faults.stop()
-    adds = given.get("add_gb_per_s")
+    adds = values.get("add_gb_per_s")
     return Machine(
-        given.get("device", "gpu"),
+        values.get("device", "gpu"),
         Topology(
-            given["name"],
+            values["name"],
             tuple(level for _, level in levels),
             math.inf if adds is None else round(adds * 1e9, 3),
         ),
         tuple(axes),
         tuple(hosts),
-        tuple(map(tuple, given.get("cards", ()))),
-        tuple((a, b) for a, b in given.get("express", ())),
-        tuple(given.get("sources", ())),
-        tuple(given.get("notes", ())),
+        tuple(map(tuple, values.get("cards", ()))),
+        tuple((a, b) for a, b in values.get("express", ())),
+        tuple(values.get("sources", ())),
+        tuple(values.get("notes", ())),
     )
 
 
@@ -147,43 +147,43 @@ def _named(i: int, count: int) -> str:
 
 def _level(at: Spotted, faults: Faults) -> Any:
     """Returns the axis and the Level of one entry of `levels`; None if it has a fault."""
-    before = len(faults.found)
-    given = _checked(at, LEVEL_KEYS, ("size", "link"), faults, "a level")
-    if len(faults.found) > before:
+    before = len(faults.messages)
+    values = _checked(at, LEVEL_KEYS, ("size", "link"), faults, "a level")
+    if len(faults.messages) > before:
         return None
-    known = LINKS.get(given["link"])
-    figures = given.get("gb_per_s"), given.get("latency_us")
-    if known is None and None in figures:
+    preset = LINKS.get(values["link"])
+    figures = values.get("gb_per_s"), values.get("latency_us")
+    if preset is None and None in figures:
         faults.add(
             at.inside["link"].line,
-            f"the link {given['link']!r} is not described; give gb_per_s and latency_us, or name "
-            + nearest(given["link"], LINKS, 2).partition(", …")[0],
+            f"the link {values['link']!r} is not described; give gb_per_s and latency_us, or name "
+            + nearest(values["link"], LINKS, 2).partition(", …")[0],
         )
         return None
     rate, latency = figures
     # Rounded, so that a machine written to a file and read back is equal to itself.
     link = Link(
-        given["link"],
-        round(latency / 1e6, 15) if latency is not None else known.latency_s if known else 0.0,
-        round(rate * 1e9, 3) if rate is not None else known.bytes_per_s if known else 0.0,
+        values["link"],
+        round(latency / 1e6, 15) if latency is not None else preset.latency_s if preset else 0.0,
+        round(rate * 1e9, 3) if rate is not None else preset.bytes_per_s if preset else 0.0,
     )
-    wiring, shared = given.get("wiring", "all"), given.get("shared", False)
-    return given.get("axis"), Level(given["size"], link, wiring, bool(shared))
+    wiring, shared = values.get("wiring", "all"), values.get("shared", False)
+    return values.get("axis"), Level(values["size"], link, wiring, bool(shared))
 
 
 def _checked(
-    at: Spotted, keys: dict[str, Kind], needed: tuple[str, ...], faults: Faults, what: str
+    at: Spotted, keys: dict[str, Kind], needed: tuple[str, ...], faults: Faults, label: str
 ) -> dict[str, Any]:
     """Returns the values of `at` by key that are of the right kind; adds faults for the others."""
     if not isinstance(at.value, dict):
-        faults.add(at.line, f"{what} is {shown(at.value)}; give keys: {', '.join(keys)}")
+        faults.add(at.line, f"{label} is {shown(at.value)}; give keys: {', '.join(keys)}")
         return {}
     good = {}
     for key, one in at.inside.items():
         if key not in keys:
             near = nearest(str(key), keys, 1).partition(",")[0]
             unit = f", {UNITS[near]}" if near in UNITS else ""
-            faults.add(one.line, f"{what} has no key {shown(key)}; the nearest is {near}{unit}")
+            faults.add(one.line, f"{label} has no key {shown(key)}; the nearest is {near}{unit}")
         elif not keys[key][1](one.value):
             meant = _number_in(one.value)
             hint = f"; YAML reads this as text: write {meant}" if keys[key][1](meant) else ""
@@ -192,7 +192,7 @@ def _checked(
             good[key] = one.value
     for key in needed:
         if key not in at.inside:
-            faults.add(at.line, f"{what} has no {key}; give {keys[key][0]}")
+            faults.add(at.line, f"{label} has no {key}; give {keys[key][0]}")
     return good
 
 
@@ -230,17 +230,19 @@ def _values(text: str, faults: Faults) -> Spotted:
     raise faults.error()
 
 
-def _value(node: Any, construct: Callable[[Any], Any], faults: Faults, known: set[int]) -> Spotted:
+def _value(
+    node: Any, construct: Callable[[Any], Any], faults: Faults, seen_ids: set[int]
+) -> Spotted:
     """Returns the value of one node. An alias, a second reference to a node, is a fault."""
     line = node.start_mark.line + 1
-    if id(node) in known:
+    if id(node) in seen_ids:
         faults.add(line, "an alias (*name) is not read; write it out")
         return Spotted(None, line, {})
-    known.add(id(node))
+    seen_ids.add(id(node))
     if node.id == "scalar":
         return Spotted(construct(node), line, {})
     if node.id == "sequence":
-        items = [_value(n, construct, faults, known) for n in node.value]
+        items = [_value(n, construct, faults, seen_ids) for n in node.value]
         return Spotted([i.value for i in items], line, dict(enumerate(items)))
     inside: dict[Any, Spotted] = {}
     for key, value in node.value:
@@ -250,7 +252,7 @@ def _value(node: Any, construct: Callable[[Any], Any], faults: Faults, known: se
         name = construct(key) if key.id == "scalar" else shown(key.value)
         if name in inside:
             faults.add(key.start_mark.line + 1, f"{shown(name)} is there twice; keep one")
-        inside[name] = _value(value, construct, faults, known)
+        inside[name] = _value(value, construct, faults, seen_ids)
     return Spotted({k: v.value for k, v in inside.items()}, line, inside)
 
 

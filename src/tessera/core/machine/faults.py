@@ -23,19 +23,19 @@ class Faults:
 
     def __init__(self, where: str, example: str = "t3000") -> None:
         self.where, self.example = where, example
-        self.found: dict[tuple[int, str], None] = {}
+        self.messages: dict[tuple[int, str], None] = {}
 
-    def add(self, line: int, what: str) -> None:
-        self.found[line, what] = None
+    def add(self, line: int, message: str) -> None:
+        self.messages[line, message] = None
 
     def stop(self) -> None:
         """Raises MeshError if there are faults."""
-        if self.found:
+        if self.messages:
             raise self.error()
 
     def error(self) -> MeshError:
         """Returns the error with all faults, in the order of the lines."""
-        rows = sorted(self.found)
+        rows = sorted(self.messages)
         return MeshError(
             f"{self.where}: {'1 fault' if len(rows) == 1 else f'{len(rows)} faults'}",
             rows=[(f"line {n}", what) for n, what in rows[:MOST]]

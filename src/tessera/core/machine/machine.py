@@ -140,22 +140,22 @@ class Machine:
     def part(self, ids: Sequence[int]) -> Machine:
         """Returns the machine of the devices that `ids` show, numbered from 0. Raises MeshError if
         they are not a box of neighbours, since they form no mesh then."""
-        kept = self.behind(ids)
-        places = [self.topology.coords(d) for d in kept]
+        behind = self.behind(ids)
+        places = [self.topology.coords(d) for d in behind]
         along = [sorted({p[i] for p in places}) for i in range(len(self.shape))]
         together = all(
             level.wiring in ("all", "pairs") or c[-1] - c[0] == len(c) - 1
             for level, c in zip(self.topology.levels, along)
         )
-        if math.prod(map(len, along)) != len(kept) or not together:
+        if math.prod(map(len, along)) != len(behind) or not together:
             raise MeshError(
                 f"{self.name}: the visible devices are no box of the {times(self.shape)} mesh",
                 visible=",".join(map(str, ids)),
-                devices=list(kept),
+                devices=list(behind),
                 fix="show devices that are neighbours and fill a box",
             )
         levels = tuple(_shorter(level, len(c)) for level, c in zip(self.topology.levels, along))
-        new = {d: i for i, d in enumerate(kept)}
+        new = {d: i for i, d in enumerate(behind)}
         return replace(
             self,
             topology=replace(self.topology, levels=levels),

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..checks import some
+from ..checks import shortened
 from ..errors import OptionWarning, lines_up
 from ..mesh_input import times
 from ..topology import Level, Link, Topology, Wiring
@@ -70,24 +70,24 @@ def _parse(text: str, faults: Faults) -> tuple[Any, Spot]:
     from google.protobuf import text_format
 
     kind = class_for(text)
-    made = kind()
+    message = kind()
     try:
         try:
-            text_format.Parse(text, made)
-            return made, spots(text)
+            text_format.Parse(text, message)
+            return message, spots(text)
         except text_format.ParseError as error:
             if "has no field named" not in str(error):
                 raise
-        made = kind()
-        text_format.Parse(text, made, allow_unknown_field=True)
+        message = kind()
+        text_format.Parse(text, message, allow_unknown_field=True)
         at = spots(text)
     except text_format.ParseError as error:
-        faults.add(error.GetLine() or 1, _said(str(error)))
+        faults.add(error.GetLine() or 1, _plain_error(str(error)))
         raise faults.error() from None
     except (RecursionError, UnicodeError):
         faults.add(1, "it is nested too deep, or is no text")
         raise faults.error() from None
-    unknown = sorted(set(_unknown(at, made.DESCRIPTOR)))
+    unknown = sorted(set(_unknown(at, message.DESCRIPTOR)))
     rows = "".join(f"\n  line {n} : {key} (the nearest: {near})" for n, key, near in unknown)
     warnings.warn(
         f"{faults.where}: {len(unknown)} field{'s' * (len(unknown) != 1)} that no descriptor has,"
@@ -95,10 +95,10 @@ def _parse(text: str, faults: Faults) -> tuple[Any, Spot]:
         OptionWarning,
         stacklevel=lines_up(),
     )
-    return made, at
+    return message, at
 
 
-def _said(sentence: str) -> str:
+def _plain_error(sentence: str) -> str:
     """Returns the protobuf library's error text without the position and its internal names."""
     plain = re.sub(r"^\d+:\d+ : ('.*?': )?(?=[A-Z])", "", sentence, flags=re.DOTALL)
     if enum := re.match(r'Enum type "tessera\.(\w+)Of\.\w+" has no value named (\w+)', plain):
@@ -129,11 +129,11 @@ class _Reader:
         self.meshes = self._named("mesh_descriptors")
         self.graphs = self._named("graph_descriptors")
         self.notes: list[str] = []
-        self.made: dict[tuple[str, str], Machine | None] = {}  # by kind and name
+        self.machines: dict[tuple[str, str], Machine | None] = {}  # by kind and name
         self.open: list[str] = []
 
-    def fault(self, what: str, *path: str | int) -> None:
-        self.faults.add(self.at.at(*path), what)
+    def fault(self, message: str, *path: str | int) -> None:
+        self.faults.add(self.at.at(*path), message)
 
     def _named(self, kind: str) -> dict[str, int]:
         """Returns the index of each descriptor by its name."""
@@ -163,7 +163,7 @@ class _Reader:
             top = self._node(self.m.top_level_instance, "top_level_instance")
         self.faults.stop()
         if self.mesh_id is not None:
-            top = self.made["mesh", named(self.m, self.faults.where, self.mesh_id)]
+            top = self.machines["mesh", named(self.m, self.faults.where, self.mesh_id)]
         assert top is not None and None not in every, "no machine without a fault"
         sources = (SOURCES[top.device], "latency of 1 µs: an estimate")
         return replace(top, sources=sources, notes=tuple(dict.fromkeys(self.notes)))
@@ -172,9 +172,9 @@ class _Reader:
     def _mesh(self, i: int) -> Machine | None:
         """Returns the machine of one mesh; None if it has a fault."""
         m, path = self.m.mesh_descriptors[i], ("mesh_descriptors", i)
-        before = len(self.faults.found)
+        before = len(self.faults.messages)
         name = m.name or f"mesh {i}"
-        self.made.setdefault(("mesh", m.name), None)
+        self.machines.setdefault(("mesh", m.name), None)
         if not m.HasField("arch"):
             self.fault(f"{name} has no arch; add arch: {' or '.join(ENUMS['Architecture'])}", *path)
         dims = self._dims(name, "device_topology", m, path)
@@ -195,12 +195,12 @@ class _Reader:
                     f"{name}: an express connection joins two devices from 0 to {size - 1}",
                     *path, "express_connections", k,
                 )  # fmt: skip
-        if len(self.faults.found) > before or not m.name:
+        if len(self.faults.messages) > before or not m.name:
             return None
         device = ENUMS["Architecture"][m.arch - 1].lower()
         wire, adds = CHANNELS[device]
         levels = tuple(Level(n, wires(wire, count), kind) for n, kind in zip(dims, kinds))
-        found = Machine(
+        machine = Machine(
             device,
             Topology(m.name, levels, adds),
             _level_names(len(dims)),
@@ -208,8 +208,8 @@ class _Reader:
             cards_of(device, dims),
             tuple(dict.fromkeys((e.src, e.dst) for e in m.express_connections)),
         )
-        self.made["mesh", m.name] = found
-        return found
+        self.machines["mesh", m.name] = machine
+        return machine
 
     def _dims(self, name: str, which: str, m: Any, path: tuple[str | int, ...]) -> list[int]:
         """Returns the dims of a field; [] if it has a fault."""
@@ -257,16 +257,16 @@ class _Reader:
     def _node(self, node: Any, *path: str | int) -> Machine | None:
         """Returns the machine that `node` names; None if it has a fault."""
         if node.HasField("mesh"):
-            kind, ref, known = "mesh", node.mesh, self.meshes
+            kind, ref, descriptors = "mesh", node.mesh, self.meshes
         elif node.HasField("graph"):
-            kind, ref, known = "graph", node.graph, self.graphs
+            kind, ref, descriptors = "graph", node.graph, self.graphs
         else:
             self.fault("it names no mesh and no graph; add mesh { ... }", *path)
             return None
         name = getattr(ref, f"{kind}_descriptor")
-        if name not in known:
-            named = [n for n in known if n]
-            near = f"; there is {some(named)}" if named else "; there are none"
+        if name not in descriptors:
+            named = [n for n in descriptors if n]
+            near = f"; there is {shortened(named)}" if named else "; there are none"
             self.fault(f'"{name}" is no {kind}{near}', *path, kind, f"{kind}_descriptor")
             return None
         if getattr(ref, f"{kind}_id") < 0:
@@ -275,8 +275,8 @@ class _Reader:
             for inner in ("mesh", "graph"):
                 if ref.HasField(inner):
                     self._node(ref, *path, kind)
-            return self._graph(known[name])
-        found = self.made["mesh", name]
+            return self._graph(descriptors[name])
+        found = self.machines["mesh", name]
         if found is not None and ref.HasField("device_id") and not 0 <= ref.device_id < found.size:
             self.fault(
                 f"{name} has devices 0 to {found.size - 1}, not {ref.device_id}",
@@ -288,16 +288,16 @@ class _Reader:
         """Returns the machine of a graph: its equal instances, as one more level."""
         g, path = self.m.graph_descriptors[i], ("graph_descriptors", i)
         name = g.name or f"graph {i}"
-        if ("graph", g.name) in self.made and g.name not in self.open:
-            return self.made["graph", g.name]
+        if ("graph", g.name) in self.machines and g.name not in self.open:
+            return self.machines["graph", g.name]
         if g.name in self.open:
             self.fault(f"{name} is inside of itself; name another descriptor", *path)
             return None
-        before = len(self.faults.found)
+        before = len(self.faults.messages)
         self.open.append(g.name)
         inside = [self._node(n, *path, "instances", k) for k, n in enumerate(g.instances)]
         self.open.pop()
-        self.made["graph", g.name] = None
+        self.machines["graph", g.name] = None
         if not g.type:
             self.fault(f'{name} has no type; add type: "POD"', *path)
         if not inside:
@@ -310,7 +310,7 @@ class _Reader:
         if len({n.WhichOneof("which") for n in g.instances}) > 1:
             self.fault(f"{name} mixes meshes and graphs; put the meshes in a graph", *path)
         wired = self._wiring(g, name, path, ids)
-        if len(self.faults.found) > before or None in inside or wired is None:
+        if len(self.faults.messages) > before or None in inside or wired is None:
             return None
         if self.mesh_id is not None:
             return None  # only one mesh is asked for, so its graph may be no machine
@@ -327,13 +327,13 @@ class _Reader:
                 break
         if len(inside) * first.size > MOST_DEVICES:
             self.fault(f"{name} has more than {MOST_DEVICES:,} devices", *path)
-        if len(self.faults.found) > before:
+        if len(self.faults.messages) > before:
             return None
         wiring, count = wired
         wire, adds = CHANNELS[first.device]
         level = Level(len(inside), wires(wire, count), wiring, shared=True)
         depth = sum(v.shared for v in first.topology.levels)
-        found = Machine(
+        machine = Machine(
             first.device,
             Topology(g.name, (level, *first.topology.levels), adds),
             (f"graph{depth}" if depth else "mesh", *first.axes),
@@ -341,8 +341,8 @@ class _Reader:
             (),
             first.express,
         )
-        self.made["graph", g.name] = found
-        return found
+        self.machines["graph", g.name] = machine
+        return machine
 
     def _wiring(
         self, g: Any, name: str, path: tuple[str | int, ...], ids: list[tuple[Any, ...]]

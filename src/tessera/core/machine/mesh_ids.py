@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checks import some
+from ..checks import shortened
 from ..errors import MeshError
 
 ONLY = -1  # selects the only mesh of a descriptor
@@ -30,7 +30,7 @@ def named(descriptor: Any, where: str, mesh_id: int) -> str:
     if wanted not in ids:
         raise MeshError(
             f"{where}: there is no mesh {wanted!r}",
-            fix=f"give a mesh_id of {some(sorted(map(str, ids)))}",
+            fix=f"give a mesh_id of {shortened(sorted(map(str, ids)))}",
         )
     if len(ids[wanted]) > 1:
         raise MeshError(

@@ -58,31 +58,33 @@ def message(layouts: bool = False) -> Any:
     kinds = descriptor_pb2.FieldDescriptorProto
     for name, words in ENUMS.items():
         # Values of an enum are in its enclosing scope, so each enum has a message of its own.
-        made = file.message_type.add(name=f"{name}Of").enum_type.add(name=name)
+        enum_type = file.message_type.add(name=f"{name}Of").enum_type.add(name=name)
         for i, word in enumerate(words, 1):
-            made.value.add(name=word, number=i)
+            enum_type.value.add(name=word, number=i)
     for name, fields in MESSAGES.items():
-        made = file.message_type.add(name=name)
+        enum_type = file.message_type.add(name=name)
         if layouts and name == "Graph":
             fields = fields.replace(":GraphTopology", ":GraphLayout")
         for i, (key, kind) in enumerate((f.split(":") for f in fields.split()), 1):
-            bare = kind.lstrip("*|")
+            type_name = kind.lstrip("*|")
             repeated = kind.startswith("*")
-            one = made.field.add(
+            one = enum_type.field.add(
                 name=key,
                 number=i,
                 label=kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL,
             )
-            if bare in MESSAGES or bare in ENUMS:
-                one.type = kinds.TYPE_MESSAGE if bare in MESSAGES else kinds.TYPE_ENUM
+            if type_name in MESSAGES or type_name in ENUMS:
+                one.type = kinds.TYPE_MESSAGE if type_name in MESSAGES else kinds.TYPE_ENUM
                 one.type_name = (
-                    f".tessera.{bare}" if bare in MESSAGES else f".tessera.{bare}Of.{bare}"
+                    f".tessera.{type_name}"
+                    if type_name in MESSAGES
+                    else f".tessera.{type_name}Of.{type_name}"
                 )
             else:
-                one.type = getattr(kinds, f"TYPE_{bare.upper()}")
+                one.type = getattr(kinds, f"TYPE_{type_name.upper()}")
             if kind.startswith("|"):
-                if not made.oneof_decl:
-                    made.oneof_decl.add(name="which")
+                if not enum_type.oneof_decl:
+                    enum_type.oneof_decl.add(name="which")
                 one.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -147,35 +149,35 @@ def spots(text: str) -> Spot:
 Tokens = Iterator[tuple[str, int]]
 
 
-def _fields(here: Spot, rest: Tokens) -> None:
-    """Reads fields into `here`, up to the closing bracket."""
-    token, line = next(rest)
+def _fields(spot: Spot, tokens: Tokens) -> None:
+    """Reads fields into `spot`, up to the closing bracket."""
+    token, line = next(tokens)
     while token and token not in "}>":
         if token in ",;":
-            token, line = next(rest)
+            token, line = next(tokens)
             continue
-        many = here.fields.setdefault(token, [])
-        token, line = next(rest)
+        many = spot.fields.setdefault(token, [])
+        token, line = next(tokens)
         if token == ":":
-            token, line = next(rest)
+            token, line = next(tokens)
         if token == "[":
             while token and token != "]":
-                token, line = next(rest)
+                token, line = next(tokens)
                 if token not in ",]":
-                    token, line = _value(many, token, line, rest)
-            token, line = next(rest)
+                    token, line = _value(many, token, line, tokens)
+            token, line = next(tokens)
         else:
-            token, line = _value(many, token, line, rest)
+            token, line = _value(many, token, line, tokens)
 
 
-def _value(many: list[Spot], token: str, line: int, rest: Tokens) -> tuple[str, int]:
+def _value(many: list[Spot], token: str, line: int, tokens: Tokens) -> tuple[str, int]:
     """Adds the value that begins with `token` to `many`. Returns the next token."""
     many.append(Spot(line))
     if token in "{<":
-        _fields(many[-1], rest)
+        _fields(many[-1], tokens)
     elif token == "-":
-        next(rest)
-    after = next(rest)
+        next(tokens)
+    after = next(tokens)
     while token[:1] in "\"'" and after[0][:1] in ('"', "'"):  # a string in several pieces
-        after = next(rest)
+        after = next(tokens)
     return after

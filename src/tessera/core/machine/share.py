@@ -28,22 +28,22 @@ Environment = Mapping[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a mesh that belongs to this process: `own` devices. `ids` are the program's
-    numbers of the devices of `machine`, in the machine's order."""
+    """The part of a mesh that belongs to this process: `local_count` devices. `ids` are the
+    program's numbers of the devices of `machine`, in the machine's order."""
 
     machine: Machine
-    own: int
+    local_count: int
     ids: tuple[int, ...]
 
 
-def given(name: str, variables: Environment = None) -> str:
+def variable_text(name: str, variables: Environment = None) -> str:
     """Returns the text of the variable `name`; "" if it is unset."""
     return (os.environ if variables is None else variables).get(name, "").strip()
 
 
 def descriptor_path(variables: Environment = None) -> str:
     """Returns the path of the machine's descriptor, set by a launcher; "" without one."""
-    return given(DESCRIPTOR, variables)
+    return variable_text(DESCRIPTOR, variables)
 
 
 def mesh_id(variables: Environment = None) -> int | None:
@@ -93,10 +93,11 @@ def share(variables: Environment = None) -> Share | None:
 def _places(variables: Environment) -> list[tuple[int, int]]:
     """Returns the mesh and host of each rank; [] if they are unknown, or if this process runs
     alone."""
-    parts = [p.split(".") for p in given(environment.MESHES, variables).split(",") if p]
+    parts = [p.split(".") for p in variable_text(environment.MESHES, variables).split(",") if p]
     if not all(len(p) == 2 and all(map(str.isdecimal, p)) for p in parts):
         raise BackendError(
-            f"{environment.MESHES}: {given(environment.MESHES, variables)!r} is no list of meshes",
+            f"{environment.MESHES}: {variable_text(environment.MESHES, variables)!r} is no list "
+            "of meshes",
             fix="leave it to tessera run --rank-binding, which sets it",
         )
     size = process_count()
@@ -135,7 +136,7 @@ def _ids(machine: Machine, starts: list[int]) -> tuple[int, ...]:
 
 
 def _number(name: str, variables: Environment) -> int | None:
-    text = given(name, variables)
+    text = variable_text(name, variables)
     if not text:
         return None
     if text.isascii() and text.isdecimal() and len(text) < 10:

@@ -18,7 +18,7 @@ from ..errors import BackendError
 from ..mesh_input import times
 from ..ranks import rank_of
 from .machine import Machine
-from .share import Environment, Share, descriptor_path, given, share
+from .share import Environment, Share, descriptor_path, share, variable_text
 
 NAMES = (VISIBLE_DEVICES, "TT_VISIBLE_DEVICES")
 
@@ -28,7 +28,7 @@ def visible_ids(environment: Environment = None) -> tuple[int, ...] | None:
 
     Raises BackendError if a variable is no list of distinct ids, or if the two differ.
     """
-    said = {name: given(name, environment) for name in NAMES}
+    said = {name: variable_text(name, environment) for name in NAMES}
     found = {name: _ids(name, text) for name, text in said.items() if text}
     if len({frozenset(ids) for ids in found.values()}) > 1:
         raise BackendError(
@@ -68,7 +68,7 @@ def visible_count(
     """
     mine = visible_share(environment)
     if mine is not None:
-        return mine.own
+        return mine.local_count
     ids = visible_ids(environment)
     if ids is None:
         return None
@@ -88,15 +88,17 @@ def visible_share(environment: Environment = None) -> Share | None:
     several processes gets a BackendError.
     """
     mine, ids = share(environment), visible_ids(environment)
-    if mine is None or ids is None or mine.own in (len(ids), 2 * len(ids)):
+    if mine is None or ids is None or mine.local_count in (len(ids), 2 * len(ids)):
         return mine
     if process_count() > 1:
         raise BackendError(
-            f"visible devices: the ids do not show the {mine.own} devices that this rank has of"
+            f"visible devices: the ids do not show the {mine.local_count} devices that this rank "
+            "has of"
             f" {mine.machine.name}",
             visible=",".join(map(str, ids)),
             mesh=times(mine.machine.shape),
-            fix=f"show {mine.own} devices, or half as many cards of two; or mend device_topology or"
+            fix=f"show {mine.local_count} devices, or half as many cards of two; or mend "
+            "device_topology or"
             " host_topology in the descriptor",
         )
     _need_on(mine.machine, ids)
@@ -141,12 +143,12 @@ def _need_on(machine: Machine, ids: tuple[int, ...]) -> None:
     _need(ids, count, f"{machine.name} has {count} {what} a host", "")
 
 
-def _need(ids: tuple[int, ...], count: int, have: str, more: str) -> None:
+def _need(ids: tuple[int, ...], count: int, available: str, more: str) -> None:
     if ids[-1] < count:
         return
     raise BackendError(
         f"visible devices: there is no device {ids[-1]}",
         visible=",".join(map(str, ids)),
-        have=have,
+        have=available,
         fix=f"name ids from 0 to {count - 1}" + (f", or set {more}" if more else ""),
     )

@@ -79,7 +79,7 @@ class Builder:
         value = op_named(op)
         if any(a.types[0].mesh is not args[0].types[0].mesh for a in args):
             args = self.on_one_mesh(args)
-        if self.options.mesh_invariant and any(a.types[0].rest for a in args):
+        if self.options.mesh_invariant and any(a.types[0].rest_axes for a in args):
             args = self._awake(value, args)
         ins = args[0].types if op == "item" else tuple([a.types[0] for a in args])
         got = infer(value, ins, attrs)
@@ -122,18 +122,18 @@ class Builder:
         """`args` gathered along the axes of their layout at rest, in a program whose bits must not
         depend on that layout. Elementwise ops and ops that read blocks in place take them as they
         are."""
-        if op.name in NAMES or op.own or op.bodies:  # it reads blocks, or is a change of layout
+        if op.name in NAMES or op.varying or op.bodies:  # it reads blocks, or is a change of layout
             return args
         apart = op.elements in ("computed", "same", "chosen")  # whichever block they are in
         if apart and _alike([a.type for a in args]):
             return args
         return tuple(
-            self._insert(a, a.type.in_use, op.name) if a.types[0].rest else a for a in args
+            self._insert(a, a.type.in_use, op.name) if a.types[0].rest_axes else a for a in args
         )
 
     def _wakes(self, x: Node, to: TensorType) -> bool:
         """Returns whether `_awake` would gather `x`, created in the layout at rest `to`."""
-        return bool(to.rest) and self.options.mesh_invariant and x.op == broadcast_to.name
+        return bool(to.rest_axes) and self.options.mesh_invariant and x.op == broadcast_to.name
 
     def _add(self, node: Node) -> Node:
         if self.origin is not None:
@@ -206,7 +206,7 @@ class Builder:
         if x.type.varying != to.varying:
             made = self._spread(x, to, reason)
         elif not to.partial and not to.varying and _makeable(x) and not self._wakes(x, to):
-            made = self._made(x, to, reason)
+            made = self._created_in(x, to, reason)
         elif not exact and not as_is and not to.varying and (narrow := self._narrow(x, to)):
             narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)
             made = self("cast", narrow, dtype=x.type.dtype)
@@ -261,7 +261,7 @@ class Builder:
             "reinterpret", self.redistribute(x, to.with_varying(x.type.varying), reason), layout=to
         )
 
-    def _made(self, x: Node, to: TensorType, reason: str) -> Node:
+    def _created_in(self, x: Node, to: TensorType, reason: str) -> Node:
         """The makeable value `x`, created in the layout `to`: its smaller arguments are
         redistributed in its place."""
         if x.kind.creates:
@@ -292,16 +292,16 @@ def _alike(ins: Sequence[TensorType]) -> bool:
     """Returns whether the values at rest among `ins` rest in the same layout, and no other of `ins`
     is split or partial over their axes. Then an elementwise op can work block by block."""
     places = {(i - t.rank, t.dims[i]) for t in ins for i in range(t.rank) if _axes_at(t, i)}
-    rest = {a for t in ins for a in t.rest}
+    rest = {a for t in ins for a in t.rest_axes}
     taken = {
-        a for t in ins for a in (*t.split_axes, *t.partial_axes, *t.varying) if a not in t.rest
+        a for t in ins for a in (*t.split_axes, *t.partial_axes, *t.varying) if a not in t.rest_axes
     }
     spots = [spot for spot, _ in places]
     return len(spots) == len(set(spots)) and not rest & taken
 
 
 def _axes_at(t: TensorType, dim: int) -> set[str]:
-    return set(t.rest).intersection(dim_axes(t.dims[dim]))
+    return set(t.rest_axes).intersection(dim_axes(t.dims[dim]))
 
 
 def _makeable(x: Node, depth: int = 3) -> bool:
@@ -325,4 +325,4 @@ def spread_to(to: TensorType, t: TensorType) -> TensorType:
     dims = (
         d if n == m else (Factor(n),) for d, n, m in zip(to.dims[extra:], t.shape, to.shape[extra:])
     )
-    return TensorType(t.dtype, dims, (), to.mesh, (), to.rest)
+    return TensorType(t.dtype, dims, (), to.mesh, (), to.rest_axes)

@@ -15,7 +15,7 @@ from ...core.layout import TensorType, shard_count
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
 from ...core.reshard import device_wire_bytes
-from ...ops.control import turns
+from ...ops.control import iterations
 from ...ops.op import BODIES, INPUT, OPS, Op, op_named
 from ...ops.redistribute import COLLECTIVES, all_gather, reduce_scatter
 
@@ -181,7 +181,7 @@ class Graph:
     @property
     def text(self) -> str:
         """The graph as text, which `graph.parse` reads back."""
-        from .text import to_text
+        from .text import to_text  # a circle, as its parser makes these values
 
         return to_text(self)
 
@@ -301,7 +301,7 @@ def _collectives(nodes: Iterable[Node], times: int) -> Iterator[tuple[Node, int]
         if n.is_collective:
             yield n, times
         elif n.op == "scan":
-            yield from _collectives(n.attrs["body"].nodes, times * turns(n.attrs["length"]))
+            yield from _collectives(n.attrs["body"].nodes, times * iterations(n.attrs["length"]))
 
 
 def reachable(outputs: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:
@@ -329,7 +329,7 @@ def copied(
     added to it. An argument that is a key of `swap` is replaced by its value. With `among`, only
     nodes of `among` are copied besides the roots; a KeyError is raised for any other missing node.
     """
-    made: list[Node] = []
+    nodes: list[Node] = []
     for root in roots:
         todo = [root]
         while todo:
@@ -342,6 +342,6 @@ def copied(
                 todo.extend(late)
                 continue
             new[n] = n.with_args(tuple([new[a] for a in args]))
-            made.append(new[n])
+            nodes.append(new[n])
             todo.pop()
-    return made
+    return nodes

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import alike, unfit
+from ...core.checks import unfit
 from ...core.dtypes import BY_NAME, held_as
 from ...core.errors import DTypeError, GraphError, UsageError
 from ...core.layout import TensorType, plain, shard_count
 from ...core.mesh import Mesh
+from ...core.tensor_checks import alike
 from ...ops.local import axis_index, broadcast, reinterpret
 from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
@@ -111,26 +112,26 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
             fix="give one array per input, in order",
         )
     verify(graph)
-    return computed(graph, [_given(n, x) for n, x in zip(graph.inputs, inputs, strict=True)])
+    return computed(graph, [_input_array(n, x) for n, x in zip(graph.inputs, inputs, strict=True)])
 
 
-def _given(n: Node, value: object) -> Array:
+def _input_array(n: Node, value: object) -> Array:
     """`value` as an array for the input `n`; a varying value has one leading dim per varying
     axis."""
-    t, what = n.type, f"input {n.attrs['name']!r}"
+    t, label = n.type, f"input {n.attrs['name']!r}"
     x = None
     with contextlib.suppress(ValueError, TypeError, RuntimeError):
         x = np.asarray(value)
     if x is None or (x.dtype.kind not in "biuf" and x.dtype.name not in BY_NAME):
-        raise unfit("evaluate", what, value, f"give an array of {t}")
+        raise unfit("evaluate", label, value, f"give an array of {t}")
     whole = (*(t.sizes[a] for a in t.varying), *t.shape)
     fix = "give an array of what was recorded, or record the function with this one"
-    alike(f"evaluate: {what}", plain(t.dtype, whole), plain(held_as(x.dtype), x.shape), fix)
-    made = x.astype(t.dtype.numpy)
-    if t.dtype.is_float or np.array_equal(made, x):
-        return made
+    alike(f"evaluate: {label}", plain(t.dtype, whole), plain(held_as(x.dtype), x.shape), fix)
+    array = x.astype(t.dtype.numpy)
+    if t.dtype.is_float or np.array_equal(array, x):
+        return array
     raise DTypeError(
-        f"evaluate: {what} does not hold all values that are given",
+        f"evaluate: {label} does not hold all values that are given",
         have=t,
         given=f"{x.min()} to {x.max()}",
         fix="keep them within what the dtype holds",
@@ -174,8 +175,10 @@ def value_of(n: Node, args: list[Array]) -> Any:
     results = []
     for at in product(*map(range, sizes)):
         where = dict(zip(varying, at, strict=True))
-        own = [x[tuple(where[a] for a in t.varying)] for x, t in zip(args, ins, strict=True)]
-        results.append(OPS[n.op].compute(call, *own))
+        coordinates_values = [
+            x[tuple(where[a] for a in t.varying)] for x, t in zip(args, ins, strict=True)
+        ]
+        results.append(OPS[n.op].compute(call, *coordinates_values))
 
     def whole(parts: Sequence[Array]) -> Array:
         return np.stack(parts).reshape(*sizes, *np.shape(parts[0]))

@@ -39,40 +39,40 @@ def is_form(n: Node) -> bool:
     return len(n.args) == 1 and n.op != "item" and (kind.memory == "view" or other)
 
 
-def kept(
-    wanted: Iterable[Node], own: Container[Node], given: Container[Node]
+def choose_saved(
+    wanted: Iterable[Node], forward_nodes: Container[Node], free_nodes: Container[Node]
 ) -> tuple[frozenset[Node], frozenset[Node]]:
     """(nodes that the forward keeps, nodes that the backward recomputes) for the values `wanted`.
 
-    `own` are the nodes of the forward pass. Values in `given` are available at no cost. Of several
-    minimum cuts, the one that recomputes least is taken.
+    `forward_nodes` are the nodes of the forward pass. Values in `free_nodes` are available at no
+    cost. Of several minimum cuts, the one that recomputes least is taken.
     """
     import networkx  # only loops and pipelines need it, and it is slow to import
 
     net = networkx.DiGraph()
-    todo, seen = list(wanted), set[Node]()
+    todo, visited = list(wanted), set[Node]()
     ends = set(todo)
     while todo:
         n = todo.pop()
-        if n in seen:
+        if n in visited:
             continue
-        seen.add(n)
+        visited.add(n)
         if n in ends:  # an edge without a capacity is never cut
             net.add_edge((n, "read"), "backward")
-        if n in given:
+        if n in free_nodes:
             continue
         net.add_edge((n, "made"), (n, "read"), capacity=sum(t.local_bytes for t in n.types))
-        if n not in own or not _follows(n):
+        if n not in forward_nodes or not _follows(n):
             net.add_edge("forward", (n, "made"))
             continue
         for a in n.args:
             net.add_edge((a, "read"), (n, "made"))
             todo.append(a)
     if "forward" not in net:
-        return frozenset(), frozenset(n for n in seen if n not in given)
+        return frozenset(), frozenset(n for n in visited if n not in free_nodes)
     _, (_, behind) = networkx.minimum_cut(net, "forward", "backward")
-    again = frozenset(n for n in seen if (n, "made") in behind)
-    cut = (n for n in seen if (n, "read") in behind and n not in again and n not in given)
+    again = frozenset(n for n in visited if (n, "made") in behind)
+    cut = (n for n in visited if (n, "read") in behind and n not in again and n not in free_nodes)
     return frozenset(cut), again
 
 

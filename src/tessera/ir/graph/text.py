@@ -45,7 +45,7 @@ graph step  v1  mesh dp=2 tp=4
   %3 = add %0 %2                        : f32[8@dp, 16]  # model.py:31  mlp/up
   return %3"""
 # Columns stay aligned up to here; a longer line pushes only itself.
-_LEFT, _MIDDLE = 52, 28
+_NODE_WIDTH, _MIDDLE = 52, 28
 
 # Values that a comment holds without quotes.
 _LOC = re.compile(r"[^\s\"=;]+:\d+\Z")
@@ -58,7 +58,7 @@ def to_text(graph: Graph, around: ProgramOptions = PLAIN) -> str:
     """The text of `graph`, without a final newline. Its options are shown if they differ from
     `around`, those of the enclosing program."""
     rows = list(_rows(graph, "  "))
-    left = _width((a for a, types, _ in rows if types), _LEFT)
+    left = _width((a for a, types, _ in rows if types), _NODE_WIDTH)
     middle = _width((types for _, types, comment in rows if comment), _MIDDLE)
     own = graph.options.text()
     options = "" if own == around.text() else f"  options {own}"
@@ -175,10 +175,10 @@ def _value(v: object) -> str:
             )
 
 
-def _field(key: str, text: str, bare: re.Pattern[str]) -> list[str]:
+def _field(key: str, text: str, unquoted: re.Pattern[str]) -> list[str]:
     if not text:
         return []
-    return [text if bare.match(text) else f"{key}={json.dumps(text, ensure_ascii=False)}"]
+    return [text if unquoted.match(text) else f"{key}={json.dumps(text, ensure_ascii=False)}"]
 
 
 def _comment(n: Node) -> str:
@@ -245,9 +245,9 @@ class _Line:
             at = m.end()
         self.at = 0
 
-    def wrong(self, what: str) -> NoReturn:
+    def wrong(self, message: str) -> NoReturn:
         raise GraphError(
-            f"graph text, line {self.number}: {what}",
+            f"graph text, line {self.number}: {message}",
             line=self.text.strip() or "(empty)",
             fix="write a node as: %2 = add %0 %1 key=value : f32[8@dp, 4]    # file.py:1  scope",
             at="",
@@ -473,24 +473,24 @@ _QUOTED = re.compile(r"(loc|scope|note)=(\"(?:[^\"\\]|\\.)*\")(?:  |; |\Z)")
 def _read_comment(line: _Line) -> tuple[str, str, str]:
     """(loc, scope, note) of a comment. The received bytes are skipped, as they are derived from the
     node."""
-    found = {"loc": "", "scope": "", "note": ""}
-    rest = line.comment
-    while rest:
-        if quoted := _QUOTED.match(rest):
-            found[quoted[1]] = json.loads(quoted[2])
-            rest = rest[quoted.end() :]
+    fields = {"loc": "", "scope": "", "note": ""}
+    remaining = line.comment
+    while remaining:
+        if quoted := _QUOTED.match(remaining):
+            fields[quoted[1]] = json.loads(quoted[2])
+            remaining = remaining[quoted.end() :]
             continue
-        part = re.split(r"  |; ", rest, maxsplit=1)
-        rest = part[1] if len(part) > 1 else ""
-        word, _, what = part[0].partition(" ")
-        if word == "inserted" and what:
-            found["note"] = what
+        part = re.split(r"  |; ", remaining, maxsplit=1)
+        remaining = part[1] if len(part) > 1 else ""
+        word, _, text = part[0].partition(" ")
+        if word == "inserted" and text:
+            fields["note"] = text
         elif word == "receives":
             pass
         elif _LOC.match(part[0]):
-            found["loc"] = part[0]
+            fields["loc"] = part[0]
         elif _SCOPE.match(part[0]):
-            found["scope"] = part[0]
+            fields["scope"] = part[0]
         elif part[0].strip():
             line.wrong(f"a comment holds file:line, scope and reason, not {part[0]!r}")
-    return found["loc"], found["scope"], found["note"]
+    return fields["loc"], fields["scope"], fields["note"]

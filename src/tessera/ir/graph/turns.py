@@ -1,7 +1,8 @@
 """Values on a mesh with an axis in time, as values on the mesh of the devices: whole, or one turn.
 
-A value `at_rest` is whole along the axis in time, with its sums over the axis completed. `one_turn`
-is the part of one coordinate of the axis. Rows are cut in place between the two: no data moves.
+The type `without_time_axis(t)` is whole along the axis in time, with its sums over the axis
+completed. `one_step` is the part of one coordinate of the axis. Rows are cut in place between the
+two: no data moves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def depends_on_time(t: TensorType) -> bool:
     return any(a in time for a in (*t.split_axes, *t.partial_axes, *t.varying))
 
 
-def turns_of(t: TensorType) -> int:
+def step_count(t: TensorType) -> int:
     """The number of turns along the axis in time."""
     assert t.mesh is not None
     return t.mesh.sizes[t.mesh.time[0]]
@@ -54,24 +55,26 @@ def on_fewer_axes(t: TensorType, mesh: Mesh | None) -> TensorType:
     lost = [a for a in t.mesh.axes if mesh is None or a not in mesh]
     dims = (without(d, lost, t.sizes) for d in t.dims)
     partial = tuple(p for p in t.partial if p[0] not in lost)
-    return TensorType(t.dtype, dims, partial, mesh, (a for a in t.varying if a not in lost), t.rest)
+    return TensorType(
+        t.dtype, dims, partial, mesh, (a for a in t.varying if a not in lost), t.rest_axes
+    )
 
 
 @lru_cache(maxsize=4096)
-def at_rest(t: TensorType) -> TensorType:
+def without_time_axis(t: TensorType) -> TensorType:
     """The type `t` on the mesh of the devices, whole along the axis in time."""
     return on_fewer_axes(t, t.mesh.space) if t.mesh is not None and t.mesh.time else t
 
 
 @lru_cache(maxsize=4096)
-def one_turn(t: TensorType) -> TensorType:
+def one_step(t: TensorType) -> TensorType:
     """The type of one turn's part of a value of type `t`, on the mesh of the devices."""
     if t.mesh is None or not t.mesh.time:
         return t
     time = t.mesh.time
     dims = (grouped(d for d in t.digits(i) if not {*d.axes} & {*time}) for i in range(t.rank))
     partial = tuple(p for p in t.partial if p[0] not in time)
-    return TensorType(t.dtype, dims, partial, t.mesh.space, t.varying, t.rest)
+    return TensorType(t.dtype, dims, partial, t.mesh.space, t.varying, t.rest_axes)
 
 
 def place_of_time(t: TensorType) -> tuple[int, int, int]:
@@ -87,7 +90,7 @@ def place_of_time(t: TensorType) -> tuple[int, int, int]:
 def cut(b: Builder, x: Node, t: TensorType) -> Node:
     """The turns of a value of type `t`, stacked; `x` is that value at rest. The first turn of a sum
     holds the whole sum, the others zeros."""
-    shape, count = t.shape, turns_of(t)
+    shape, count = t.shape, step_count(t)
     if combined(t):
         x = b("reshape", x, shape=(1, *shape))
         none = {"starts": (0,) * x.type.rank, "steps": (1,) * x.type.rank}
@@ -95,15 +98,15 @@ def cut(b: Builder, x: Node, t: TensorType) -> Node:
     dim, above, below = place_of_time(t)
     x = b("reshape", x, shape=(*shape[:dim], above, count, below, *shape[dim + 1 :]))
     x = b("transpose", x, perm=(dim + 1, *(i for i in range(x.type.rank) if i != dim + 1)))
-    x = b("reshape", x, shape=(count, *one_turn(t).shape))
-    return b.redistribute(x, stacked(one_turn(t), count))
+    x = b("reshape", x, shape=(count, *one_step(t).shape))
+    return b.redistribute(x, stacked(one_step(t), count))
 
 
 def joined(b: Builder, x: Node, t: TensorType) -> Node:
     """The inverse of `cut`."""
-    (dim, above, below), shape = place_of_time(t), one_turn(t).shape
-    x = b("reshape", x, shape=(turns_of(t), *shape[:dim], above, below, *shape[dim + 1 :]))
+    (dim, above, below), shape = place_of_time(t), one_step(t).shape
+    x = b("reshape", x, shape=(step_count(t), *shape[:dim], above, below, *shape[dim + 1 :]))
     order = [*range(1, x.type.rank)]
     order.insert(dim + 1, 0)
     x = b("reshape", b("transpose", x, perm=tuple(order)), shape=t.shape)
-    return b.redistribute(x, at_rest(t))
+    return b.redistribute(x, without_time_axis(t))

@@ -35,13 +35,13 @@ class _Verifier:
     def __init__(self, graph: Graph, after: str, mesh: Mesh | None) -> None:
         self.graph, self.after, self.mesh = graph, after, mesh
 
-    def wrong(self, what: str, node: Node | None = None, fix: str = "") -> NoReturn:
+    def wrong(self, message: str, node: Node | None = None, fix: str = "") -> NoReturn:
         who = f"pass {self.after!r} broke the graph" if self.after else "the graph is not valid"
         rows: list[tuple[str, object]] = [("graph", self.graph.name)]
         if node is not None:
             rows.append(("node", node_text(self.graph, node)))
         raise GraphError(
-            f"verify: {who}: {what}",
+            f"verify: {who}: {message}",
             rows=rows,
             fix=fix or (_FAULT if self.after else "correct the text, or what made the graph"),
             at=node.loc if node is not None else "",
@@ -62,24 +62,24 @@ class _Verifier:
             if n.op == "input":
                 self.input(n)
             else:
-                self.node(n, self.known(n))
+                self.node(n, self.registered_op(n))
         self.ends(seen)
         return self.mesh
 
-    def ends(self, seen: set[Node]) -> None:
+    def ends(self, listed: set[Node]) -> None:
         """Checks that inputs and outputs are nodes of the graph, each input once, each output of
         one value."""
         inputs = set(self.graph.inputs)
         if len(inputs) < len(self.graph.inputs):
             self.wrong("an input is listed twice")
         for n in self.graph.inputs:
-            if n not in seen or n.op != "input":
+            if n not in listed or n.op != "input":
                 self.wrong("an input of the graph is not one of its input nodes", n)
         for n in self.graph.nodes:
             if n.op == "input" and n not in inputs:
                 self.wrong("an input node is not listed among the graph's inputs", n)
         for n in self.graph.outputs:
-            if n not in seen:
+            if n not in listed:
                 self.wrong("an output is not a node of the graph", n)
             if len(n.types) != 1:
                 self.wrong("an output has several results; `item` picks one", n)
@@ -99,7 +99,7 @@ class _Verifier:
         if tuple(n.attrs) != ("name",):
             self.wrong(f"op 'input' has the attribute name, not {', '.join(n.attrs) or 'none'}", n)
 
-    def known(self, n: Node) -> Op:
+    def registered_op(self, n: Node) -> Op:
         op = OPS.get(n.op)
         if op is None:
             self.wrong(f"op {n.op!r} does not exist", n, "see tessera.ops for the set")

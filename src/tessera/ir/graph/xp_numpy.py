@@ -68,12 +68,12 @@ shift_left, shift_right = np.left_shift, np.right_shift
 where = np.where
 
 
-def _as(dtype: DType, *given: Array) -> np.dtype[Any]:
+def _as(dtype: DType, *arrays: Array) -> np.dtype[Any]:
     """The NumPy dtype of a result: the node's dtype, but f64 if that is f32 and an argument is f64.
 
     No program has f64; tests pass f64 to the oracle to compare gradients with finite differences.
     """
-    double = dtype is f32 and any(np.asarray(x).dtype == np.float64 for x in given)
+    double = dtype is f32 and any(np.asarray(x).dtype == np.float64 for x in arrays)
     return np.dtype(np.float64) if double else dtype.numpy
 
 
@@ -297,10 +297,12 @@ def _shares(q: Array, k: Array, causal: bool, scale: float) -> Array:
 
 
 # -- products of rows in runs ---------------------------------------------------------------------
-def ragged_dot(x: Array, w: Array, counts: Array, turned: bool, dtype: DType) -> Array:
-    out = np.zeros((*x.shape[:3], w.shape[2 if turned else 3]), _wide(x).dtype)
+def ragged_dot(x: Array, w: Array, counts: Array, transposed: bool, dtype: DType) -> Array:
+    out = np.zeros((*x.shape[:3], w.shape[2 if transposed else 3]), _wide(x).dtype)
     for a, j, e, rows in _runs(counts):
-        out[a, j, rows] = _wide(x)[a, j, rows] @ (_wide(w)[j, e].T if turned else _wide(w)[j, e])
+        out[a, j, rows] = _wide(x)[a, j, rows] @ (
+            _wide(w)[j, e].T if transposed else _wide(w)[j, e]
+        )
     return out.astype(_as(dtype, x, w))
 
 
@@ -359,11 +361,11 @@ def conv(
     ...]."""
     rank = len(stride)
     kernel = _around(_wide(w), ((0, 0),) * rank, dilation)
-    seen = _windows(_around(_wide(x), pads, spread), kernel.shape[3:], stride)
+    windows = _windows(_around(_wide(x), pads, spread), kernel.shape[3:], stride)
     places, inside = list(range(4, 4 + rank)), list(range(4 + rank, 4 + 2 * rank))
     n, g, c, o = range(4)
     out = np.einsum(
-        seen, [n, g, c, *places, *inside], kernel, [g, o, c, *inside], [n, g, o, *places],
+        windows, [n, g, c, *places, *inside], kernel, [g, o, c, *inside], [n, g, o, *places],
         optimize=True,
     )  # fmt: skip
     return np.asarray(out).astype(_as(dtype, x, w))
@@ -382,16 +384,16 @@ def window(
     if kind != "sum":
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
 
-    def seen(of: Array, edge: Any) -> Array:
+    def windows_of(of: Array, edge: Any) -> Array:
         """[..., windows, places of one]."""
         found = _windows(_around(of, pads, (1,) * len(size), edge), size, stride)
         return found.reshape(*found.shape[: x.ndim], -1)
 
-    rows = seen(_wide(x), lowest)
+    rows = windows_of(_wide(x), lowest)
     if kind != "first":
         return (np.max if kind == "max" else np.sum)(rows, axis=-1).astype(x.dtype)
     holds = (rows == rows.max(-1, keepdims=True)) | (rows != rows)
-    inner = seen(np.ones_like(x, bool), False)
+    inner = windows_of(np.ones_like(x, bool), False)
     return np.argmax(holds & inner, axis=-1).astype(np.int32)
 
 
@@ -478,7 +480,7 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 # -- a user's function ----------------------------------------------------------------------------
-def user(f: Any, *rest: Any) -> Array:
+def user(f: Any, *args: Any) -> Array:
     raise UsageError(
         f"evaluate: {f.name} is a user's JAX function, which NumPy cannot run",
         fix="run the compiled function, and evaluate the parts of the graph around it",

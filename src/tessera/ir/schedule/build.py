@@ -23,15 +23,15 @@ def build_schedule(graph: Graph) -> Schedule:
     """The schedule of `graph` under its options."""
     o = graph.options.schedule
     steps = _cut(ordered(graph, o), graph, o)
-    made = {n: k for k, group in enumerate(steps) for n in group}
+    step_of = {n: k for k, group in enumerate(steps) for n in group}
     leaving: list[dict[Node, None]] = [{} for _ in steps]
     for k, group in enumerate(steps):
         for a in (a for n in group for a in n.args):
-            if a in made and made[a] != k:
-                leaving[made[a]][a] = None
+            if a in step_of and step_of[a] != k:
+                leaving[step_of[a]][a] = None
     for out in graph.outputs:
-        if out in made:
-            leaving[made[out]][out] = None
+        if out in step_of:
+            leaving[step_of[out]][out] = None
     buffer = {n: i for i, n in enumerate(graph.inputs)}
     types = [n.type for n in graph.inputs]
     built: list[Step] = []
@@ -83,11 +83,11 @@ def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[N
     sides = _sides(nodes) if o.overlap else {}
     groups: list[list[Node]] = []
     last: dict[object, int] = {}  # by kind, its last step since a collective or a loop
-    made: dict[Node, int] = {}
+    step_of: dict[Node, int] = {}
     for n in nodes:
         if n.op == "item":
-            made[n] = made[n.args[0]]
-            groups[made[n]].append(n)
+            step_of[n] = step_of[n.args[0]]
+            groups[step_of[n]].append(n)
             continue
         kind = (_kind(n, o), sides.get(n))
         at = last.get(kind, -1)
@@ -95,12 +95,12 @@ def _cut(nodes: Sequence[Node], graph: Graph, o: ScheduleOptions) -> list[list[N
         if n.is_collective:
             joins = joins and _fits(groups[at], n, o)
         elif sides and at >= 0 and not is_loop(n):  # within one run of computing, neighbours or not
-            joins = all(made.get(a, -1) <= at for a in n.args)
+            joins = all(step_of.get(a, -1) <= at for a in n.args)
         if not joins:
             groups.append([])
             at = len(groups) - 1
         groups[at].append(n)
-        made[n] = at
+        step_of[n] = at
         if n.is_collective or is_loop(n):
             last.clear()
         if not is_loop(n):
@@ -144,7 +144,7 @@ def _sides(nodes: Sequence[Node]) -> dict[Node, tuple[int, int]]:
     return {n: (before[n], behind[n]) for n in nodes if n not in own}
 
 
-def _needed(nodes: Iterable[Node], given: set[Node]) -> Iterator[Node]:
+def _needed(nodes: Iterable[Node], outputs: set[Node]) -> Iterator[Node]:
     """`nodes` without the free ones that no step needs as buffers. A free node stays if it is an
     output, or if a loop or collective reads it: then it comes right before its reader."""
     done: set[Node] = set()
@@ -154,7 +154,7 @@ def _needed(nodes: Iterable[Node], given: set[Node]) -> Iterator[Node]:
                 if is_free(a) and a not in done:
                     done.add(a)
                     yield a
-        if n not in done and (n in given or not is_free(n)):
+        if n not in done and (n in outputs or not is_free(n)):
             yield n
 
 
@@ -189,9 +189,9 @@ def _step(
     writes = tuple(buffer[n] for n in out)
     first = group[0]
     if is_loop(first):
-        at, given = first.attrs, tuple(buffer[n] for n in first.args)
+        at, args = first.attrs, tuple(buffer[n] for n in first.args)
         return Loop(
-            given, writes, build_schedule(at["body"]), at["length"], at["consts"], at["carries"],
+            args, writes, build_schedule(at["body"]), at["length"], at["consts"], at["carries"],
             at["reverse"], tuple(n.attrs["index"] for n in out), first.loc, first.scope,
             after=after,
         )  # fmt: skip
@@ -226,8 +226,8 @@ def _in_streams(steps: Sequence[Step]) -> list[Step]:
     delays no compute. Otherwise the engine would combine such sums into one, at the end. Sums are
     also ordered if no compute step reads both, as long as the work that the earlier needs comes no
     later than that of the later."""
-    made = {b: i for i, s in enumerate(steps) for b in s.writes}
-    reads = [{made[b] for b in s.reads if b in made} for s in steps]
+    writer = {b: i for i, s in enumerate(steps) for b in s.writes}
+    reads = [{writer[b] for b in s.reads if b in writer} for s in steps]
     work = [0 if isinstance(s, Collective) else 1 << i for i, s in enumerate(steps)]
     needed = [0] * len(steps)  # bits: the work that needs each step
     for i in reversed(range(len(steps))):

@@ -43,18 +43,18 @@ def donation_aliases(s: Schedule) -> tuple[Mapping[int, int], ...]:
         if not isinstance(step, Compute | Region):
             mine = set()
         free[step.graph] = free.get(step.graph, mine) & mine
-    found = {graph: aliases_in(graph, mine) for graph, mine in free.items()}
-    return tuple(found[step.graph] for step in s.steps)
+    aliases = {graph: aliases_in(graph, mine) for graph, mine in free.items()}
+    return tuple(aliases[step.graph] for step in s.steps)
 
 
 def aliases_in(
-    graph: Graph, given: Iterable[int], kind: Callable[[TensorType], object] = lambda t: t
+    graph: Graph, donated: Iterable[int], kind: Callable[[TensorType], object] = lambda t: t
 ) -> Mapping[int, int]:
-    """A map from inputs in `given` to the outputs of the same `kind` that take their memory, as
+    """A map from inputs in `donated` to the outputs of the same `kind` that take their memory, as
     indices. An input is paired with the output that is fewest elementwise ops away, a weight with
     the updated weight and a moment with the updated moment; another pairing would cost a copy.
     Remaining inputs and outputs are paired in order."""
-    places = {graph.inputs[i]: i for i in sorted(given)}
+    places = {graph.inputs[i]: i for i in sorted(donated)}
     if not places:
         return {}
     pairs: dict[int, int] = {}

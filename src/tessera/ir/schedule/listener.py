@@ -36,8 +36,8 @@ def watcher() -> Watcher | None:
 
 
 @contextmanager
-def watching(who: Watcher) -> Iterator[None]:
-    token = _watcher.set(who)
+def watching(watcher: Watcher) -> Iterator[None]:
+    token = _watcher.set(watcher)
     try:
         yield
     finally:

@@ -75,7 +75,7 @@ def _ahead(nodes: Sequence[Node], chosen: Collection[Node], distance: int) -> li
     moved = {m for g in chosen for m in (g, *_chain(g))}
     sources = {_source(g) for g in chosen}
     work = [n for n in nodes if n not in moved]
-    made = {n: i for i, n in enumerate(work)}
+    position = {n: i for i, n in enumerate(work)}
     use: dict[Node, int] = {}
     for i, n in enumerate(work):
         for a in n.args:
@@ -86,7 +86,7 @@ def _ahead(nodes: Sequence[Node], chosen: Collection[Node], distance: int) -> li
     for g in sorted((g for g in chosen if g in use), key=lambda g: use[g]):
         block = starts.index(use[g])
         at = starts[block - distance] if block >= distance else 0
-        put.setdefault(max(at, made.get(_source(g), -1) + 1), []).append(g)
+        put.setdefault(max(at, position.get(_source(g), -1) + 1), []).append(g)
     out: dict[Node, None] = {}
 
     def place(g: Node) -> None:
@@ -144,11 +144,11 @@ def _bucketed(nodes: Sequence[Node], most: int) -> list[Node]:
         if not n.is_collective or n.kind.mesh_invariance != "sums":
             out.append(n)
             continue
-        here = n.args[0].type.local_bytes
-        if size + here > most:
+        local_bytes = n.args[0].type.local_bytes
+        if size + local_bytes > most:
             flush()
             size = 0
         held.append(n)
-        size += here
+        size += local_bytes
     flush()
     return out

@@ -19,7 +19,7 @@ from ...core.checks import taken
 from ...core.layout import TensorType
 from ...core.mesh import Mesh
 from ...core.options import PLAIN, ProgramOptions
-from ...ops.control import item, scan, stacked, turns
+from ...ops.control import item, iterations, scan, stacked
 from ..graph.node import Graph, Node, copied, input_node
 
 
@@ -58,7 +58,7 @@ class _Step:
         return [n for n in self.graph.nodes if n.op != "input"]
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """A description of the step, e.g. "all_reduce over dp f32[8] +dp by ring"."""
         return self.kind
 
@@ -92,7 +92,7 @@ class Collective(_Step):
         return tuple(self.nodes[0].attrs["axes"])
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         first, *others = self.nodes
         text = f"{first.op} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
         more = f" and {len(others)} more" if others else ""
@@ -155,7 +155,7 @@ class Loop(_Step):
     @property
     def times(self) -> int:
         """The number of iterations; 1 for a loop without a length, whose number is not known."""
-        return turns(self.length)
+        return iterations(self.length)
 
     @cached_property
     def graph(self) -> Graph:
@@ -290,14 +290,14 @@ class Schedule:
         donated input counts like any other (cost/memory.py is more exact).
         """
         size = [t.device_bytes for t in self.buffers]
-        given = sum(size[b] for b in self.inputs)
+        input_bytes = sum(size[b] for b in self.inputs)
         change = [0] * (len(self.steps) + 1)
         for b, (first, last) in enumerate(self.lifetimes):
             if b not in self.inputs:
                 change[first] += size[b]
                 if last < len(self.steps):
                     change[last + 1] -= size[b]
-        held, now = [], given
+        held, now = [], input_bytes
         for i in range(len(self.steps)):
             now += change[i]
             held.append(now)
@@ -321,7 +321,7 @@ class Schedule:
     @cached_property
     def text(self) -> str:
         """The schedule as text, which `schedule.parse` reads back."""
-        from .text import to_text
+        from .text import to_text  # a circle, as its parser makes these values
 
         return to_text(self)
 

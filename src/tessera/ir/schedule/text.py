@@ -31,8 +31,10 @@ def to_text(s: Schedule, around: ProgramOptions = PLAIN) -> str:
     """The text of `s`, without a final newline. Its options are shown if they differ from `around`,
     those of the enclosing program."""
     mesh = _head(s)
-    own = s.options.text()
-    options = " ".join(filter(None, (s.table, "" if own == around.text() else own)))
+    options_text = s.options.text()
+    options = " ".join(
+        filter(None, (s.table, "" if options_text == around.text() else options_text))
+    )
     lines = [f"schedule {_name(s.name)}  v{VERSION}{mesh}"]
     lines[0] += f"  options {options}" if options else ""
     lines[0] += f"  # {s.options.tuned}" if s.options.tuned != around.tuned else ""
@@ -131,10 +133,10 @@ class _Parser:
     def __init__(self, lines: list[str], around: ProgramOptions = PLAIN, first: int = 1) -> None:
         self.lines, self.at, self.options, self.first = lines, 0, around, first
 
-    def wrong(self, what: str) -> NoReturn:
+    def wrong(self, message: str) -> NoReturn:
         line = self.lines[min(self.at, len(self.lines) - 1)]
         raise GraphError(
-            f"schedule text, line {self.first + self.at}: {what}",
+            f"schedule text, line {self.first + self.at}: {message}",
             line=line.strip(),
             fix="write a step as: s2 compute stage=0 (b0 b1) -> (b3) after s1",
             at="",
@@ -185,32 +187,32 @@ class _Parser:
 
     def _step(self, steps: list[Step], types: list[TensorType]) -> Step:
         """One step. Its graph or schedule is below it, or is that of an earlier step (`like`)."""
-        found = _LINE.match(self._line()[2:])
-        if found is None or int(found["number"]) != len(steps):
+        match = _LINE.match(self._line()[2:])
+        if match is None or int(match["number"]) != len(steps):
             self.wrong(f"expected step s{len(steps)}")
-        reads, writes = self._ids(found["reads"]), self._ids(found["writes"])
-        after = tuple(int(x[1:]) for x in (found["after"] or "").split())
-        rest: Any = {"stage": int(found["stage"]), "after": after, "note": found["note"] or ""}
-        like, kind = found["like"], found["kind"].partition(" ")[0]
+        reads, writes = self._ids(match["reads"]), self._ids(match["writes"])
+        after = tuple(int(x[1:]) for x in (match["after"] or "").split())
+        fields: Any = {"stage": int(match["stage"]), "after": after, "note": match["note"] or ""}
+        like, kind = match["like"], match["kind"].partition(" ")[0]
         if like is not None and (int(like) >= len(steps) or steps[int(like)].kind != kind):
             self.wrong(f"no {kind} step s{like} is above")
         self.at += 1
         if kind == "send":
             if not all(b < len(types) for b in writes):
                 self.wrong("it fills a buffer that is not above")
-            return Send(reads, writes, tuple(types[b] for b in writes), **rest)
+            return Send(reads, writes, tuple(types[b] for b in writes), **fields)
         runs: Any = self._below(kind) if like is None else steps[int(like)].runs
         if kind in ("compute", "collective"):
-            return (Compute if kind == "compute" else Collective)(reads, writes, runs, **rest)
+            return (Compute if kind == "compute" else Collective)(reads, writes, runs, **fields)
         if kind == "region":
-            return Region(reads, writes, runs, **rest)
-        length = None if found["length"] == "None" else int(found["length"])
-        consts, carries = int(found["consts"]), int(found["carries"])
-        gives = tuple(int(k) for k in found["gives"].split(",") if k)
-        where = found["loc"] or "", found["scope"] or ""
+            return Region(reads, writes, runs, **fields)
+        length = None if match["length"] == "None" else int(match["length"])
+        consts, carries = int(match["consts"]), int(match["carries"])
+        gives = tuple(int(k) for k in match["gives"].split(",") if k)
+        where = match["loc"] or "", match["scope"] or ""
         return Loop(
-            reads, writes, runs, length, consts, carries, bool(found["reverse"]), gives, *where,
-            **rest,
+            reads, writes, runs, length, consts, carries, bool(match["reverse"]), gives, *where,
+            **fields,
         )  # fmt: skip
 
     def _below(self, kind: str) -> Graph | Schedule:

@@ -106,13 +106,13 @@ def _takes(step: Step) -> int:
             assert_never(step)
 
 
-def _wrong(s: Schedule, i: int | None, what: str) -> NoReturn:
+def _wrong(s: Schedule, i: int | None, message: str) -> NoReturn:
     rows = [("schedule", s.name)]
     if i is not None:
         step = s.steps[i]
         rows.append(("step", f"s{i} {step.kind}"))
     raise GraphError(
-        f"verify: the schedule is not valid: {what}",
+        f"verify: the schedule is not valid: {message}",
         rows=rows,
         fix="correct the text, or what made the schedule",
         at="",

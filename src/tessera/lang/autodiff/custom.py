@@ -33,10 +33,10 @@ from ..record.tree import (
     unflatten,
 )
 from ..value.checks import asked_function, bound, signature_of
-from ..value.eager import made
+from ..value.eager import history_entry
 from ..value.host_data import is_array
 from ..value.tensor import Tensor
-from .grad import apart, grad, grad_holding, held_apart
+from .grad import grad, grad_holding, held_constant, separate
 from .scan import _body
 from .tape import stop_gradient
 
@@ -71,28 +71,28 @@ def custom_gradient(
     @boundary
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = bound(name, signature, args, kwargs)  # arguments by name get their positions
-        made: Any = fn(*given.args, **given.kwargs)
-        if not (isinstance(made, tuple) and len(made) == 2 and callable(made[1])):
+        bound_args = bound(name, signature, args, kwargs)  # arguments by name get their positions
+        result: Any = fn(*bound_args.args, **bound_args.kwargs)
+        if not (isinstance(result, tuple) and len(result) == 2 and callable(result[1])):
             raise UsageError(
-                f"custom_gradient: {name} gave {shown(made)}, not a value and a function",
+                f"custom_gradient: {name} gave {shown(result)}, not a value and a function",
                 fix="return value, backward; backward(g) gives the arguments' gradients",
             )
-        value, backward = made[0], asked_function("custom_gradient", "backward", made[1])
+        value, backward = result[0], asked_function("custom_gradient", "backward", result[1])
         outs, spec = flatten(value)
         fix = "return float tensors; compute the rest in another function"
         _floats(f"custom_gradient: {name}", outs, fix)
         r = Recorder(f"{name}_backward", current())
         with recording(r):
             gs = [r.input(t.type.complete(), f"g{i}") for i, t in enumerate(outs)]
-            pairs = _pairs(name, given.args, backward(unflatten(spec, gs)))
-            found = [r.node(g) for _, g in pairs]
+            pairs = _pairs(name, bound_args.args, backward(unflatten(spec, gs)))
+            gradients = [r.node(g) for _, g in pairs]
         if r.key is not None:
             raise UsageError(
                 f"custom_gradient: the backward function of {name} draws random numbers",
                 fix="draw them in the function itself",
             )
-        body, extras = _body(r, [r.node(g) for g in gs], found)
+        body, extras = _body(r, [r.node(g) for g in gs], gradients)
         if not pairs:
             return unflatten(spec, [F.stop_gradient(t) for t in outs])  # type: ignore[no-any-return]
         inputs = [*outs, *(x for x, _ in pairs), *extras]
@@ -115,22 +115,22 @@ def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     for i, t in enumerate(given[:values]):
         out = Tensor(t.stored, t.type)
         if not settings().no_grad:
-            out._made = made("custom", given, attrs, i, loc)
+            out._history = history_entry("custom", given, attrs, i, loc)
         outs.append(out)
     return outs
 
 
-def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, Tensor]]:
+def _pairs(name: str, args: tuple[Any, ...], gradients: Any) -> list[tuple[Tensor, Tensor]]:
     """Returns (argument, its gradient) for each tensor that gets one."""
     leaves_of = [(a, flatten(a)[0]) for a in args]
     holders = [a for a, xs in leaves_of if any(isinstance(x, Tensor) for x in xs)]
-    if isinstance(found, list) and not (len(holders) == 1 and isinstance(holders[0], list)):
-        found = tuple(found)
-    parts = found if isinstance(found, tuple) else (found,)
+    if isinstance(gradients, list) and not (len(holders) == 1 and isinstance(holders[0], list)):
+        gradients = tuple(gradients)
+    parts = gradients if isinstance(gradients, tuple) else (gradients,)
     # A single argument may itself be a tuple; its gradient is a tuple then, wrapped or not.
     alone = len(holders) == 1 and isinstance(holders[0], tuple)
     if alone and not (len(parts) == 1 and isinstance(parts[0], tuple)):
-        parts = (found,)
+        parts = (gradients,)
     # An array is a constant here and a tensor of a compiled function, which the same `fn` may be.
     every = [a for a, xs in leaves_of if any(isinstance(x, Tensor) or is_array(x) for x in xs)]
     if len(parts) == len(every):
@@ -144,10 +144,10 @@ def _pairs(name: str, args: tuple[Any, ...], found: Any) -> list[tuple[Tensor, T
     pairs = []
     for i, (arg, part) in enumerate(zip(holders, parts, strict=True)):
         leaves, spec = flatten(arg)
-        have = dict(zip(spec_paths(spec), leaves, strict=True))
+        leaf_at = dict(zip(spec_paths(spec), leaves, strict=True))
         got, got_spec = flatten(part)
         for path, g in zip(spec_paths(got_spec), got, strict=True):
-            x = have.get(path)
+            x = leaf_at.get(path)
             label = path_name((i, *path))
             if is_array(x):
                 continue
@@ -204,12 +204,12 @@ def value_and_grad(
     >>> value.item(), g.numpy().tolist()
     (10.0, [2.0, 6.0])
     """
-    who = "value_and_grad"
-    fn = asked_function(who, "the function", fn)
+    caller = "value_and_grad"
+    fn = asked_function(caller, "the function", fn)
     several = isinstance(argnums, (tuple, list)) and bool(argnums)
     places: Any = argnums if several else (argnums,)
     for n in places:
-        whole(who, "argnums", n)
+        whole(caller, "argnums", n)
 
     @boundary
     @functools.wraps(fn)
@@ -218,46 +218,50 @@ def value_and_grad(
         if max(places) >= len(args) or min(places) < -len(args):
             far = max(places, key=lambda n: n if n >= 0 else -n - 1)
             fix = f"its gradient is by argument {far}: give that by place"
-            raise unfit(who, "the number of arguments by place", len(args), fix)
+            raise unfit(caller, "the number of arguments by place", len(args), fix)
         by_place = {n % len(args) for n in places}
-        given = [own(x) if i in by_place else x for i, x in enumerate(args)]
-        _see_twice(who, given, by_place)
+        given = [with_separate_leaves(x) if i in by_place else x for i, x in enumerate(args)]
+        _see_twice(caller, given, by_place)
         with replaced(op_by_op=True):
             out = fn(*given, **kwargs)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-            raise unfit(who, "the function's result", out, "with has_aux=True it is (loss, more)")
+            raise unfit(
+                caller, "the function's result", out, "with has_aux=True it is (loss, more)"
+            )
         by = [given[n] for n in places]
         loss = out[0] if has_aux else out
         if isinstance(loss, tuple):
-            raise unfit(who, "the scalar of the function", loss, "say has_aux=True of (loss, more)")
+            raise unfit(
+                caller, "the scalar of the function", loss, "say has_aux=True of (loss, more)"
+            )
         return out, grad(loss, tuple(by) if several else by[0])
 
     return run
 
 
-def _see_twice(who: str, given: Sequence[Any], by_place: set[int]) -> None:
+def _see_twice(caller: str, arguments: Sequence[Any], by_place: set[int]) -> None:
     """Raises UsageError if a module with a gradient is given at another position too: it is one
     object, so the gradient would count both uses."""
     places: dict[int, int] = {}
-    for i in sorted(range(len(given)), key=lambda i: i not in by_place):
-        for x in flatten(given[i])[0]:
+    for i in sorted(range(len(arguments)), key=lambda i: i not in by_place):
+        for x in flatten(arguments[i])[0]:
             if not isinstance(x, Parameter) or x.frozen:
                 continue
             at = places.setdefault(id(x), i) if i in by_place else places.get(id(x), i)
             if at != i:
                 raise UsageError(
-                    f"{who}: arguments {at} and {i} hold the same weight",
+                    f"{caller}: arguments {at} and {i} hold the same weight",
                     weight=x,
                     fix="give a copy of the other model: copy.deepcopy(model)",
                 )
 
 
-def _floats(who: str, values: Iterable[Any], fix: str) -> None:
+def _floats(caller: str, values: Iterable[Any], fix: str) -> None:
     """Raises UsageError unless all `values`, results of a function, are float tensors."""
     for t in values:
         if not isinstance(t, Tensor) or not t.dtype.is_float:
             value = t.type if isinstance(t, Tensor) else shown(t)
-            said = f"{who} gave a value that is no float tensor"
+            said = f"{caller} gave a value that is no float tensor"
             raise UsageError(said, value=value, fix=fix)
 
 
@@ -279,16 +283,16 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def pulled_back(
-    who: str, fn: Callable[..., Any], xs: tuple[Any, ...]
+    caller: str, fn: Callable[..., Any], xs: tuple[Any, ...]
 ) -> tuple[Any, Callable[[Any], Any]]:
-    """`vjp(fn, *xs)`, whose errors name the caller `who`."""
-    fn = asked_function(who, "the function", fn)
-    xs = own(xs)
-    _see_twice(who, xs, {*range(len(xs))})
+    """`vjp(fn, *xs)`, whose errors name `caller`."""
+    fn = asked_function(caller, "the function", fn)
+    xs = with_separate_leaves(xs)
+    _see_twice(caller, xs, {*range(len(xs))})
     with replaced(op_by_op=True):
         value = fn(*xs)
     outs, spec = flatten(value)
-    _floats(f"{who}: the function", outs, "return float tensors")
+    _floats(f"{caller}: the function", outs, "return float tensors")
 
     @under_no_grad
     def pull(*g: Any) -> Any:
@@ -298,7 +302,7 @@ def pulled_back(
             spec, outs, g_spec, [as_tensor(x) for x in gs],
             "give a tensor like each of the value's, in the same structure", dtypes=False,
         )  # fmt: skip
-        gs = [held_apart(x, xs) for x in gs]
+        gs = [held_constant(x, xs) for x in gs]
         terms = [t * x.to(t.dtype) for t, x in zip(outs, gs)]
         return along(terms, xs, gs)
 
@@ -317,25 +321,25 @@ def tensors(tree: Any) -> Any:
     return unflatten(spec, [as_tensor(x) for x in leaves])
 
 
-def own(tree: Any) -> Any:
+def with_separate_leaves(tree: Any) -> Any:
     """Returns `tree` with its float leaves as separate tensors that nothing else refers to. A
     module stays itself: state that it sets in itself is kept, and its tensors are not checked."""
     named: list[tuple[str, Tensor]] = []
-    made = _own(tree, (), named)
+    made = _separate_leaves(tree, (), named)
     need_trained("grad", named)
     return made
 
 
-def _own(tree: Any, path: Path, named: list[tuple[str, Tensor]]) -> Any:
+def _separate_leaves(tree: Any, path: Path, named: list[tuple[str, Tensor]]) -> Any:
     if tree is None or is_registered(type(tree)):
         return tree
     found = opened(tree)
     if found is None:
         t = as_tensor(tree)
         named.append((path_name(path), t))
-        return apart(t) if t.dtype.is_float else t
+        return separate(t) if t.dtype.is_float else t
     kind, keys, values = found
     names = keys if isinstance(keys, tuple) else range(len(values))
-    new = [_own(x, (*path, name), named) for name, x in zip(names, values, strict=True)]
+    new = [_separate_leaves(x, (*path, name), named) for name, x in zip(names, values, strict=True)]
     spec = (kind, keys, tuple([EMPTY if x is None else LEAF for x in new]))
     return unflatten(spec, [x for x in new if x is not None])

@@ -22,7 +22,7 @@ from ..record.recorder import current
 from ..record.tree import fitted, flatten, unflatten
 from ..value.tensor import Tensor
 from .custom import along, pulled_back, tensors, under_no_grad
-from .grad import apart
+from .grad import separate
 from .tape import history
 
 
@@ -44,8 +44,8 @@ def jvp(
     ([1.0, 8.0], [3.0, 6.0])
     """
     fix = "give a tuple with one for each argument: ts.jvp(fn, (x,), (along,))"
-    for what, given in (("primals", primals), ("tangents", tangents)):
-        instance("jvp", what, given, (tuple, list), fix)  # type: ignore[arg-type]
+    for label, given in (("primals", primals), ("tangents", tangents)):
+        instance("jvp", label, given, (tuple, list), fix)  # type: ignore[arg-type]
     xs, spec = flatten(tensors(tuple(primals)))
     moved, moved_spec = flatten(tensors(tuple(tangents)))
     moved = fitted(
@@ -53,7 +53,7 @@ def jvp(
         spec, xs, moved_spec, moved,
         "give a tensor like each of the primals, in the same structure", dtypes=False,
     )  # fmt: skip
-    xs = [apart(x) if x.dtype.is_float else x for x in xs]  # the history begins at these
+    xs = [separate(x) if x.dtype.is_float else x for x in xs]  # the history begins at these
     value, pull = pulled_back("jvp", fn, unflatten(spec, xs))
     _need_linear(flatten(value)[0], xs)
     # The pulled-back gradients are linear in their cotangents, so these may have any values.
@@ -78,8 +78,8 @@ def _need_linear(outs: list[Tensor], xs: list[Tensor]) -> None:
         ops = [(n.op, n.attrs) for n in between]
     else:
         stop = set(map(id, xs))
-        made = [t._made for out in outs for t in history(out, stop) if id(t) not in stop]
-        ops = [(m.op, m.attrs) for m in made if m is not None]
+        histories = [t._history for out in outs for t in history(out, stop) if id(t) not in stop]
+        ops = [(m.op, m.attrs) for m in histories if m is not None]
     while ops:
         op, attrs = ops.pop()
         if op == custom.name and not _slopes(attrs["backward"], attrs["values"]):
@@ -134,9 +134,9 @@ def _linear(body: Graph, inputs: Iterable[Node]) -> list[bool] | None:
             case "joint":
                 linear = all(a in on or _zero(a) for a in n.args if a.type.dtype.is_float)
             case _ if n.op == scan.name:
-                found = _linear_loop(n, places)
-                parts[n] = found or []
-                linear = found is not None
+                places_out = _linear_loop(n, places)
+                parts[n] = places_out or []
+                linear = places_out is not None
             case _:
                 linear = n.op in NAMES
         if not linear:

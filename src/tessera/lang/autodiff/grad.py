@@ -25,9 +25,8 @@ from ..record.gradients import derived
 from ..record.parameter import Parameter, need_trained, trained
 from ..record.recorder import CALLED, Recorder, current, symbolic
 from ..record.tree import Spec, flatten, path_name, paths, spec_paths, unflatten
-from ..value.eager import is_number, run_graph
-from ..value.eager import made as made_of
-from ..value.tensor import Made, Tensor
+from ..value.eager import history_entry, is_number, run_graph
+from ..value.tensor import HistoryEntry, Tensor
 from .gradient_checks import goals, need_current, need_loss, need_reached, need_weights
 from .tape import constants, history, let_go
 
@@ -85,10 +84,10 @@ def grad_holding(
     need_trained("grad", zip(map(path_name, spec_paths(spec)), leaves, strict=True))
     for leaf, path in zip(leaves, paths(weights), strict=True):
         if not isinstance(leaf, Tensor) or not leaf.dtype.is_float:
-            what = leaf.type if isinstance(leaf, Tensor) else type(leaf).__name__
+            problem = leaf.type if isinstance(leaf, Tensor) else type(leaf).__name__
             raise UsageError(
                 f"grad: weight {path_name(path)!r} is not a float tensor",
-                weight=what,
+                weight=problem,
                 fix="leave it out of the weights"
                 if path
                 else "give the model, its parameters(), or a list of tensors",
@@ -98,15 +97,15 @@ def grad_holding(
         return _gradients(loss, leaves, spec, wanted, held)
 
 
-def held_apart(x: Tensor, weights: Any) -> Tensor:
+def held_constant(x: Tensor, weights: Any) -> Tensor:
     """Returns `x`, or its value as a separate tensor if it depends on `weights`, so that it can be
     held constant."""
     recorder, leaves = current(), flatten(trained(weights))[0]
     if recorder is not None:
         there = reached(recorder.node(x))
-        return x if there.isdisjoint(map(recorder.node, leaves)) else apart(x)
+        return x if there.isdisjoint(map(recorder.node, leaves)) else separate(x)
     ids = {id(t.now()) for t in leaves}
-    return apart(x) if any(id(t) in ids for t in history(x)) else x
+    return separate(x) if any(id(t) in ids for t in history(x)) else x
 
 
 def _reduced_in(dtype: object, reduce_partial: bool) -> DType | None:
@@ -146,20 +145,22 @@ def _gradients(
                 made_at=end.loc,
                 fix=cut[1],
             )
-        if was := recorder.root.changes.made_of_before(end):
-            there = reached(end)
-            known = [n in there or id(t) not in was for n, t in zip(wrt, leaves, strict=True)]
-            need_current(known, loss, spec)
+        if was := recorder.root.changes.stale_sources(end):
+            ancestors = reached(end)
+            is_current = [
+                n in ancestors or id(t) not in was for n, t in zip(wrt, leaves, strict=True)
+            ]
+            need_current(is_current, loss, spec)
         changes, b = recorder.root.changes, recorder.builder
         b.constants = changes.constants(wrt, b.nodes) | {recorder.node(t) for t in held}
         try:
             if not frame.one_of_many:
                 need_reached(end, wrt, loss, leaves, spec, b.constants)
-            found = frame.gradients(recorder, end, wrt, leaves, goals)
+            by_frame = frame.gradients(recorder, end, wrt, leaves, goals)
         finally:
             b.constants = set()
-        changes.slopes.update(found)
-        return unflatten(spec, [symbolic(n, recorder) for n in found])
+        changes.slopes.update(by_frame)
+        return unflatten(spec, [symbolic(n, recorder) for n in by_frame])
     return unflatten(spec, _from_tape(loss, [t.now() for t in leaves], spec, goals, held))
 
 
@@ -173,7 +174,7 @@ def autodiff(
     return grad(loss, weights, layout=layout, reduce_partial=reduce_partial)
 
 
-def apart(t: Tensor) -> Tensor:
+def separate(t: Tensor) -> Tensor:
     """Returns the value of `t` as a separate tensor: a gradient by it does not include other uses
     of `t`."""
     recorder = current()
@@ -182,17 +183,17 @@ def apart(t: Tensor) -> Tensor:
     else:
         out = Tensor(t.stored, t.type)
         if not settings().no_grad:
-            out._made = made_of("reshape", [t.now()], {"shape": t.shape}, 0, caller())
+            out._history = history_entry("reshape", [t.now()], {"shape": t.shape}, 0, caller())
     out.name, out.of = t.name, t
     return out
 
 
-def met(recorder: Recorder) -> dict[str, Tensor]:
+def weights_read(recorder: Recorder) -> dict[str, Tensor]:
     """The weights that the current recording has read, by name."""
-    return _weights(_met(recorder))
+    return _weights(_tensors_read(recorder))
 
 
-def _met(recorder: Recorder) -> list[Tensor]:
+def _tensors_read(recorder: Recorder) -> list[Tensor]:
     return [*(t for t, _ in recorder.captured), *recorder.named_inputs]
 
 
@@ -206,10 +207,13 @@ def weight_names(tensors: Iterable[Tensor]) -> dict[int, str]:
         labels, called = dict[int, str](), [m() for m in CALLED.valuerefs()]
     else:
         root = recorder.root
-        labels, called = root.labels, [*root.called_modules.values(), *root.changes.own.values()]
+        labels, called = (
+            root.labels,
+            [*root.called_modules.values(), *root.changes.created.values()],
+        )
     tensors = list(tensors)
-    own = {id(t): t.label for t in tensors if isinstance(t, Parameter) and t.label}
-    names = _paths(called) | own | labels
+    label_of = {id(t): t.label for t in tensors if isinstance(t, Parameter) and t.label}
+    names = _paths(called) | label_of | labels
     for t in tensors:
         if id(t) in names or t.frozen or not (t.name or isinstance(t, Parameter)):
             continue
@@ -237,12 +241,12 @@ def _paths(modules: Iterable[Any]) -> dict[int, str]:
     return names
 
 
-def _weights(found: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Returns the weights among `found` by name. Raises UsageError if two have one name, as one of
-    them would be lost."""
-    found = list(found)
-    names, weights = weight_names(found), dict[str, Tensor]()
-    for t in found:
+def _weights(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Returns the weights among `tensors` by name. Raises UsageError if two have one name, as one
+    of them would be lost."""
+    tensors = list(tensors)
+    names, weights = weight_names(tensors), dict[str, Tensor]()
+    for t in tensors:
         if id(t) in names and t.dtype.is_float and not t.frozen:
             name = names[id(t)]
             other = weights.setdefault(name, t)
@@ -271,7 +275,7 @@ def _named(loss: Tensor) -> dict[str, Tensor]:
     recorder = current()
     if recorder is not None:
         within = reached(recorder.node(loss))
-        found = _weights(t for t in _met(recorder) if recorder.node(t) in within)
+        found = _weights(t for t in _tensors_read(recorder) if recorder.node(t) in within)
     else:
         found = _weights(t if t.box is None else t.box for t in _tape_leaves(loss))
     if not found:
@@ -284,7 +288,7 @@ def _named(loss: Tensor) -> dict[str, Tensor]:
 
 
 def _tape_leaves(loss: Tensor) -> list[Tensor]:
-    return [t for t in history(loss) if t._made is None or t.box is not None]
+    return [t for t in history(loss) if t._history is None or t.box is not None]
 
 
 def _from_tape(
@@ -310,22 +314,22 @@ def _from_tape(
     values: list[Tensor] = []
     calls: dict[tuple[object, ...], Node] = {}
     for t in [*order, *(t for t in leaves if id(t) in missing)]:
-        made = t._made
-        if made is None or id(t) in ends or id(t) in missing or is_number(t):
+        entry = t._history
+        if entry is None or id(t) in ends or id(t) in missing or is_number(t):
             env[id(t)] = b.input(t.type.on(mesh))
             values.append(t)
             continue
-        args = [env[id(a)] for a in made.args]
-        b.loc = made.loc
-        if made.op == "redistribute":
-            env[id(t)] = b.redistribute(args[0], made.attrs["to"])
+        args = [env[id(a)] for a in entry.args]
+        b.loc = entry.loc
+        if entry.op == "redistribute":
+            env[id(t)] = b.redistribute(args[0], entry.attrs["to"])
             continue
-        key = (made.op, id(made.attrs), *map(id, made.args))
+        key = (entry.op, id(entry.attrs), *map(id, entry.args))
         node = calls.get(key)
         if node is None:
-            node = calls[key] = b(made.op, *args, **made.attrs)
+            node = calls[key] = b(entry.op, *args, **entry.attrs)
         many = len(node.types) > 1 or node.kind.many
-        env[id(t)] = b("item", node, index=made.index) if many else node
+        env[id(t)] = b("item", node, index=entry.index) if many else node
     wrt = [env[id(t)] for t in leaves]
     fixed = constants(order, wanted) | set(map(id, held))
     b.constants = {node for i, node in env.items() if i in fixed}
@@ -347,7 +351,9 @@ def _ends(loss: Tensor, wanted: set[int]) -> set[int]:
     `loss` ends there."""
     behind: set[int] = set()
     for t in history(loss):
-        if t._made is not None and any(id(a) in wanted or id(a) in behind for a in t._made.args):
+        if t._history is not None and any(
+            id(a) in wanted or id(a) in behind for a in t._history.args
+        ):
             behind.add(id(t))
     return wanted - behind
 
@@ -389,15 +395,15 @@ def _warn_of_compiled(loss: Tensor, leaves: list[Tensor]) -> None:
     ends = {id(x): x for t in leaves for x in (t, t.of) if x is not None}
     mine = {x._past.by for x in ends.values() if x._past is not None}
     every: list[str] = []
-    todo, seen = [loss], set(ends)
+    todo, visited = [loss], set(ends)
     while todo:
         t = todo.pop()
-        if id(t) in seen:
+        if id(t) in visited:
             continue
-        seen.add(id(t))
-        if t._made is not None:
-            args, attrs = t._made.args, t._made.attrs
-            todo += args if t._made.op != custom.name else args[slice(*sources(args, attrs))]
+        visited.add(id(t))
+        if t._history is not None:
+            args, attrs = t._history.args, t._history.attrs
+            todo += args if t._history.op != custom.name else args[slice(*sources(args, attrs))]
         elif t._past is not None:
             every.append(t._past.by)
     if names := [n for n in dict.fromkeys(every) if n and n not in mine]:
@@ -411,28 +417,28 @@ def _warn_of_compiled(loss: Tensor, leaves: list[Tensor]) -> None:
         )
 
 
-def _remembered(graph: Graph, known: dict[Node, Tensor], results: list[Tensor]) -> list[Tensor]:
+def _remembered(graph: Graph, tensor_of: dict[Node, Tensor], results: list[Tensor]) -> list[Tensor]:
     """Records on the tape how `graph` made `results`, so that they can be differentiated again.
-    `known` maps nodes to tensors; intermediate tensors have a type and no data."""
-    there = set(known)
+    `tensor_of` maps nodes to tensors; intermediate tensors have a type and no data."""
+    recorded = set(tensor_of)
     for n in graph.nodes:
-        if n in there:
+        if n in recorded:
             continue
         source, index = (n.args[0], n.attrs["index"]) if n.op == "item" else (n, 0)
         moved = n.op in NAMES
-        made = Made(
+        entry = HistoryEntry(
             "redistribute" if moved else source.op,
-            tuple([known[a] for a in source.args]),
+            tuple([tensor_of[a] for a in source.args]),
             {"to": n.type} if moved else source.attrs,  # type: ignore[arg-type]
             index,
             n.loc,
         )
         if len(n.types) == 1:
-            known[n] = Tensor(None, n.type)
-            known[n]._made = made
+            tensor_of[n] = Tensor(None, n.type)
+            tensor_of[n]._history = entry
     for node, t in zip(graph.outputs, results, strict=True):
-        how = known[node]._made
-        if how is None or node in there:  # the gradient is one of the known tensors itself
-            how = Made("save_for_backward", (known[node],), {}, 0, "")
-        t._made = replace(how, of_gradient=True, is_gradient=True)
+        how = tensor_of[node]._history
+        if how is None or node in recorded:  # the gradient is one of the known tensors itself
+            how = HistoryEntry("save_for_backward", (tensor_of[node],), {}, 0, "")
+        t._history = replace(how, of_gradient=True, is_gradient=True)
     return results

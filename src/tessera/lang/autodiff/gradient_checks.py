@@ -32,23 +32,23 @@ def need_loss(call: str, loss: Tensor, fix: str) -> None:
         )
 
 
-def need_weights(given: Any, leaves: Sequence[Any]) -> None:
-    """Raises UsageError if none of the `given` weights is trained: there would be no gradient, and
+def need_weights(weights: Any, leaves: Sequence[Any]) -> None:
+    """Raises UsageError if none of `weights` is trained: there would be no gradient, and
     a step would change nothing."""
     if leaves:
         return
-    what, fix = shown(given), "give the model, or a dict or list of tensors that is not empty"
-    if hasattr(type(given), "trainable_parameters"):
-        what = f"{type(given).__name__}, no parameter of which is trained"
+    what, fix = shown(weights), "give the model, or a dict or list of tensors that is not empty"
+    if hasattr(type(weights), "trainable_parameters"):
+        what = f"{type(weights).__name__}, no parameter of which is trained"
         fix = 'train some of it: model.unfreeze("head.*")'
     who = "grad: there is no weight to take a gradient by"
     raise UsageError(who, weights=what, fix=fix)
 
 
-def need_current(there: Sequence[bool], loss: Tensor, spec: Spec) -> None:
-    """Raises GraphError if one of the weights is not `there`: the loss was computed from its old
+def need_current(is_current: Sequence[bool], loss: Tensor, spec: Spec) -> None:
+    """Raises GraphError if an entry of `is_current` is False: the loss was computed from its old
     value, before it was set."""
-    for path, known in zip(spec_paths(spec), there, strict=True):
+    for path, known in zip(spec_paths(spec), is_current, strict=True):
         if not known:
             name = path_name(path) or "the weight"
             raise GraphError(
@@ -71,12 +71,12 @@ def need_reached(
         path_name(path).strip("0123456789.") or t.name for path, t in zip(spec_paths(spec), leaves)
     ]
     few = [name or str(t.type) for name, t in zip(names, leaves)][:5]
-    rest = len(leaves) - len(few)
+    others = len(leaves) - len(few)
     recorder = current()
     fix = "compute the loss from these, all in ts.jit or all outside; .item() cuts a gradient"
     captured = [] if recorder is None else recorder.captured
     outside = [t for t, n in captured if n in within]
-    if any(t._made or (t._node is not None and t._node.args) for t in outside):
+    if any(t._history or (t._node is not None and t._node.args) for t in outside):
         fix = (
             "the loss is made of what was computed outside of the function that is recorded here:"
             " compute all of it inside; of ts.vjp, call both parts there"
@@ -86,7 +86,7 @@ def need_reached(
     raise GraphError(
         "grad: the loss does not depend on any of the weights",
         loss=loss.type,
-        weights=", ".join(few) + (f" and {rest} more" if rest else ""),
+        weights=", ".join(few) + (f" and {others} more" if others else ""),
         fix=fix,
     )
 

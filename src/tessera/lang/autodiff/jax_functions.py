@@ -38,10 +38,11 @@ class Equations(NamedTuple):
     outs: list[Operand]
 
 
-def as_ops(who: str, fn: Callable[..., list[Any]], args: Sequence[Tensor]) -> list[Tensor]:
+def as_ops(caller: str, fn: Callable[..., list[Any]], args: Sequence[Tensor]) -> list[Tensor]:
     """The results of the JAX function `fn`, which returns a list of arrays, on tensors.
 
-    Raises UsageError, in the name of `who`, if the function has a primitive without a counterpart.
+    Raises UsageError, in the name of `caller`, if the function has a primitive without a
+    counterpart.
     """
     traced = engine().equations(fn, [(t.shape, t.dtype.numpy) for t in args])
     values: dict[int, Tensor] = dict(enumerate(args))
@@ -53,16 +54,16 @@ def as_ops(who: str, fn: Callable[..., list[Any]], args: Sequence[Tensor]) -> li
         rule = RULES.get(e.name)
         if rule is None:
             raise UsageError(
-                f"{who}: {e.name} of JAX has no counterpart here",
-                rows=[(f"arg {i}", read(x).type) for i, x in enumerate(e.args) if _known(x)],
+                f"{caller}: {e.name} of JAX has no counterpart here",
+                rows=[(f"arg {i}", read(x).type) for i, x in enumerate(e.args) if _has_dtype(x)],
                 fix="write this part with ts functions; an optimizer of optim needs no JAX",
             )
-        made = rule(*map(read, e.args), **e.params)
-        values.update(zip(e.outs, made if isinstance(made, list) else [made], strict=True))
+        results = rule(*map(read, e.args), **e.params)
+        values.update(zip(e.outs, results if isinstance(results, list) else [results], strict=True))
     return [read(x) for x in traced.outs]
 
 
-def _known(x: Operand) -> bool:
+def _has_dtype(x: Operand) -> bool:
     return isinstance(x, int) or x.dtype.name in BY_NAME
 
 

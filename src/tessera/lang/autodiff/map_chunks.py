@@ -115,8 +115,8 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: Count, policy: Policy = 
     blocks = [to_blocks(x, rows) for x in xs]
 
     def recorded(fn: Callable[..., R], blocks: list[Tensor]) -> Iteration:
-        def body(_: object, given: Sequence[Tensor]) -> tuple[Any, Any]:
-            return (), _of_rows(fn(*given), given[0])
+        def body(_: object, slices: Sequence[Tensor]) -> tuple[Any, Any]:
+            return (), _of_rows(fn(*slices), slices[0])
 
         return settled("map_chunks", body, NOTHING, (), blocks)
 
@@ -127,8 +127,8 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: Count, policy: Policy = 
         drawn = _drawn(fn, xs)
         blocks.append(F.arange(count, dtype=uint32))
 
-        def placed(*given: Tensor) -> R:
-            *block, number = given
+        def placed(*slices: Tensor) -> R:
+            *block, number = slices
             chunk = Block(drawn, number, count, block[0].shape[0], each)
             made = _as(chunk, fn)(*block)
             chunk.end()
@@ -143,11 +143,11 @@ def map_chunks(fn: Callable[..., R], *xs: Tensor, rows: Count, policy: Policy = 
 def _as(chunk: Chunk, fn: Callable[..., R]) -> Callable[..., R]:
     """Returns `fn`, which sets `chunk` on the current recording."""
 
-    def run(*given: Tensor) -> R:
+    def run(*args: Tensor) -> R:
         recorder = current()
         assert recorder is not None
         recorder.chunk = chunk
-        return fn(*given)
+        return fn(*args)
 
     return run
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ...core.errors import UsageError
 from ...core.kinds import is_whole
-from ...core.peers import name_fix, way_out
+from ...core.peers import fix_for, name_fix
 from ..math import functions as F
 from ..record.operands import as_tensor, binary
 from ..value.tensor import Like, Tensor, method
@@ -44,12 +44,12 @@ def _refused(f: Any, why: str, instead: str = "") -> UsageError:
 
 
 @method("__array_ufunc__")
-def _ufunc(x: Tensor, f: Any, way: str, *inputs: Any, **how: Any) -> Any:
+def _ufunc(x: Tensor, f: Any, method: str, *inputs: Any, **how: Any) -> Any:
     """A NumPy ufunc on tensors, as an op. Raises UsageError if there is none."""
-    if way != "__call__":
-        outer = f"write {_name(f)}(x[:, None], y) of vectors" if way == "outer" else ""
+    if method != "__call__":
+        outer = f"write {_name(f)}(x[:, None], y) of vectors" if method == "outer" else ""
         raise _refused(
-            f, f"its .{way} is no op of tensors", outer or way_out("names", way, _name(f))
+            f, f"its .{method} is no op of tensors", outer or fix_for("names", method, _name(f))
         )
     return _function(x, f, (), inputs, how)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.errors import EngineWarning, TesseraError, UsageError, lines_up
-from ...core.peers import SPACES, no_name, way_out
+from ...core.peers import SPACES, fix_for, no_name
 from ..value.engine import engine
 from ..value.tensor import Tensor, method
 from . import tape as tape  # Tensor.data, which cannot be set
@@ -43,7 +43,7 @@ class _NotSet:
         raise UsageError(
             f"{type(x).__name__}.{self.name} cannot be set",
             tensor=x.type,
-            fix=way_out("set", self.name),
+            fix=fix_for("set", self.name),
         )
 
 
@@ -70,13 +70,13 @@ Tensor.__torch_function__ = classmethod(_for_torch)  # type: ignore[attr-defined
 def _for_jax(x: Tensor) -> Callable[[], Any]:
     """`__jax_array__`, which JAX reads before it takes a value. Raises AttributeError for the
     operators of `jax.Array`, which work without it, and TesseraError inside a function of JAX."""
-    who = engine().asks(sys._getframe(1))
+    library = engine().asks(sys._getframe(1))
     if x._trace is not None:
         why, way = "take a tensor of a recorded function", "; instead of optax.apply_updates:"
         way += " jax.tree.map(lambda p, u: p + u, params, updates)"
-    elif who == "compiled":
+    elif library == "compiled":
         why, way = "compute with a Tensor of Tessera", "; jnp.asarray(x) is the value alone"
-    elif who == "array" and x.type.split_axes:
+    elif library == "array" and x.type.split_axes:
         return lambda: _array_of_jax(x)
     else:
         raise AttributeError("__jax_array__")

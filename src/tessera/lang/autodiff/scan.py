@@ -25,7 +25,7 @@ from ..record.operands import as_tensor, cast, emit, emit_many
 from ..record.recorder import Recorder, current, recording, symbolic
 from ..record.tree import Spec, fitted, flatten, unflatten
 from ..value.checks import asked_function
-from ..value.eager import here
+from ..value.eager import current_trace
 from ..value.host_outputs import each_iteration
 from ..value.tensor import Tensor
 
@@ -81,7 +81,7 @@ def finished(
     its host outputs."""
     ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
     for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
-        here().show(output.tensors, output.act)
+        current_trace().show(output.tensors, output.act)
     return ends, unflatten(iteration.y_spec, ys)
 
 
@@ -153,13 +153,13 @@ def settled(
     then vary over the devices over which it varies; a sum stays partial only if the body does no
     more than add to it, as the condition may read the carry."""
     types = [t.type for t in start]
-    for turn in itertools.count():
+    for attempt in itertools.count():
         iteration = _recorded(name, call, carry_spec, types, rows)
-        made = iteration.carry_types(decides)
-        grown = any(a.varying != b.varying for a, b in zip(types, made, strict=True))
-        if made == types or (turn and not grown):
+        carry_types = iteration.carry_types(decides)
+        grown = any(a.varying != b.varying for a, b in zip(types, carry_types, strict=True))
+        if carry_types == types or (attempt and not grown):
             break
-        types = made
+        types = carry_types
     with recording(iteration.recorder):
         ends = [relayout(e, c.type) for e, c in zip(iteration.ends, iteration.carry, strict=True)]
     return replace(iteration, ends=ends)
@@ -179,13 +179,13 @@ def _recorded(
     with recording(r):
         carry = [r.input(t, f"carry{i}") for i, t in enumerate(types)]
         xs = [r.input(t.type.with_dims(t.type.dims[1:]), f"x{i}") for i, t in enumerate(rows)]
-        given = call(carry, xs)
-        if not isinstance(given, tuple) or len(given) != 2:
+        results = call(carry, xs)
+        if not isinstance(results, tuple) or len(results) != 2:
             raise UsageError(
-                f"scan: the body gave a {type(given).__name__}, not a pair",
+                f"scan: the body gave a {type(results).__name__}, not a pair",
                 fix="return (carry, y); y may be ()",
             )
-        (ends, new_spec), (ys, y_spec) = tensors(given[0]), flatten(given[1])
+        (ends, new_spec), (ys, y_spec) = tensors(results[0]), flatten(results[1])
         ends = fitted(
             "scan: the carry changes its shape, dtype or structure", ("before", "after"),
             carry_spec, carry, new_spec, ends, "return a carry like the one that came in",
@@ -205,8 +205,8 @@ def emitted(
     `iteration`."""
     r = iteration.recorder
     draws = r.draws or []
-    seen = r.host_tensors
-    outs = [r.node(t) for t in (*iteration.ends, *map(as_tensor, iteration.ys), *seen)]
+    host_tensors = r.host_tensors
+    outs = [r.node(t) for t in (*iteration.ends, *map(as_tensor, iteration.ys), *host_tensors)]
     every = list(rows) if length is None else [*rows, *iteration_keys(length, draws)]
     graph, consts = _body(r, [r.node(t) for t in (*iteration.carry, *iteration.xs, *draws)], outs)
     carry = [relayout(t, c.type) for t, c in zip(start, iteration.carry, strict=True)]
@@ -222,7 +222,7 @@ def emitted(
         reverse=reverse,
         policy=policy,
     )
-    k, stop = len(carry), len(results) - len(seen)
+    k, stop = len(carry), len(results) - len(host_tensors)
     return results[:k], results[k:stop], results[stop:]
 
 

@@ -32,8 +32,8 @@ def history(loss: Tensor, stop: Iterable[int] = ()) -> list[Tensor]:
             continue
         seen.add(id(t))
         todo.append((t, True))
-        if t._made is not None and id(t) not in stop:
-            todo.extend((a, False) for a in t._made.args)
+        if t._history is not None and id(t) not in stop:
+            todo.extend((a, False) for a in t._history.args)
     return order
 
 
@@ -43,26 +43,28 @@ def let_go(weights: Iterable[Tensor]) -> None:
     history, as a parameter that was set is, the moments in that history are freed and the gradients
     are kept."""
     for w in (w if w.of is None else w.of for w in weights):
-        if w._made is not None and any(a._made and a._made.of_gradient for a in w._made.args):
+        if w._history is not None and any(
+            a._history and a._history.of_gradient for a in w._history.args
+        ):
             _cut(history(w))
         elif w._past is not None:
             for t in [t for r in w._past.tensors if (t := r()) is not None]:
-                if t._made is not None and t._made.of_gradient and not t._made.is_gradient:
-                    _cut([x for x in history(t) if not (x._made and x._made.is_gradient)])
+                if t._history is not None and t._history.of_gradient and not t._history.is_gradient:
+                    _cut([x for x in history(t) if not (x._history and x._history.is_gradient)])
 
 
 def _cut(order: list[Tensor]) -> None:
     """Frees the history of the tensors in `order` that were made from gradients."""
     past = Past(_alive(order), False)
     for t in order:
-        if t._made is not None and t._made.of_gradient:
-            t._made, t._past = None, past
+        if t._history is not None and t._history.of_gradient:
+            t._history, t._past = None, past
 
 
 def constants(order: list[Tensor], wanted: set[int]) -> set[int]:
     """The ids of the tensors in `order` that are constants for gradients by `wanted`; the rule is
     that of `Changes.constants`."""
-    others = {id(t) for t in order if t._made is not None and t._made.is_update} - wanted
+    others = {id(t) for t in order if t._history is not None and t._history.is_update} - wanted
     made = set(wanted) if others else set()
     for t in order if others else ():
         if not made.isdisjoint(map(id, behind(t))):
@@ -70,14 +72,14 @@ def constants(order: list[Tensor], wanted: set[int]) -> set[int]:
     return others if made.isdisjoint(others) else set()
 
 
-def known_as_updates(weights: Iterable[Tensor]) -> None:
+def mark_as_updates(weights: Iterable[Tensor]) -> None:
     """Marks `weights` as an optimizer's updates of earlier weights."""
     recorder = current()
     for t in weights:
         if recorder is not None:
             recorder.root.changes.updates.add(recorder.node(t))
-        elif t._made is not None:
-            t._made = replace(t._made, is_update=True)
+        elif t._history is not None:
+            t._history = replace(t._history, is_update=True)
 
 
 @method("detach")
@@ -87,8 +89,8 @@ def stop_gradient(x: Any) -> Any:
     if isinstance(x, (dict, list, tuple)) and any(isinstance(t, Tensor) for t in flatten(x)[0]):
         return tree_map(lambda t: stop_gradient(t) if isinstance(t, Tensor) else t, x)
     out = F.stop_gradient(x)
-    if out._made is not None:
-        out._past, out._made = Past(_alive(history(out)[:-1]), True), None
+    if out._history is not None:
+        out._past, out._history = Past(_alive(history(out)[:-1]), True), None
     return out
 
 

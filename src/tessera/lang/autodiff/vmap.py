@@ -63,24 +63,24 @@ def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callabl
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = flatten(args)
         every = _spread("in_dims", tuple(in_dims) if isinstance(in_dims, list) else in_dims, args)
-        given = [_taken_apart(x, d) for x, d in zip(leaves, every, strict=True)]
+        given = [_with_rows_first(x, d) for x, d in zip(leaves, every, strict=True)]
         return _of_rows(fn, spec, given, kwargs, out_dims)
 
     return run
 
 
-def _spread(what: str, dims: Any, tree: Any) -> list[int | None]:
+def _spread(label: str, dims: Any, tree: Any) -> list[int | None]:
     """Returns the dim of each leaf of `tree`; `dims` is a tree like it, or a prefix of it."""
     if dims is None or is_whole(dims):
         return [dims] * len(flatten(tree)[0])
     parts = _below(dims, tree)
     if parts is None:
         raise UsageError(
-            f"vmap: {what} does not fit what it is about",
-            rows=[(what, shown(dims)), ("about", shown(tree))],
+            f"vmap: {label} does not fit what it is about",
+            rows=[(label, shown(dims)), ("about", shown(tree))],
             fix="give a number, None, or as many of them as there are arguments or results",
         )
-    return [d for part, below in parts for d in _spread(what, part, below)]
+    return [d for part, below in parts for d in _spread(label, part, below)]
 
 
 def _below(dims: Any, tree: Any) -> list[tuple[Any, Any]] | None:
@@ -91,7 +91,7 @@ def _below(dims: Any, tree: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _taken_apart(x: Any, dim: int | None) -> Any:
+def _with_rows_first(x: Any, dim: int | None) -> Any:
     """Returns (a leaf with the dim of rows in front, whether it has one)."""
     if dim is None or isinstance(x, (str, bytes)):
         return as_tensor(x) if is_array(x) else x, False
@@ -107,8 +107,8 @@ def _taken_apart(x: Any, dim: int | None) -> Any:
     return (t if d == 0 else permute(t, d, *(i for i in range(t.ndim) if i != d))), True
 
 
-def _count(given: Sequence[tuple[Any, bool]]) -> int:
-    sizes: list[int] = [x.shape[0] for x, rows in given if rows]
+def _count(leaves: Sequence[tuple[Any, bool]]) -> int:
+    sizes: list[int] = [x.shape[0] for x, rows in leaves if rows]
     if len(set(sizes)) == 1:
         return sizes[0]
     if not sizes:
@@ -118,7 +118,7 @@ def _count(given: Sequence[tuple[Any, bool]]) -> int:
         )
     raise ShapeError(
         f"vmap: the dims that are taken apart have {', '.join(map(str, sizes))} rows",
-        rows=[(f"x{i}", x.type) for i, (x, rows) in enumerate(given) if rows],
+        rows=[(f"x{i}", x.type) for i, (x, rows) in enumerate(leaves) if rows],
         fix="give as many of each, or None in in_dims for what is whole for each row",
     )
 
@@ -126,33 +126,33 @@ def _count(given: Sequence[tuple[Any, bool]]) -> int:
 def _of_rows(
     fn: Callable[..., Any],
     spec: Any,
-    given: list[Any],
+    leaves_in: list[Any],
     kwargs: Any,
     out_dims: Any,
 ) -> Any:
-    rows = _count(given)
+    rows = _count(leaves_in)
     around = current()
     r = Recorder(f"vmap_{getattr(fn, '__name__', 'function')}", around)
     r.draws = []
     inputs: list[Tensor] = []
     with recording(r):
         leaves = []
-        for x, taken in given:
+        for x, taken in leaves_in:
             if taken:
                 x = r.input(x.type.with_dims(x.type.dims[1:]), f"row{len(inputs)}")
                 inputs.append(x)
             leaves.append(x)
-        made, out_spec = flatten(fn(*unflatten(spec, leaves), **kwargs))
+        out_leaves, out_spec = flatten(fn(*unflatten(spec, leaves), **kwargs))
         _need_pure(r)
-        outs = [r.node(as_tensor(t)) for t in made]
+        outs = [r.node(as_tensor(t)) for t in out_leaves]
         graph = r.builder.graph(outs)
-    have: dict[Node, list[Rows]] = {node: [(t, False)] for t, node in r.captured}
-    taken_apart = (x for x, taken in given if taken)
-    have.update({r_node: [(x, True)] for r_node, x in zip(map(r.node, inputs), taken_apart)})
-    _applied(graph, have, rows)
-    found = [have[n][0] for n in graph.outputs]
-    dims = _spread("out_dims", out_dims, unflatten(out_spec, [t for t, _ in found]))
-    stacked = [_put_back(t, has, d, rows) for (t, has), d in zip(found, dims, strict=True)]
+    values_of: dict[Node, list[Rows]] = {node: [(t, False)] for t, node in r.captured}
+    taken_apart = (x for x, taken in leaves_in if taken)
+    values_of.update({r_node: [(x, True)] for r_node, x in zip(map(r.node, inputs), taken_apart)})
+    _applied(graph, values_of, rows)
+    results = [values_of[n][0] for n in graph.outputs]
+    dims = _spread("out_dims", out_dims, unflatten(out_spec, [t for t, _ in results]))
+    stacked = [_put_back(t, has, d, rows) for (t, has), d in zip(results, dims, strict=True)]
     return unflatten(out_spec, stacked)
 
 
@@ -165,20 +165,20 @@ def _need_pure(r: Recorder) -> None:
             raise UsageError(f"vmap: the function {what}", fix=fix)
 
 
-def _applied(graph: Graph, have: dict[Node, list[Rows]], rows: int) -> None:
-    """Fills `have` with the values of each node of `graph` for all rows."""
+def _applied(graph: Graph, values_of: dict[Node, list[Rows]], rows: int) -> None:
+    """Fills `values_of` with the values of each node of `graph` for all rows."""
     local = any(n.op == reinterpret.name for n in graph.nodes)  # else layouts change no value
     recorder = current()
     for n in graph.nodes:
-        if n not in have:
+        if n not in values_of:
             with recorder.builder.at(n.loc, n.scope) if recorder is not None else nullcontext():
-                have[n] = _of_node(n, [have[a] for a in n.args], rows, local)
+                values_of[n] = _of_node(n, [values_of[a] for a in n.args], rows, local)
 
 
-def _of_node(n: Node, given: list[list[Rows]], rows: int, local: bool) -> list[Rows]:
+def _of_node(n: Node, arg_values: list[list[Rows]], rows: int, local: bool) -> list[Rows]:
     if n.op == item.name:
-        return [given[0][n.attrs["index"]]]
-    args = [values[0] for values in given]
+        return [arg_values[0][n.attrs["index"]]]
+    args = [values[0] for values in arg_values]
     if n.op in NAMES or n.op == reinterpret.name:
         return [_laid(n, *args[0])] if local else args
     if any(has for _, has in args):
@@ -188,22 +188,24 @@ def _of_node(n: Node, given: list[list[Rows]], rows: int, local: bool) -> list[R
 
 def _laid(n: Node, t: Tensor, has: bool) -> Rows:
     """Applies a change of layout, or of the meaning as local blocks, for all rows."""
-    here, to = n.args[0].type, n.type
+    type_before, to = n.args[0].type, n.type
     if has:
-        used = {*here.split_axes, *here.partial_axes, *here.varying}
+        used = {*type_before.split_axes, *type_before.partial_axes, *type_before.varying}
         used |= {*to.split_axes, *to.partial_axes, *to.varying}
         line = [a for f in t.type.dims[0] for a in f.axes if a in used]
         t = relayout(t, gathered(t.type, line)) if line else t
-        here, to = ((x.with_dims((t.type.dims[0], *x.dims))) for x in (here, to))
+        type_before, to = ((x.with_dims((t.type.dims[0], *x.dims))) for x in (type_before, to))
     recorder = current()
     if recorder is None:
-        t = relayout(t, to if n.op != reinterpret.name else here)
+        t = relayout(t, to if n.op != reinterpret.name else type_before)
         return emit("reinterpret", t, layout=to) if n.op == reinterpret.name else t, has
     b = recorder.builder
     node = t._node if t._trace is recorder else recorder.node(t)  # own nodes skip `frame.part`
     assert node is not None
     if n.op == reinterpret.name:
-        return symbolic(b("reinterpret", b.redistribute(node, here), layout=to), recorder), has
+        return symbolic(
+            b("reinterpret", b.redistribute(node, type_before), layout=to), recorder
+        ), has
     return symbolic(b.redistribute(node, to), recorder), has
 
 
@@ -253,6 +255,6 @@ def _put_back(t: Tensor, has: bool, dim: int | None, rows: int) -> Tensor:
             result=t.type,
             fix=f"dims are {-t.ndim} to {t.ndim - 1}",
         )
-    rest = list(range(1, t.ndim))
-    rest.insert(dim % t.ndim, 0)
-    return t if rest == list(range(t.ndim)) else permute(t, *rest)
+    other_dims = list(range(1, t.ndim))
+    other_dims.insert(dim % t.ndim, 0)
+    return t if other_dims == list(range(t.ndim)) else permute(t, *other_dims)

@@ -43,7 +43,9 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     body = asked_function("while_loop", "the body", body)
     start, spec = tensors(init)
 
-    def turn(carry: Sequence[Tensor], _: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[()]]:
+    def one_iteration(
+        carry: Sequence[Tensor], _: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[()]]:
         ends, new_spec = tensors(body(unflatten(spec, carry[1:])))
         ends = fitted(
             "while_loop: the body gives other shapes, dtypes or another structure than it takes",
@@ -54,16 +56,16 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
 
     every = [_goes_on(cond, spec, start), *start]
     carry_spec = flatten(tuple(every))[1]
-    iteration = settled("while_loop", turn, carry_spec, every, (), decides=True)
+    iteration = settled("while_loop", one_iteration, carry_spec, every, (), decides=True)
     r = iteration.recorder
-    for wrong, what, fix in (
+    for wrong, problem, fix in (
         (r.draws or r.key, "draws random numbers",
          "draw them before the loop, or use ts.scan over a number of turns"),
         (r.host_outputs, "shows or records a value",
          "carry the value out of the loop, or use ts.scan over a number of turns"),
     ):  # fmt: skip
         if wrong:
-            raise UsageError(f"while_loop: its body or condition {what}", fix=fix)
+            raise UsageError(f"while_loop: its body or condition {problem}", fix=fix)
     ends, _, _ = emitted(iteration, every, (), None, False, "save")
     return unflatten(spec, ends[1:])
 

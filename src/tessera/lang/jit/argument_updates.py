@@ -43,7 +43,7 @@ MOST_ITEMS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class ArgumentLeaf:
     """A leaf of a new value that the caller already has: the object at `path` in the arguments."""
 
     path: Path
@@ -70,14 +70,14 @@ class Snapshot:
 
     def __init__(self, tree: Any) -> None:
         self._rows: list[tuple[Path, Any, dict[Any, Any]]] = []
-        self._own: dict[int, Path] = {}  # paths by id; plain tensors are left out
+        self._argument_paths: dict[int, Path] = {}  # paths by id; plain tensors are left out
         self._look(tree, ())
 
     def _look(self, x: Any, path: Path) -> None:
-        if id(x) in self._own:
+        if id(x) in self._argument_paths:
             return
         if not isinstance(x, Tensor) or type(x) is Parameter:
-            self._own[id(x)] = path
+            self._argument_paths[id(x)] = path
         inside = self._inside(x)
         if inside is not None:
             self._rows.append((path, x, inside))
@@ -108,10 +108,10 @@ class Snapshot:
         before is one leaf."""
         if x is None:
             return EMPTY
-        own = self._own.get(id(x))
+        own = self._argument_paths.get(id(x))
         found = opened(x) if own is None else None
         if found is None:
-            leaves.append(x if own is None else Own(own))
+            leaves.append(x if own is None else ArgumentLeaf(own))
             return BOX if module and type(x) is Parameter else LEAF
         kind, keys, values = found
         module = module or is_registered(kind)
@@ -125,7 +125,7 @@ class Variables(Snapshot):
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)
         self.values = [p.now() for p in places]
-        self._rows, self._own = [], {}
+        self._rows, self._argument_paths = [], {}
         self._look(self.values[:], (OUTSIDE,))
 
     def _inside(self, x: Any) -> dict[Any, Any] | None:
@@ -185,7 +185,7 @@ class Pending:
 
     def __init__(self, edits: Sequence[Edit], leaves: Sequence[Any], top: Any) -> None:
         self._rows = [(edit, _at(top, edit.path)) for edit in edits]
-        self.leaves = [_at(top, x.path) if type(x) is Own else x for x in leaves]
+        self.leaves = [_at(top, x.path) if type(x) is ArgumentLeaf else x for x in leaves]
 
     def put(self) -> None:
         """Makes the edits."""

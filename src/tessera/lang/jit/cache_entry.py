@@ -12,7 +12,7 @@ from ...core.layout import TensorType
 from ..record.parameter import FREEZING, Parameter
 from ..record.places import GONE
 from ..record.recorder import Check
-from ..record.static_arguments import Same, kept
+from ..record.static_arguments import Same, cache_key
 from ..value.engine import Program
 from ..value.tensor import Tensor
 from .guards import Guards
@@ -31,10 +31,10 @@ class Entry:
         setting: Settings,
         donated: Sequence[bool],
         owners: Container[type],
-        own: int,
+        argument_count: int,
     ) -> None:
         self.owners = owners
-        self.cover(leaves, own)
+        self.cover(leaves, argument_count)
         self.setting = setting
         self.donated = {k for k, i in enumerate(self.dynamic) if i < len(donated) and donated[i]}
         self.root = Segment()
@@ -57,7 +57,11 @@ class Entry:
     def leads_to(self, other: Entry) -> bool:
         """Returns whether `other`, the entry of a new call, differs from this entry only by its
         devices, or only because a global that was missing exists since the first call."""
-        if self.setting == other.setting and self.types[: self.own] == other.types[: self.own]:
+        if (
+            self.setting == other.setting
+            and self.types[: self.dynamic_argument_count]
+            == other.types[: self.dynamic_argument_count]
+        ):
             return any(v is GONE for v in self.values) and all(g.hold() for g in self.guards)
         return self._logical() == other._logical()
 
@@ -67,12 +71,12 @@ class Entry:
         types = [t if t.mesh is None else t.on(t.mesh.unfolded) for t in self.types]
         return types, self.values, mesh and mesh.unfolded
 
-    def cover(self, leaves: Sequence[Any], own: int) -> None:
-        """Makes the entry stand for `leaves`, of which the first `own` are of the arguments and the
-        others of outer variables."""
+    def cover(self, leaves: Sequence[Any], argument_count: int) -> None:
+        """Makes the entry stand for `leaves`, of which the first `argument_count` are of the
+        arguments and the others of outer variables."""
         self.dynamic = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
         self.static = [i for i, x in enumerate(leaves) if not isinstance(x, Tensor)]
-        self.own = sum(i < own for i in self.dynamic)
+        self.dynamic_argument_count = sum(i < argument_count for i in self.dynamic)
         tensors = self.pick(leaves)
         self.types = [t.type for t in tensors]
         self.frozen = [t.frozen for t in tensors]
@@ -80,13 +84,13 @@ class Entry:
             FREEZING.add(True)
         # The object that the function is a method of is compared by identity, others by value.
         self.values = [
-            Same(v) if type(v) in self.owners else kept(v, warn=True)
+            Same(v) if type(v) in self.owners else cache_key(v, warn=True)
             for v in (leaves[i] for i in self.static)
         ]
         self.kinds = [type(leaves[i]) for i in self.static]
         # One parameter under several names is one input, and so is one tensor in several variables.
         by_id = enumerate(zip(self.dynamic, tensors, strict=True))
-        self.boxes = [k for k, (i, t) in by_id if type(t) is Parameter or i >= own]
+        self.boxes = [k for k, (i, t) in by_id if type(t) is Parameter or i >= argument_count]
         self.distinct = len(set(map(id, tensors)))
         self.alias = self._alias(tensors)
 
@@ -142,6 +146,6 @@ def _equal(x: object, before: object) -> bool:
     if type(before) is Same:
         return (x.x if type(x) is Same else x) is before.x
     try:
-        return bool(kept(x) == before)
+        return bool(cache_key(x) == before)
     except Exception:  # an object whose == fails is another one
         return False

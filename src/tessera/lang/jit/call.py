@@ -19,7 +19,7 @@ from ...core.context import settings
 from ...core.errors import MeshError, ShapeError
 from ...core.interrupts import opens
 from ...core.layout import TensorType
-from ...core.locks import TURN
+from ...core.locks import RECORDING_LOCK
 from ...core.reshard import completed
 from ...ir.graph.node import Node
 from ...ops.elementwise import stop_gradient
@@ -35,7 +35,7 @@ from ..record.recorder import (
     symbolic,
 )
 from ..record.submesh import NeedsSlices, need_one_mesh
-from ..record.to_host import is_here, value_here
+from ..record.to_host import is_local, local_value
 from ..record.tree import Path, Spec, call_paths, flatten, path_name, spec_paths, unflatten
 from ..value.checks import bound
 from ..value.host_outputs import HostOutput, HostValue
@@ -100,12 +100,14 @@ class Recorded:
         return [self._completed(n) for n in nodes] if complete else nodes, written
 
     @property
-    def kept(self) -> set[Node]:
+    def never_donated(self) -> set[Node]:
         """The inputs that are never donated: frozen weights and buffers that the call does not set.
         Their modules hold them after the call."""
         new = {path for edit in self.edits for path in edit.paths()}
         boxes = self.recorder.changes.boxes.values()
-        frozen = {o.given for o in boxes if o.given and o.box.frozen and not o.is_set}
+        frozen = {
+            o.argument_node for o in boxes if o.argument_node and o.box.frozen and not o.is_set
+        }
         return frozen | {n for n, path in self.buffers.items() if path not in new}
 
     def _flows(self) -> set[Node]:
@@ -201,8 +203,8 @@ class Call:
             with recording(recorder), owned_by(store_of(self.fn, self.name)):
                 for box, node in bindings:
                     recorder.give(box, node)
-                given = [inputs.get(i, x) for i, x in enumerate(self.leaves)]
-                args, kwargs = unflatten(self.spec, given)
+                leaves = [inputs.get(i, x) for i, x in enumerate(self.leaves)]
+                args, kwargs = unflatten(self.spec, leaves)
                 bound(self.name, self.signature, args, kwargs)
                 before = Snapshot((args, kwargs))
                 try:
@@ -221,9 +223,17 @@ class Call:
         conditions, held = guards(recorder, outside, written)
         # A tensor from outside that is put into a variable becomes an input of the program.
         new = [symbolic(recorder.node(t), recorder) if type(t) is Tensor else t for t in new]
-        said = drawn(before_draws, outside)
+        warnings_of_draws = drawn(before_draws, outside)
         return Recorded(
-            recorder, out, edits + more, put + new, conditions, outside.places, held, said, buffers
+            recorder,
+            out,
+            edits + more,
+            put + new,
+            conditions,
+            outside.places,
+            held,
+            warnings_of_draws,
+            buffers,
         )
 
     def _inputs(
@@ -233,10 +243,10 @@ class Call:
         the leaves with their inputs). A parameter is passed as itself."""
         inputs: dict[int, Tensor] = {}
         bindings: list[tuple[Parameter, Node]] = []
-        known: set[int] = set()
+        seen_ids: set[int] = set()
         for k, i in enumerate(self.dynamic):
             leaf = self.leaves[i]
-            if id(leaf) in known:  # a parameter under a second name
+            if id(leaf) in seen_ids:  # a parameter under a second name
                 inputs[i] = leaf
                 continue
             t = recorder.input(recorder.frame.type_of(leaf, i), self.names[i])
@@ -248,7 +258,7 @@ class Call:
             inputs[i] = t
             if type(leaf) is Parameter:
                 inputs[i] = leaf
-                known.add(id(leaf))
+                seen_ids.add(id(leaf))
                 bindings.append((leaf, node))
         return inputs, bindings
 
@@ -289,16 +299,18 @@ class Written:
     ) -> Any:
         """Returns the call's result from the program's results, and writes new values into the
         caller's containers, the parameters among the call's `tensors`, and modules."""
-        made = list(map(wrapped, outs, types, repeat(None) if settings().no_grad else self.pasts))
+        results = list(
+            map(wrapped, outs, types, repeat(None) if settings().no_grad else self.pasts)
+        )
         if self.plain:
-            return unflatten(self.spec, made)
+            return unflatten(self.spec, results)
         leaves = list(self.leaves)
-        for i, t in zip(self.slots, made, strict=False):
+        for i, t in zip(self.slots, results, strict=False):
             leaves[i] = t
-        rest = made[len(self.slots) :]
+        rest = results[len(self.slots) :]
         taken = len(rest) - sum(len(output.tensors) for output in self.host_outputs)
         pending = Pending(self.edits, self.put, (args, kwargs, Assigned(self.places)))
-        with TURN:
+        with RECORDING_LOCK:
             try:
                 self._put_all(rest[:taken], pending, tensors)
             except BaseException:
@@ -310,8 +322,8 @@ class Written:
         left = iter(rest[taken:])
         for output in self.host_outputs:
             values = [next(left) for _ in output.tensors]
-            if all(map(is_here, values)):
-                output.act([HostValue(value_here(v), v.type) for v in values])
+            if all(map(is_local, values)):
+                output.act([HostValue(local_value(v), v.type) for v in values])
         return unflatten(self.spec, leaves)
 
     def _put_all(self, values: list[Tensor], pending: Pending, tensors: Sequence[Any]) -> None:

@@ -29,7 +29,7 @@ class Capture(Generic[R]):
         if isinstance(fn, Jit):
             self._jit.chosen = fn.chosen
         self._signature = signature_of("capture", self._jit.fn)
-        args, kwargs = self._given = self._placed(args, kwargs)
+        args, kwargs = self._arguments = self._placed(args, kwargs)
         #: The function's result of the capture.
         self.result: R = self._jit.at_once(*args, **kwargs)
         if not self._jit.programs:
@@ -37,7 +37,7 @@ class Capture(Generic[R]):
                 f"capture: {self._jit.name} reads a value, so it is no single program",
                 fix="return the value and read it outside, or use ts.where; or use ts.jit",
             )
-        self._leaves, self._spec = flatten(self._given)
+        self._leaves, self._spec = flatten(self._arguments)
 
     def replay(self, *args: Any, **kwargs: Any) -> R:
         """Runs the program on arguments of the same types; without any, on those of the capture. An
@@ -46,7 +46,7 @@ class Capture(Generic[R]):
         Raises UsageError, which lists all arguments that differ.
         """
         if not args and not kwargs:
-            args, kwargs = self._given
+            args, kwargs = self._arguments
         args, kwargs = self._placed(args, kwargs)
         leaves, spec = flatten((args, kwargs))
         if spec != self._spec:

@@ -33,24 +33,24 @@ _CLOSED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Tens
 # -- the variables --------------------------------------------------------------------------------
 def variables(functions: Iterable[Any], objects: Iterable[Any] = ()) -> list[Place]:
     """The variables named in the code of `functions`, which may be methods of `objects`."""
-    todo, seen, names, own = list(functions), set[int](), {"__call__"}, list(objects)
-    found: dict[object, Place] = {}
+    todo, visited, names, own = list(functions), set[int](), {"__call__"}, list(objects)
+    places: dict[object, Place] = {}
 
     def methods() -> list[Any]:
         there = (getattr(type(x), name, None) for x in own for name in sorted(names))
-        return [m for m in there if hasattr(m, "__code__") and id(m) not in seen]
+        return [m for m in there if hasattr(m, "__code__") and id(m) not in visited]
 
     # Methods are found by the names seen so far, so they are looked up when no other code is left.
-    while (todo := todo or methods()) and len(seen) < MOST_FUNCTIONS:
+    while (todo := todo or methods()) and len(visited) < MOST_FUNCTIONS:
         f = todo.pop()
-        if id(f) in seen:
+        if id(f) in visited:
             continue
-        seen.add(id(f))
+        visited.add(id(f))
         if isinstance(f, FunctionType):
             ours = _is_ours(f)  # around a function of the user's
             names |= set() if ours else names_in(f.__code__)
             for place in () if ours else variables_of(f):
-                found[place.name] = place
+                places[place.name] = place
                 x = place.now()
                 if (isinstance(x, FunctionType) and x.__module__ == f.__module__) or _is_ours(
                     type(x)
@@ -65,16 +65,16 @@ def variables(functions: Iterable[Any], objects: Iterable[Any] = ()) -> list[Pla
             todo += _parts(f) if _is_ours(type(f)) else ()
             own.append(f)
         todo += [f.__wrapped__] if hasattr(f, "__wrapped__") else []
-    mine, inside = set(map(id, own)), [*own, *(place.now() for place in found.values())]
+    mine, inside = set(map(id, own)), [*own, *(place.now() for place in places.values())]
     met = set[int]()
     while inside:
         x = inside.pop()
         for key in sorted(names & vars(x).keys()) if _is_open(x) and id(x) not in met else ():
             place = Place(vars(x), key, f"{type(x).__name__}.{key}", id(x) in mine)
-            found[place.name] = place
+            places[place.name] = place
             inside.append(place.now())
         met.add(id(x))
-    return list(found.values())
+    return list(places.values())
 
 
 def _is_ours(x: Any) -> bool:

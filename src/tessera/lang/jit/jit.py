@@ -24,7 +24,7 @@ from ...core.contexts import above
 from ...core.errors import DonatedError, NotYetError, TraceWarning, UsageError, caller, lines_up
 from ...core.interrupts import handle_waiting, whole
 from ...core.layout import TensorType
-from ...core.locks import GIVING, TURN, put_back
+from ...core.locks import DONATION_LOCK, RECORDING_LOCK, put_back
 from ...core.options import ScheduleOptions
 from ...core.peers import no_name
 from ...ir.graph.build import Builder
@@ -37,7 +37,7 @@ from ..record.parameter import Parameter
 from ..record.places import Place
 from ..record.tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map
 from ..value.checks import bound, signature_of
-from ..value.eager import EAGER, here
+from ..value.eager import EAGER, current_trace
 from ..value.engine import Program, engine
 from ..value.host_data import is_array
 from ..value.tensor import Tensor
@@ -83,7 +83,7 @@ class Jit(Generic[P, R]):
         self._last: tuple[Builder, list[Node], Schedule | None] | None = None
         self._staged: Graph | None = None  # the graph of a pipeline, on the mesh of one stage
         self._recordings = 0
-        self._said: set[str] = set()  # the warnings that were given
+        self._warned: set[str] = set()  # the warnings that were given
         self._owners: set[type] = set()  # classes that it is a method of
         self._held: list[Place] = []  # variables that hold tensors: guards.py
         self._around: list[Any] = []  # modules and boxes from outside: modules_read.py
@@ -192,7 +192,7 @@ class Jit(Generic[P, R]):
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         handle_waiting()
-        run = self.fn if settings().op_by_op or here() is not EAGER else self._run
+        run = self.fn if settings().op_by_op or current_trace() is not EAGER else self._run
         with self.in_force():
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
 
@@ -210,7 +210,7 @@ class Jit(Generic[P, R]):
 
     def _run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._donate:
-            with GIVING:
+            with DONATION_LOCK:
                 return self._run_now(args, kwargs)
         try:
             return self._run_now(args, kwargs)
@@ -219,7 +219,7 @@ class Jit(Generic[P, R]):
                 return self._run_now(args, kwargs)
 
     def _run_now(self, args: Any, kwargs: Any) -> R:
-        with TURN:  # until the arguments are taken
+        with RECORDING_LOCK:  # until the arguments are taken
             entry, leaves, spec = self._entry(args, kwargs)
             if entry.best is None and (not entry.is_looked_up or settings().tune_limit_s):
                 entry.best = self._tuned(entry, leaves, spec, args, kwargs)
@@ -239,7 +239,7 @@ class Jit(Generic[P, R]):
         The function is recorded; its program is neither compiled nor run, and the later call does
         not record again. If the function reads a value on the host, that value is computed.
         """
-        with TURN, self.in_force():
+        with RECORDING_LOCK, self.in_force():
             self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
             return self.schedule
 
@@ -247,7 +247,7 @@ class Jit(Generic[P, R]):
         """Returns (a function from the arguments' arrays to the results' arrays, the results'
         types): the fast path for a caller whose tensors always have these types. None if a call is
         not just one program of its arguments."""
-        with TURN, self.in_force():
+        with RECORDING_LOCK, self.in_force():
             entry, _, _ = self._entry(args, kwargs)
         entry = entry.best or entry
         root, pick = entry.root, entry.fast_path
@@ -257,7 +257,7 @@ class Jit(Generic[P, R]):
         if entry.arg_types not in (None, program.wants):  # an argument is moved first
             return None
         if pick is list:  # all arguments in their order
-            return functools.partial(program, have=None), program.types
+            return functools.partial(program, arg_types=None), program.types
         return lambda data: program(pick(data), None), program.types
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Entry, list[Any], Spec]:
@@ -266,10 +266,10 @@ class Jit(Generic[P, R]):
         leaves, spec = flatten((args, kwargs))
         more, shape = self._outside()
         key, setting = (spec, shape), settings()
-        entry = self._known(leaves, more, key, setting)
-        if entry is None and not _KNOWN.issuperset(map(type, leaves)):
+        entry = self._matching_entry(leaves, more, key, setting)
+        if entry is None and not _SIMPLE_TYPES.issuperset(map(type, leaves)):
             leaves = [_dynamic(x) for x in leaves]
-            entry = self._known(leaves, more, key, setting)
+            entry = self._matching_entry(leaves, more, key, setting)
         if entry is None:
             entry = Entry(
                 leaves + more, setting, self._marks(args, kwargs), self._owners, len(leaves)
@@ -326,7 +326,7 @@ class Jit(Generic[P, R]):
     def _in_variables(self) -> list[tuple[list[Any], object]]:
         return [contents(place.now()) for place in self._held]
 
-    def _known(
+    def _matching_entry(
         self, leaves: list[Any], more: list[Any], key: Any, setting: Settings
     ) -> Entry | None:
         for entry in self._entries.get(key, ()):
@@ -383,10 +383,10 @@ class Jit(Generic[P, R]):
     def _cut(self, entry: Entry, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> Any:
         """Runs a recording with reads, program by program, and picks each next segment by the
         values that are read. If no earlier call had these values, the rest is recorded."""
-        own = len(spec_paths(spec))
-        leaves, more = leaves[:own], leaves[own:]
+        argument_count = len(spec_paths(spec))
+        leaves, more = leaves[:argument_count], leaves[argument_count:]
         while True:
-            with TURN:
+            with RECORDING_LOCK:
                 tensors = entry.pick(leaves + more)
                 values = [t.now() for t in tensors]
             run, drawn = Run(entry.root, source_of(values)), random.state()
@@ -399,7 +399,7 @@ class Jit(Generic[P, R]):
                     random.set_state(drawn)
             if run.done:
                 return out
-            with TURN:
+            with RECORDING_LOCK:
                 more = self._record(entry, leaves, more, spec, run.values)
 
     def _marks(self, args: Any, kwargs: Any) -> list[bool]:
@@ -428,7 +428,7 @@ class Jit(Generic[P, R]):
             # A recording that failed does not count for the warning.
             self._recordings -= not values
             raise
-        warn(self.name, once, self._said)
+        warn(self.name, once, self._warned)
         return more
 
     def _recorded(
@@ -460,7 +460,7 @@ class Jit(Generic[P, R]):
             sources[node] = place.get(id(t), t)
         if recorder.key is not None:
             sources[recorder.key] = None
-        gone = entry.donated and entry.donated - {sources.get(n) for n in done.kept}
+        gone = entry.donated and entry.donated - {sources.get(n) for n in done.never_donated}
         rec = Recording(self.name, recorder.options, list(recorder.builder.nodes), sources)
         self._last, self._staged = (recorder.builder, results, None), None
         how = recorder.stages or recorder.frame
@@ -499,12 +499,12 @@ class Jit(Generic[P, R]):
             names = [list(map(path_name, call_paths(self._signature, s))) for s in structures]
             if len(before) > 1 or len(self._entries) == 1:
                 mine = [*names[[*structures].index(spec)], *self._names_around()]
-                what = changing([*reversed(before), entry], mine)
+                changes = changing([*reversed(before), entry], mine)
             else:
-                what = restructured(names)
+                changes = restructured(names)
             warnings.warn(
                 f"{self.name} is recorded for the {'third' if many == 3 else f'{many}th'} time"
-                f" ({caller() or 'here'}): {what}",
+                f" ({caller() or 'here'}): {changes}",
                 TraceWarning,
                 stacklevel=lines_up(),
             )
@@ -520,7 +520,7 @@ class Jit(Generic[P, R]):
 
 
 # -- parts of a call ------------------------------------------------------------------------------
-_KNOWN = {Tensor, Parameter, int, float, bool, str}
+_SIMPLE_TYPES = {Tensor, Parameter, int, float, bool, str}
 _NOTHING: tuple[list[Any], Any] = ([], None)
 
 

@@ -15,24 +15,26 @@ from ..record.tree import containers, flatten
 from ..value.tensor import Tensor
 
 
-def around(recorder: Recorder, known: Sequence[Any]) -> list[Any]:
-    """Returns the modules and boxes that this recording has read, without those in `known` and
-    their contents."""
+def around(recorder: Recorder, found_already: Sequence[Any]) -> list[Any]:
+    """Returns the modules and boxes that this recording has read, without those in `found_already`
+    and their contents."""
     modules, changes = dict(recorder.called_modules), recorder.changes
-    boxes: dict[int, Any] = {id(o.box): o.box for o in changes.boxes.values() if o.given is None}
+    boxes: dict[int, Any] = {
+        id(o.box): o.box for o in changes.boxes.values() if o.argument_node is None
+    }
     for t, _ in recorder.captured:
         home = t.home() if t.home is not None else None
-        if home is not None and id(home) not in changes.own and _holds(home, t):
+        if home is not None and id(home) not in changes.created and _holds(home, t):
             modules[id(home)] = home
-        if isinstance(t, Box) and id(t) not in changes.own:
+        if isinstance(t, Box) and id(t) not in changes.created:
             boxes[id(t)] = t
     for holder in (c.place.root for c in changes.changed.values()):
         owner = _owner(holder)
         modules[id(owner)] = owner
-    below = _below(known) | _below(modules.values())
-    have = {id(x) for x in known}
-    new = [m for i, m in modules.items() if i not in below and i not in have]
-    held = {id(t) for t in flatten([*known, *new])[0]}
+    below = _below(found_already) | _below(modules.values())
+    ids = {id(x) for x in found_already}
+    new = [m for i, m in modules.items() if i not in below and i not in ids]
+    held = {id(t) for t in flatten([*found_already, *new])[0]}
     return [*new, *(t for i, t in boxes.items() if i not in held)]
 
 

@@ -19,29 +19,29 @@ _FEW = 3
 def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:
     """Returns a text with the differences between `entries`, the oldest first, whose leaves have
     `names`, and the fix."""
-    seen: dict[int, list[object]] = {}
+    values_at: dict[int, list[object]] = {}
     for e in entries:
         leaves = [*zip(e.dynamic, e.types, strict=True), *zip(e.static, e.values, strict=True)]
         for i, value in leaves:
-            known = seen.setdefault(i, [])
-            if not any(_equal(value, v) for v in known):
-                known.append(value)
-    rows = [(names[i], vs) for i, vs in sorted(seen.items()) if i < len(names)]
+            values = values_at.setdefault(i, [])
+            if not any(_equal(value, v) for v in values):
+                values.append(value)
+    rows = [(names[i], vs) for i, vs in sorted(values_at.items()) if i < len(names)]
     rows = [(name, vs) for name, vs in dict([*rows, *_outside(entries)]).items() if len(vs) > 1]
     if not rows:
         return (
             "its settings, or something that it finds outside of itself, keep changing; give it"
             " what changes as an argument, a number as a tensor, ts.tensor(x)"
         )
-    said = " and ".join(f"{name} was {', then '.join(_texts(vs))}" for name, vs in rows[:_FEW])
+    changes = " and ".join(f"{name} was {', then '.join(_texts(vs))}" for name, vs in rows[:_FEW])
     if len(rows) > _FEW:
-        said += f", and {len(rows) - _FEW} more"
+        changes += f", and {len(rows) - _FEW} more"
     every = [v for _, vs in rows for v in vs]
     if all(isinstance(v, TensorType) for v in every):
-        return f"{said}; give tensors of few shapes, such as lengths that are padded"
+        return f"{changes}; give tensors of few shapes, such as lengths that are padded"
     if any(isinstance(v, (int, float)) or _is_number(v) for v in every):
-        return f"{said}; pass a number that changes as a tensor, ts.tensor(x)"
-    return f"{said}; give the same object, or one that is equal to it (a dataclass, say)"
+        return f"{changes}; pass a number that changes as a tensor, ts.tensor(x)"
+    return f"{changes}; give the same object, or one that is equal to it (a dataclass, say)"
 
 
 def _outside(entries: Sequence[Entry]) -> list[tuple[str, list[object]]]:

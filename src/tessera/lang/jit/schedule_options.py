@@ -26,7 +26,7 @@ READ_LATE = ("pipeline", "microbatches", "backend", "epoch", "tune")
 WHEN = ("overlap", "bucket_bytes", "prefetch", "reshard_after_forward")
 
 
-def made(options: ScheduleOptions) -> dict[str, Any]:
+def options_set(options: ScheduleOptions) -> dict[str, Any]:
     """Returns the options that are set, by name."""
     every = ((f.name, getattr(options, f.name)) for f in fields(options))
     return {name: value for name, value in every if value is not None}
@@ -42,7 +42,7 @@ class Chosen:
     def after(self, outer: Chosen) -> Chosen:
         """Returns these options together with `outer`, those of the decorator above. Gives an
         OptionWarning if both set one option to different values; these win."""
-        mine, theirs = made(self.options), made(outer.options)
+        mine, theirs = options_set(self.options), options_set(outer.options)
         twice = {k: v for k, v in theirs.items() if mine.get(k, v) != v}
         if twice:
             warn_no_effect(
@@ -60,7 +60,7 @@ class Chosen:
         recorder = current()
         if recorder is not None:
             recorder.root.chosen[self] = None
-        with replaced(schedule=replace(settings().program.schedule, **made(self.options))):
+        with replaced(schedule=replace(settings().program.schedule, **options_set(self.options))):
             yield
 
     def warn_if_unused(self, recorder: Recorder, table: str, cut: bool) -> None:
@@ -68,7 +68,9 @@ class Chosen:
         describes its pipeline ("" without one); `cut` says that a read of a value split the
         program."""
         o, now = self.options, recorder.options.schedule
-        settled = {k: v for k, v in made(o).items() if k not in READ_LATE and v != getattr(now, k)}
+        settled = {
+            k: v for k, v in options_set(o).items() if k not in READ_LATE and v != getattr(now, k)
+        }
         if settled:
             warn_no_effect(
                 _written(settled),
@@ -106,7 +108,7 @@ class Chosen:
                 means="a weight is gathered again for the backward pass",
                 fix="leave it out",
             )
-        if not table and not cut and any(k in made(o) for k in ("algorithm", *WHEN)):
+        if not table and not cut and any(k in options_set(o) for k in ("algorithm", *WHEN)):
             self._warn_of_collectives(recorder)
         buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
         if o.epoch == "hard" and max(buckets, default=1) == 1:
@@ -129,7 +131,7 @@ class Chosen:
         if (
             spread
             and not kinds
-            and (when := {k: v for k, v in made(self.options).items() if k in WHEN})
+            and (when := {k: v for k, v in options_set(self.options).items() if k in WHEN})
         ):
             warn_no_effect(
                 _written(when),
@@ -166,7 +168,9 @@ def _written(choices: dict[str, Any]) -> str:
     return "schedule: " + ", ".join(f"{k}={shown(v)}" for k, v in choices.items())
 
 
-def warn_if_unused(recorder: Recorder, table: str = "", *own: Chosen, cut: bool = False) -> None:
+def warn_if_unused(
+    recorder: Recorder, table: str = "", *options: Chosen, cut: bool = False
+) -> None:
     """Warns of unused options of the recorded function and of the functions that it calls."""
-    for chosen in dict.fromkeys([*own, *recorder.chosen]):
+    for chosen in dict.fromkeys([*options, *recorder.chosen]):
         chosen.warn_if_unused(recorder, table, cut)

@@ -119,12 +119,16 @@ class Segment:
         return Graph(rec.name, (*inputs, *nodes), inputs, outs, rec.options)
 
     def use_program(
-        self, recording: Recording, given: Sequence[Node], results: Sequence[Node], program: Program
+        self,
+        recording: Recording,
+        inputs: Sequence[Node],
+        results: Sequence[Node],
+        program: Program,
     ) -> None:
-        """Makes `program`, which computes `results` from `given`, the program of this segment."""
+        """Makes `program`, which computes `results` from `inputs`, the program of this segment."""
         place = recording.place
-        self.recording, self.imports = recording, [place[n] for n in given]
-        self.sources = {place[n]: recording.sources[n] for n in given}
+        self.recording, self.imports = recording, [place[n] for n in inputs]
+        self.sources = {place[n]: recording.sources[n] for n in inputs}
         self.targets = [place.get(n, 0) for n in results]
         self._program = program
 
@@ -161,11 +165,11 @@ class Run:
         while self.segment is not None and self.segment.recording is not None:
             b = self.segment
             program = b.program()
-            given = [self.env[i] if i in self.env else self.source(b.sources[i]) for i in b.imports]
-            have, k = tuple(t for _, t in given), len(b.targets)
+            args = [self.env[i] if i in self.env else self.source(b.sources[i]) for i in b.imports]
+            arg_types, k = tuple(t for _, t in args), len(b.targets)
             ends: list[list[Any]] = []
             try:
-                outs = program([d for d, _ in given], have, ends)
+                outs = program([d for d, _ in args], arg_types, ends)
             finally:
                 if b.written is not None:
                     self.done += [(b.written, x[:k], program.types[:k]) for x in ends]
@@ -229,10 +233,10 @@ def source_of(tensors: Sequence[Any]) -> Callable[[Source], tuple[Any, TensorTyp
 @dataclass(eq=False)
 class Reads:
     """The reads of a recorded function: the `values` known from earlier calls, then new values,
-    computed from the tensors of `given()`."""
+    computed from the tensors of `arguments()`."""
 
     values: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    given: Callable[[], Sequence[Tensor]] = tuple
+    arguments: Callable[[], Sequence[Tensor]] = tuple
     # (node read, the nodes replaced by then).
     nodes: list[tuple[Node, dict[Node, Node]]] = field(default_factory=list)
     sources: dict[Node, Source] = field(default_factory=dict)  # of the inputs
@@ -258,7 +262,7 @@ class Reads:
         segment = Segment()
         rec = Recording(r.builder.name, r.options, list(r.builder.nodes), known)
         segment.define(rec, r.builder.replaced, [node], [])
-        source = source_of(self.given())
+        source = source_of(self.arguments())
         values = [Tensor(*source(segment.sources[i])) for i in segment.imports]
         with outside(r):  # the program may call the user's code on the host
             return run_graph(segment.graph, values)[0].numpy()

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import TraceWarning, caller, lines_up
-from ..record.static_arguments import kept
+from ..record.static_arguments import cache_key
 from ..value.engine import engine
 from .argument_updates import Variables
 from .guards import contents
 
 
-def states(found: Variables) -> dict[str, object]:
+def states(variables: Variables) -> dict[str, object]:
     """Returns the state of each generator of random numbers, by name."""
     with suppress(ImportError):  # plans work without an engine
         engine()  # loading it draws from NumPy, so it is loaded before the states are read
-    return {label: ask() for label, ask in _sources(found)}
+    return {label: ask() for label, ask in _sources(variables)}
 
 
-def drawn(before: Mapping[str, object], found: Variables) -> list[str]:
+def drawn(before: Mapping[str, object], variables: Variables) -> list[str]:
     """Returns a warning for each generator whose state is not as in `before`."""
-    now = states(found)
+    now = states(variables)
     return [
         f"draws from {label} while it is recorded; later calls use the same numbers: use ts.random,"
         " or give what is drawn as an argument"
@@ -39,25 +39,25 @@ def drawn(before: Mapping[str, object], found: Variables) -> list[str]:
     ]
 
 
-def warn(who: str, rows: Iterable[str], known: set[str]) -> None:
-    """Warns of each of `rows` that is not in `known`, in the name of the function `who`."""
+def warn(function: str, rows: Iterable[str], warned: set[str]) -> None:
+    """Warns of each of `rows` that is not in `warned`, in the name of the function `function`."""
     for row in rows:
-        if row not in known:
-            known.add(row)
-            text = f"{who} ({caller() or 'here'}) {row}"
+        if row not in warned:
+            warned.add(row)
+            text = f"{function} ({caller() or 'here'}) {row}"
             warnings.warn(text, TraceWarning, stacklevel=lines_up())
 
 
-def _sources(found: Variables) -> Iterable[tuple[str, Callable[[], object]]]:
+def _sources(variables: Variables) -> Iterable[tuple[str, Callable[[], object]]]:
     """Returns (name, a function that returns its state) for each generator of random numbers."""
     out: dict[int, tuple[str, Callable[[], object]]] = {
         id(random): ("random", random.getstate),
-        id(np.random): ("np.random", lambda: kept(np.random.get_state(legacy=False))),
+        id(np.random): ("np.random", lambda: cache_key(np.random.get_state(legacy=False))),
     }
     torch = sys.modules.get("torch")
     if (own := getattr(torch, "default_generator", None)) is not None:
         out[id(torch)] = "torch", lambda: bytes(own.get_state().numpy())
-    for place, value in zip(found.places, found.values, strict=True):
+    for place, value in zip(variables.places, variables.values, strict=True):
         for x in contents(value)[0]:
             if (ask := _asked(x)) is not None:
                 out.setdefault(id(x), (place.label, ask))
@@ -66,7 +66,7 @@ def _sources(found: Variables) -> Iterable[tuple[str, Callable[[], object]]]:
 
 def _asked(x: Any) -> Callable[[], object] | None:
     if isinstance(x, np.random.Generator):
-        return lambda: kept(x.bit_generator.state)
+        return lambda: cache_key(x.bit_generator.state)
     if isinstance(x, np.random.RandomState):
-        return lambda: kept(x.get_state(legacy=False))
+        return lambda: cache_key(x.get_state(legacy=False))
     return x.getstate if isinstance(x, random.Random) else None

@@ -26,7 +26,7 @@ from .schedule_options import Chosen, warn_if_unused
 from .weight_store import owned_by, store_of
 
 # The argument of an input: a tensor, only a type, or None for the random key.
-Given = Tensor | TensorType | None
+InputArgument = Tensor | TensorType | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Recorded:
     function in it."""
 
     graph: Graph
-    given: tuple[Given, ...]
+    arguments: tuple[InputArgument, ...]
     names: tuple[str, ...]
     plain: tuple[tuple[str, Any], ...]
     piped: bool
@@ -52,30 +52,30 @@ def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwa
 
 
 def record_call(
-    who: str,
+    caller: str,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
     reduce_partial: bool = True,
-    reader: Callable[[dict[Node, Given]], Reader] | None = None,
+    reader: Callable[[dict[Node, InputArgument]], Reader] | None = None,
 ) -> Recorded:
-    """Records `fn(*args, **kwargs)`, in the name of `who`. With `reduce_partial` the pending sums
-    of its results are completed. `reader` gets the inputs recorded so far and returns a function
-    that answers reads of values; without it a read is an error. With it floats and arrays of them
-    that `fn` returns are results, too."""
-    function_of(who, "the function", fn)
-    own = (fn.chosen,) if isinstance(fn, Jit) and fn.chosen is not None else ()
+    """Records `fn(*args, **kwargs)`, in the name of `caller`. With `reduce_partial` the pending
+    sums of its results are completed. `reader` gets the inputs recorded so far and returns a
+    function that answers reads of values; without it a read is an error. With it floats and arrays
+    of them that `fn` returns are results, too."""
+    function_of(caller, "the function", fn)
+    options = (fn.chosen,) if isinstance(fn, Jit) and fn.chosen is not None else ()
     local = frozenset[object]()
     with fn.in_force() if isinstance(fn, Jit) else nullcontext():
         while True:
             try:
-                return _recorded(who, fn, args, kwargs, reduce_partial, reader, own, local)
+                return _recorded(caller, fn, args, kwargs, reduce_partial, reader, options, local)
             except NeedsLocal as needs:
                 local |= {needs.body}
 
 
-def _need_one_mesh(who: str, inputs: Sequence[Node]) -> None:
+def _need_one_mesh(caller: str, inputs: Sequence[Node]) -> None:
     """Raises MeshError if the arguments lie on several meshes, such as the weights of a pipeline on
     their stages."""
     first: dict[Mesh, Node] = {}
@@ -86,25 +86,25 @@ def _need_one_mesh(who: str, inputs: Sequence[Node]) -> None:
         one, other, *_ = first
         where = {one: one.text_beside(other), **{m: m.text_beside(one) for m in (*first,)[1:]}}
         raise MeshError(
-            f"{who}: the arguments lie on {len(first)} meshes, and one graph lies on one",
+            f"{caller}: the arguments lie on {len(first)} meshes, and one graph lies on one",
             rows=[(n.attrs["name"], f"{n.type} on {where[m]}") for m, n in first.items()],
             fix="of a pipeline take the schedule, ts.jit(f).plan(...), or dist.place(x, mesh=...)",
         )
 
 
 def _recorded(
-    who: str,
+    caller: str,
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     reduce_partial: bool,
-    reader: Callable[[dict[Node, Given]], Reader] | None,
+    reader: Callable[[dict[Node, InputArgument]], Reader] | None,
     chosen: Sequence[Chosen],
     local: frozenset[object],
 ) -> Recorded:
     fn = getattr(fn, "fn", fn)
-    bound(getattr(fn, "__name__", who), signature_of(who, fn), args, dict(kwargs))
-    given: dict[Node, Given] = {}
+    bound(getattr(fn, "__name__", caller), signature_of(caller, fn), args, dict(kwargs))
+    given: dict[Node, InputArgument] = {}
     read = None if reader is None else reader(given)
     name = getattr(fn, "__name__", type(fn).__name__.lower())
     recorder = Recorder(name, reader=read, options=options_of_run())
@@ -123,7 +123,7 @@ def _recorded(
             given[recorder.node(t)] = x
             x = t
         new.append(x)
-    _need_one_mesh(who, recorder.builder.inputs)
+    _need_one_mesh(caller, recorder.builder.inputs)
     with recording(recorder), owned_by(store_of(fn, name)):
         new_args, new_kwargs = unflatten(spec, new)
         out = fn(*new_args, **new_kwargs)
@@ -142,10 +142,10 @@ def _recorded(
     common_mesh(name, [n.type for n in graph.outputs], "result")
     if not recorder.piped:
         warn_if_unused(recorder, "", *chosen)
-    known = {**given, **{n: t for t, n in recorder.captured}}
+    value_of = {**given, **{n: t for t, n in recorder.captured}}
     return Recorded(
         graph,
-        tuple(known.get(n) for n in graph.inputs),
+        tuple(value_of.get(n) for n in graph.inputs),
         tuple(name for name, x in named if isinstance(x, Tensor)),
         tuple((name, x) for name, x in named if not isinstance(x, Tensor)),
         recorder.piped,

@@ -70,15 +70,15 @@ class Owner:
 class Collector:
     """The collection of all weights used inside a training step (or `graph.parameters`)."""
 
-    seen: dict[str, Box]
+    boxes: dict[str, Box]
     prefix: str = ""
-    own: Store | None = None
+    store: Store | None = None
     strategy: Strategy | None = None
     # The mesh of a batch that is laid out, and whether a pipeline may move it to another mesh.
     batch_on: Mesh | None = None
     asks_for_mesh: bool = False
 
-    def met(self, pipeline: Mesh | None) -> None:
+    def check_mesh(self, pipeline: Mesh | None) -> None:
         """Called with the mesh of a pipeline that is called. Raises NeedsMesh if the batch belongs
         on it."""
         if self.asks_for_mesh and pipeline is not None and pipeline != self.batch_on:
@@ -95,7 +95,7 @@ class NeedsMesh(Exception):
 
 
 @dataclass(frozen=True)
-class Here:
+class Current:
     """The owner of weights made at this point, and the collector of weights used."""
 
     owner: Owner
@@ -103,33 +103,33 @@ class Here:
 
 
 # All state: the current owner, by default the process; and the weights of recorded functions.
-_PROCESS = Here(Owner(Store(""), None))
-_here = ContextVar("tessera_weights", default=_PROCESS)
+_PROCESS = Current(Owner(Store(""), None))
+_current = ContextVar("tessera_weights", default=_PROCESS)
 _functions: dict[int, tuple[object, Store]] = {}  # by the id of a function
 
 
 @contextmanager
 def owned_by(store: Store) -> Iterator[None]:
     """A context in which new weights belong to `store`; occurrences count from zero."""
-    token = _here.set(replace(_here.get(), owner=Owner(store, current())))
+    token = _current.set(replace(_current.get(), owner=Owner(store, current())))
     try:
         yield
     finally:
-        _here.reset(token)
+        _current.reset(token)
 
 
 @contextmanager
 def collected_by(collector: Collector | None) -> Iterator[None]:
-    token = _here.set(replace(_here.get(), collector=collector))
+    token = _current.set(replace(_current.get(), collector=collector))
     try:
         yield
     finally:
-        _here.reset(token)
+        _current.reset(token)
 
 
 def collector() -> Collector | None:
     """The current collector, of a training step or of `graph.parameters`."""
-    return _here.get().collector
+    return _current.get().collector
 
 
 def store_of(fn: Callable[..., Any], name: str) -> Store:
@@ -144,11 +144,11 @@ def store_of(fn: Callable[..., Any], name: str) -> Store:
     return _functions[id(fn)][1]
 
 
-def _owner_now(what: str) -> Owner:
-    owner = _here.get().owner
+def _owner_now(caller: str) -> Owner:
+    owner = _current.get().owner
     if owner.recorder is not current():
         raise UsageError(
-            f"{what}: weights cannot be made in the body of a loop or a branch",
+            f"{caller}: weights cannot be made in the body of a loop or a branch",
             fix="call a function with @graph.stage there: its weights are its own",
         )
     return owner
@@ -204,20 +204,20 @@ def _named(module: Any, full: str, rename: Callable[[str], str]) -> Any:
 def use(p: Parameter, mesh: Mesh | None, store: Store) -> None:
     """Lays out the weight `p` of `store` for its use here, and adds it to the collector. Raises
     UsageError if another weight has its name there."""
-    here, label = collector(), p.name
+    collecting, label = collector(), p.name
     mesh = mesh or settings().mesh or p.mesh
     mesh = mesh.space if mesh is not None and mesh.time else mesh
     want = p.type
     if p.mesh != mesh and (p.mesh is not None or p._data is None):
         want = plain(p.dtype, p.shape, mesh)
-    if here is not None:
-        if here.prefix and store is not here.own:
-            label = f"{here.prefix}.{p.name}"
-        if here.strategy is not None:
-            want = here.strategy.weight(p.name, plain(p.dtype, p.shape, mesh))
-        if here.seen.setdefault(label, p) is not p:
+    if collecting is not None:
+        if collecting.prefix and store is not collecting.store:
+            label = f"{collecting.prefix}.{p.name}"
+        if collecting.strategy is not None:
+            want = collecting.strategy.weight(p.name, plain(p.dtype, p.shape, mesh))
+        if collecting.boxes.setdefault(label, p) is not p:
             raise UsageError(
-                f"{here.prefix or 'parameters'}: two weights are called {label!r}",
+                f"{collecting.prefix or 'parameters'}: two weights are called {label!r}",
                 fix="give the stages, or the weights, names of their own",
             )
     p.lay(want)
@@ -236,27 +236,29 @@ def stand_for(recorder: Recorder, value: Tensor, box: Box) -> None:
 
 
 @whole
-def assign(what: str, weights: Mapping[str, Box], new: object, whole: bool) -> None:
+def assign(caller: str, weights: Mapping[str, Box], new: object, whole: bool) -> None:
     """Sets weights from a dict by name, keeping their layouts; with `whole` it must name all.
 
     Raises UsageError for wrong names, ShapeError or DTypeError if a value does not fit; nothing is
     set then.
     """
     fix = "give a dict from names to tensors, such as .parameters is"
-    new = mapping(what, "the weights", new, fix)
+    new = mapping(caller, "the weights", new, fix)
     lost = sorted(set(weights) - set(new)) if whole else []
     odd = sorted(str(k) for k in new if k not in weights)
-    same_names(what, lost, odd, "give the names that .parameters has; update() takes some of them")
+    same_names(
+        caller, lost, odd, "give the names that .parameters has; update() takes some of them"
+    )
     values = {}
     for name, x in new.items():
         t = as_tensor(x)
         if t._trace is not None:
             raise UsageError(
-                f"{what}: {name!r} is a tensor of a function that is being recorded",
+                f"{caller}: {name!r} is a tensor of a function that is being recorded",
                 tensor=t.type,
                 fix="return it from the function, and set the weights outside",
             )
-        fits(f"{what}: {name!r}", weights[name], t, "give a tensor like the weight")
+        fits(f"{caller}: {name!r}", weights[name], t, "give a tensor like the weight")
         values[name] = t
     for name, t in values.items():
         p = weights[name]

@@ -51,7 +51,7 @@ def bitwise_right_shift(x: Like, y: Like) -> Tensor:
 
 
 @method("__rlshift__")
-def _left(y: Tensor, x: Like) -> Tensor:
+def _reversed_left_shift(y: Tensor, x: Like) -> Tensor:
     return bitwise_left_shift(x, y)
 
 

@@ -113,10 +113,10 @@ def linspace(start: float, end: float, steps: Natural, dtype: object = f32) -> T
     return where(at < steps / 2, at * by + first, late).to(want)
 
 
-def _finite(name: str, what: str, value: object) -> float:
-    x = number(name, what, value)
+def _finite(name: str, argument: str, value: object) -> float:
+    x = number(name, argument, value)
     if isinstance(x, bool) or not math.isfinite(x):
-        raise unfit(name, what, value, "give a finite number")
+        raise unfit(name, argument, value, "give a finite number")
     return x
 
 

@@ -97,13 +97,13 @@ class ShardSpec:
         return d % rank
 
 
-def _entries(what: str, given: object) -> tuple[Any, ...]:
-    if isinstance(given, (tuple, list)):
-        return tuple(given)
+def _entries(argument: str, entries: object) -> tuple[Any, ...]:
+    if isinstance(entries, (tuple, list)):
+        return tuple(entries)
     raise unfit(
         "ShardSpec",
-        what,
-        given,
+        argument,
+        entries,
         'give a tuple with an entry per dim that is split, e.g. ("row",) and ("tp",)',
         LayoutError,
     )
@@ -192,10 +192,10 @@ def tensor(
     if not boxed:
         t._pending = lambda: engine().place(x, t.type)  # the array itself: no copy
     t.name = name
-    t._given = remembered(x)
+    t._host_values = remembered(x)
     if recorder is not None:
         inner = symbolic(recorder.node(t), recorder)
-        inner._given = t._given
+        inner._host_values = t._host_values
         return inner
     return t
 
@@ -229,17 +229,17 @@ def dist_tensor(
     t = Box(None, layout_type(layout, sizes("dist.tensor", shape), dtype, mesh), name)
     t.drawn = True
     recorder = current()
-    again: Box | None = None if recorder is None else recorder.root.made_before.get(name)
+    again: Box | None = None if recorder is None else recorder.root.earlier_boxes.get(name)
     if again is not None and (again.shape, again.dtype) == (t.shape, t.dtype):
         return again
     t.wait(first_values("dist.tensor", init, name))
     return t
 
 
-def first_values(what: str, init: Init, name: str) -> Recipe:
+def first_values(caller: str, init: Init, name: str) -> Recipe:
     """Returns a recipe that makes the first values of a tensor by `init`."""
-    string(what, "name", name)
-    _known_init(init)
+    string(caller, "name", name)
+    _check_init(init)
     key = random.key_for(name)
     return Recipe(lambda to: _initial(to, init, key))
 
@@ -334,7 +334,7 @@ class Normal:
 INITS = ("normal", "uniform", "zeros", "ones")
 
 
-def _known_init(init: object) -> None:
+def _check_init(init: object) -> None:
     if init is None or callable(init) or (isinstance(init, str) and init in INITS):
         return
     if not isinstance(init, (int, float)):
@@ -347,16 +347,16 @@ def _known_init(init: object) -> None:
 def initial_value(t: TensorType, init: Init) -> Tensor:
     """Records the initial value of a tensor of type `t`. Raises UsageError for an unknown `init`,
     ShapeError if its function returns another shape."""
-    _known_init(init)
+    _check_init(init)
     if callable(init):
-        made = as_tensor(init(t.shape)).to(t.dtype)
-        if made.shape != t.shape:
+        tensor = as_tensor(init(t.shape)).to(t.dtype)
+        if tensor.shape != t.shape:
             raise ShapeError(
-                f"init: the function gave shape {made.shape} for {t.shape}",
+                f"init: the function gave shape {tensor.shape} for {t.shape}",
                 tensor=t,
                 fix="return a tensor of the shape it is called with",
             )
-        return made
+        return tensor
     if isinstance(init, (int, float)):
         return functions.full(t.shape, float(init), t.dtype)
     match init:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ...core.checks import ranked, several
+from ...core.checks import several
 from ...core.declared import Natural, Real
 from ...core.dtypes import int32, largest
 from ...core.errors import UsageError
+from ...core.tensor_checks import ranked
 from ..record.operands import as_tensor, emit, matched, scalar
 from ..value.tensor import Like, Tensor
 from .elementwise import (

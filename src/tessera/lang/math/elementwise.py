@@ -112,14 +112,14 @@ def round(x: Like, decimals: Annotated[int, Whole(-38, 38)] = 0) -> Tensor:
         wide = as_float("round", t).to(f32)
         # 10.0**-n is inexact, so the reverse operation is used.
         by = 10.0 ** (decimals if decimals > 0 else -decimals)
-        found = round(wide * by) / by if decimals > 0 else round(wide / by) * by
-        return found.to(t.dtype) if t.dtype.is_float else found
+        rounded = round(wide * by) / by if decimals > 0 else round(wide / by) * by
+        return rounded.to(t.dtype) if t.dtype.is_float else rounded
     if not t.dtype.is_float:
         return t
     low = floor(t)
-    rest = t - low
+    fraction = t - low
     odd = low - floor(low * 0.5) * 2.0
-    return where((rest > 0.5) | ((rest == 0.5) & (odd == 1.0)), low + 1.0, low)
+    return where((fraction > 0.5) | ((fraction == 0.5) & (odd == 1.0)), low + 1.0, low)
 
 
 @method("__round__")

@@ -70,7 +70,7 @@ from .shape import (
     broadcast_to,
     concat,
     dims_of,
-    need_some,
+    need_elements,
     permute,
     reshape,
     sliced,
@@ -139,7 +139,7 @@ def _extreme(name: str, x: Like, dim: Dims, keepdims: bool) -> Tensor:
     if is_array(dim) or isinstance(dim, Tensor):
         raise unfit(name, "dim", dim, f"of two tensors write ts.{name}imum(x, y)")
     t = as_tensor(x)
-    need_some(name, t, dims_of(name, t, dim))
+    need_elements(name, t, dims_of(name, t, dim))
     return reduce(name, t, dim, keepdims)
 
 

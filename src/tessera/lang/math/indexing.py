@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.checks import integers, sizes, unfit
+from ...core.checks import sizes, unfit
 from ...core.declared import Flag, Integer, Natural
 from ...core.dtypes import beyond, f32, int32
 from ...core.errors import ShapeError
+from ...core.tensor_checks import integers
 from ..record.index_bounds import check_ids
 from ..record.operands import as_tensor, emit, emit_many, scalar
 from ..value.tensor import Like, Tensor
 from .rearranging import unsqueeze
-from .shape import Dims, along, dims_of, need_some, one_dim, sliced, swap
+from .shape import Dims, along, dims_of, need_elements, one_dim, sliced, swap
 
 
 def argmax(x: Like, dim: int = -1, keepdims: Flag = False) -> Tensor:
@@ -33,7 +34,7 @@ def argmin(x: Like, dim: int = -1, keepdims: Flag = False) -> Tensor:
 
 def _best(op: str, x: Like, dim: int, keepdims: bool) -> Tensor:
     def place(t: Tensor, d: int) -> Tensor:
-        need_some(op, t, (d,))
+        need_elements(op, t, (d,))
         found = emit(op, t, dim=d)
         return unsqueeze(found, d) if keepdims else found
 

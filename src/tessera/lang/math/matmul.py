@@ -69,13 +69,13 @@ def einsum(index: str, *xs: Like) -> Tensor:
         ts = tuple(t.to(summed(t.dtype)) for t in ts)  # sums a dim of one argument, as ts.sum
     if "->" in index and not any(form.diagonals) and not any(form.squeezed):
         return emit("contract", *ts, index=index)  # as the user wrote it
-    made = []
+    operands = []
     for t, pairs, drop in zip(ts, form.diagonals, form.squeezed, strict=True):
         for i, j in pairs:
             d = diagonal(t, 0, i, j)
             t = permute(d, (*range(i), d.ndim - 1, *range(i, d.ndim - 1)))
-        made.append(t.reshape([n for i, n in enumerate(t.shape) if i not in drop]))
-    return emit("contract", *made, index=form.index)
+        operands.append(t.reshape([n for i, n in enumerate(t.shape) if i not in drop]))
+    return emit("contract", *operands, index=form.index)
 
 
 def matmul(x: Like, y: Like) -> Tensor:
@@ -94,8 +94,8 @@ def matmul(x: Like, y: Like) -> Tensor:
     if a.shape[-1] != inner:
         raise ShapeError(
             f"matmul: the inner sizes {a.shape[-1]} and {inner} differ",
-            x=_made(a),
-            y=_made(b),
+            x=_type_and_place(a),
+            y=_type_and_place(b),
             fix=f"transpose one of them, or give y a dim -2 of {a.shape[-1]}",
         )
     if b.ndim == 1:
@@ -120,7 +120,7 @@ def _rmatmul(y: Tensor, x: Like) -> Tensor:
     return matmul(tensor_like(x, y, "matmul"), y)
 
 
-def _made(t: Tensor) -> str:
+def _type_and_place(t: Tensor) -> str:
     loc = t._node.loc if t._node is not None else ""
     return f"{t.type}   made at {loc}" if loc else str(t.type)
 

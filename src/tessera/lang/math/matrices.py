@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from ...core.checks import ranked, sizes
+from ...core.checks import sizes
 from ...core.declared import Integer
 from ...core.dtypes import bool_, dtype_of, f32, int32, summed
 from ...core.errors import ShapeError
+from ...core.tensor_checks import ranked
 from ..record.operands import as_tensor, emit, scalar
 from ..value.tensor import Like, Tensor
 from .shape import one_dim, permute, reshape, sliced
@@ -72,8 +73,8 @@ def diagonal(x: Like, offset: Integer = 0, dim1: int = -2, dim2: int = -1) -> Te
     count = min(m + min(offset, 0), n - max(offset, 0))
     if i == j:
         raise ShapeError(f"diagonal: dims {i} and {j} are one", x=t.type, fix="name two dims")
-    rest = [d for d in range(t.ndim) if d not in (i, j)]
-    order = (*rest, i, j)
+    other_dims = [d for d in range(t.ndim) if d not in (i, j)]
+    order = (*other_dims, i, j)
     t = t if order == tuple(range(t.ndim)) else permute(t, order)
     lead = t.shape[:-2]
     flat = reshape(t, (*lead, m * n))

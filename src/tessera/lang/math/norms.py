@@ -32,16 +32,17 @@ def norm(x: Like, ord: Order = None, dim: Dims = None, keepdims: Flag = False) -
     (5.0, 7.0, array([3., 4.], dtype=float32))
     """
     t = _floats(x)
-    given = t.ndim if dim is None else 1 if is_whole(dim) else len(dims_of("norm", t, dim))
+    dim_count = t.ndim if dim is None else 1 if is_whole(dim) else len(dims_of("norm", t, dim))
     if ord is None:
         return vector_norm(t, 2, dim, keepdims)
-    if given > 2 or (given == 0 and t.ndim):
+    if dim_count > 2 or (dim_count == 0 and t.ndim):
         raise ShapeError(
-            f"norm: ord={shown(ord)} is of one dim, a vector, or of two, a matrix; not of {given}",
+            f"norm: ord={shown(ord)} is of one dim, a vector, or of two, a matrix; not of "
+            f"{dim_count}",
             x=t.type,
             fix="name one or two dims, or use ts.linalg.vector_norm, which takes any number",
         )
-    if given == 2:
+    if dim_count == 2:
         return matrix_norm(t, ord, (0, 1) if dim is None else dim, keepdims)
     return vector_norm(t, ord, dim, keepdims)
 
@@ -98,29 +99,31 @@ def matrix_norm(
     if not isinstance(ord, (int, float, str)) or isinstance(ord, bool) or ord not in OF_MATRICES:
         words = 'use "fro", "nuc", 1, -1, 2, -2, infinity or -infinity'
         raise unfit("matrix_norm", "ord", ord, words)
-    given = tuple(dim) if isinstance(dim, (tuple, list, range)) else ()
-    two = len(given) == 2 and given[0] != given[1]
-    if not two or len(dims_of("matrix_norm", t, given)) != 2:
+    dims = tuple(dim) if isinstance(dim, (tuple, list, range)) else ()
+    two = len(dims) == 2 and dims[0] != dims[1]
+    if not two or len(dims_of("matrix_norm", t, dims)) != 2:
         raise ShapeError(
             f"matrix_norm: {shown(dim)} does not name the rows and the columns",
             a=t.type,
             fix="give two different dims of it, e.g. dim=(-2, -1)",
         )
-    rows, columns = given = tuple(d % t.ndim for d in given)
+    rows, columns = dims = tuple(d % t.ndim for d in dims)
     if ord == "fro":
         return vector_norm(t, 2, (rows, columns), keepdims)
     if not t.shape[rows] * t.shape[columns] and (ord == "nuc" or ord > 0):  # type: ignore[operator]
-        found = F.sum(t, (rows, columns), True)
+        summed = F.sum(t, (rows, columns), True)
     elif ord in ("nuc", 2, -2):
-        rest = [d for d in range(t.ndim) if d not in (rows, columns)]
-        _, s, _ = emit_many("svd", t.permute(*rest, rows, columns))
-        found = F.sum(s, -1) if ord == "nuc" else F.max(s, -1) if ord == 2 else F.min(s, -1)
+        other_dims = [d for d in range(t.ndim) if d not in (rows, columns)]
+        _, s, _ = emit_many("svd", t.permute(*other_dims, rows, columns))
+        summed = F.sum(s, -1) if ord == "nuc" else F.max(s, -1) if ord == 2 else F.min(s, -1)
     else:
         along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)  # type: ignore[arg-type]
         sums = F.sum(F.abs(t.to(f32)), along, True)
-        found = (F.max if ord > 0 else F.min)(sums, over, True).to(t.dtype)  # type: ignore[operator]
-    kept = [n if d not in (rows, columns) else 1 for d, n in enumerate(t.shape)]
-    return found.reshape(kept if keepdims else [n for d, n in enumerate(kept) if d not in given])
+        summed = (F.max if ord > 0 else F.min)(sums, over, True).to(t.dtype)  # type: ignore[operator]
+    kept_shape = [n if d not in (rows, columns) else 1 for d, n in enumerate(t.shape)]
+    return summed.reshape(
+        kept_shape if keepdims else [n for d, n in enumerate(kept_shape) if d not in dims]
+    )
 
 
 def _floats(x: Like) -> Tensor:

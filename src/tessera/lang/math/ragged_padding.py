@@ -51,27 +51,28 @@ class Pad:
         """The smallest of the sizes that is at least `length`, or None if all are smaller."""
         return next((n for n in self.sizes if n >= length), None)
 
-    def padded(self, what: str, x: Any) -> Any:
+    def padded(self, argument: str, x: Any) -> Any:
         """`x` padded to its new size: a NumPy array if `x` is on the host, else a tensor.
 
-        `what` names the argument in errors. Raises UsageError if `x` is not an array, or is of
+        `argument` names the argument in errors. Raises UsageError if `x` is not an array, or is of
         bools while `value` is a number; ShapeError if `x` has no such dim or is longer than all
         sizes; DTypeError if `value` does not fit the dtype of `x`.
         """
         if not isinstance(x, Tensor) and not is_array(x):
             raise UsageError(
-                f"jit: {what} cannot be padded: it is {shown(x)}",
+                f"jit: {argument} cannot be padded: it is {shown(x)}",
                 fix="give an array or a tensor, or name the part: pad={'batch': {'ids': Pad(...)}}",
             )
         dtype = held_as(x.dtype) if isinstance(x, np.ndarray) else as_tensor(x).dtype
         if dtype is bool_ and self.value not in (0, 1):
-            raise UsageError(f"jit: {what} holds truths", fix="pad it with False or True")
+            raise UsageError(f"jit: {argument} holds truths", fix="pad it with False or True")
         value = fitting("jit", self.value, dtype)
         shape = [*x.shape]
         size = self.size_for(shape[self.dim]) if -len(shape) <= self.dim < len(shape) else None
         if size is None:
             raise ShapeError(
-                f"jit: {what} of shape {tuple(shape)} has no dim {self.dim} that fits the sizes",
+                f"jit: {argument} of shape {tuple(shape)} has no dim {self.dim} that fits the "
+                "sizes",
                 sizes=self.sizes,
                 fix="name the dim that varies, and a size for the longest",
             )
@@ -131,16 +132,16 @@ def called(
     return out
 
 
-def _padded(what: str, x: Any, pads: Pad | Pads, copies: list[Any]) -> Any:
+def _padded(argument: str, x: Any, pads: Pad | Pads, copies: list[Any]) -> Any:
     """Returns the argument `x` padded by `pads`. A dict is copied; `copies` gets (given, copy, copy
     before the call), so that the function's changes can be repeated."""
     if isinstance(pads, Pad):
-        return pads.padded(what, x)
+        return pads.padded(argument, x)
     if not isinstance(x, dict) or not pads.keys() <= x.keys():
         raise UsageError(
-            f"jit: {what} is {shown(x)}",
+            f"jit: {argument} is {shown(x)}",
             fix=f"give a dict with {', '.join(map(repr, pads))}, which pad= names",
         )
-    new = x | {k: _padded(f"{what}[{k!r}]", x[k], p, copies) for k, p in pads.items()}
+    new = x | {k: _padded(f"{argument}[{k!r}]", x[k], p, copies) for k, p in pads.items()}
     copies.append((x, new, dict(new)))
     return new

@@ -14,16 +14,17 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ...core.checks import ranked, shown, sizes, unfit, whole
+from ...core.checks import shown, sizes, unfit, whole
 from ...core.declared import Count, Flag, Integer, Real, Share, Whole
 from ...core.dtypes import beyond, dtype_of, f32, int32, uint32
 from ...core.errors import ShapeError, UsageError
 from ...core.kinds import is_whole
 from ...core.layout import TensorType, plain
 from ...core.public import public
+from ...core.tensor_checks import ranked
 from ...ops.local import as_local
 from ...ops.random import GOLDEN
-from ..record import recorder as record
+from ..record import recorder as recorder_module
 from ..record.chunk import Draw
 from ..record.local_view import view
 from ..record.operands import as_tensor, emit, scalar
@@ -54,7 +55,7 @@ def seed(value: Annotated[int, Whole(0, 2**32 - 1)]) -> None:
     Raises UsageError if `value` is not a whole number from 0 to 2**32 - 1, and inside a compiled
     function, where it would run only during the recording.
     """
-    if record.current() is not None:
+    if recorder_module.current() is not None:
         raise UsageError(
             "seed: a compiled function runs it only when it is recorded",
             seed=value,
@@ -108,10 +109,10 @@ def laid_out(like: TensorType) -> Iterator[None]:
         _layout.reset(token)
 
 
-def _keeper() -> record.Recorder | None:
+def _keeper() -> recorder_module.Recorder | None:
     """The recording that provides the random keys here. A block of rows uses the keys of all
     rows."""
-    recorder = record.current()
+    recorder = recorder_module.current()
     while recorder is not None and recorder.chunk is not None and recorder.chunk.draws_around:
         recorder = recorder.parent
     return recorder
@@ -142,7 +143,9 @@ def keys(count: int) -> Tensor:
     return emit("concat", *(functions.reshape(w, (count, 1)) for w in pair), dim=1)
 
 
-def _draw(recorder: record.Recorder | None, size: tuple[int, ...], like: TensorType | None) -> Draw:
+def _draw(
+    recorder: recorder_module.Recorder | None, size: tuple[int, ...], like: TensorType | None
+) -> Draw:
     """The draw of shape `size` in `recorder`, in the layout of `like` if it is given."""
     while recorder is not None and recorder.chunk is None:
         recorder = recorder.parent
@@ -163,7 +166,7 @@ def bits(shape: Sequence[int], like: TensorType | None = None) -> Tensor:
     if like is not None and (not isinstance(like, TensorType) or like.shape != size):
         raise unfit("random", "like", like, f"give the type of a tensor of shape {size}: t.type")
     key, stream = _key()
-    draw = _draw(record.current(), size, like)
+    draw = _draw(recorder_module.current(), size, like)
     seen, given = view(), (key, *draw.numbers)
     attrs: dict[str, Any] = {"shape": size, "stream": stream}
     if draw.blocks:
@@ -196,12 +199,12 @@ def uniform(
     b = emit("shift_right", bits(shape, like), scalar(8, uint32))
     unit = b.to(int32).to(f32) * (1.0 / 2**24)
     kind = dtype_of(dtype)
-    made = (unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low).to(kind)
+    values = (unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low).to(kind)
     if not kind.is_float or low >= high or (kind is f32 and (low, high) == (0.0, 1.0)):
-        return made
+        return values
     end = np.asarray(high, kind.numpy)  # excluded, but the last values may round to it
     last = end if end < high else np.nextafter(end, np.asarray(low, kind.numpy))
-    return functions.minimum(made, float(last))
+    return functions.minimum(values, float(last))
 
 
 def normal(
@@ -217,7 +220,7 @@ def normal(
     `like` is a TensorType whose layout the result takes; the values do not depend on the layout.
     """
     radius = functions.sqrt(functions.log(1.0 - uniform(shape, like=like)) * -2.0)
-    made = radius * _cos_of_turns(uniform(shape, like=like))
+    made = radius * _cos_2pi(uniform(shape, like=like))
     if (mean, std) != (0.0, 1.0):
         made = made * std + mean
     return made.to(dtype_of(dtype))
@@ -233,7 +236,7 @@ SINE = (
 )
 
 
-def _cos_of_turns(u: Tensor) -> Tensor:
+def _cos_2pi(u: Tensor) -> Tensor:
     """cos(2πu) for u from 0 to 1. An engine's cosine accepts all numbers and takes ten times as
     long, and its argument 2πu is rounded."""
     t = functions.abs(u - 0.5) - 0.25  # no rounding: cos(2πu) is sin(2πt)

@@ -217,8 +217,8 @@ def roll(x: Like, shifts: int | Sequence[int], dims: Dims = None) -> Tensor:
     return t
 
 
-def _list(given: object) -> Sequence[int]:
-    return several("roll", list(given) if isinstance(given, (range, np.ndarray)) else given)
+def _list(value: object) -> Sequence[int]:
+    return several("roll", list(value) if isinstance(value, (range, np.ndarray)) else value)
 
 
 def _as_many(shifts: Sequence[int], dims: Sequence[int]) -> UsageError:

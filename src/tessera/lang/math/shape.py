@@ -23,11 +23,11 @@ def dims_of(name: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
     """Returns `dim` as sorted non-negative dims of `x`; None is all dims. For a scalar, 0 and -1
     are accepted, as in PyTorch, and give no dims. Raises ShapeError if a dim does not exist or is
     named twice."""
-    given: Any = range(x.ndim) if dim is None else (dim,) if is_whole(dim) else dim
-    if not isinstance(given, (tuple, list, range)):
+    dims: Any = range(x.ndim) if dim is None else (dim,) if is_whole(dim) else dim
+    if not isinstance(dims, (tuple, list, range)):
         whole(name, "dim", dim)  # raises UsageError
     out = []
-    for d in (whole(name, "dim", d) for d in given):
+    for d in (whole(name, "dim", d) for d in dims):
         if not x.ndim and d in (0, -1):
             continue
         if not -x.ndim <= d < x.ndim:
@@ -50,7 +50,7 @@ def one_dim(name: str, x: Tensor, dim: int) -> int:
     return dims[0]
 
 
-def need_some(name: str, x: Tensor, dims: Sequence[int]) -> None:
+def need_elements(name: str, x: Tensor, dims: Sequence[int]) -> None:
     """Raises ShapeError if a result would have to be one of no elements along `dims`."""
     none = [d for d in dims if not x.shape[d]]
     if none and all(n for d, n in enumerate(x.shape) if d not in dims):
@@ -80,9 +80,9 @@ def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
     t = as_tensor(x)
     new = [whole("reshape", "a size", n) for n in _spread("reshape", shape)]
     if new.count(-1) == 1:
-        known = math.prod(n for n in new if n != -1)
-        if known > 0 and t.size % known == 0:
-            new[new.index(-1)] = t.size // known
+        known_size = math.prod(n for n in new if n != -1)
+        if known_size > 0 and t.size % known_size == 0:
+            new[new.index(-1)] = t.size // known_size
     if any(n < 0 for n in new):
         raise ShapeError(
             f"reshape: {t.size} elements do not fit shape {tuple(new)}",
@@ -92,14 +92,14 @@ def reshape(x: Like, *shape: int | Sequence[int]) -> Tensor:
     return t if tuple(new) == t.shape else emit("reshape", t, shape=tuple(new))
 
 
-def _spread(name: str, given: Sequence[Any]) -> Sequence[Any]:
+def _spread(name: str, args: Sequence[Any]) -> Sequence[Any]:
     """Returns the sizes or dims of a call, given as `f(2, 3)` or as `f((2, 3))`."""
-    if len(given) == 1 and not is_whole(given[0]):
-        inner = given[0]
+    if len(args) == 1 and not is_whole(args[0]):
+        inner = args[0]
         if not isinstance(inner, (tuple, list, np.ndarray, range)):
             whole(name, "a size" if name == "reshape" else "a dim", inner)  # raises UsageError
         return list(inner)
-    return given
+    return args
 
 
 @method("permute")

@@ -20,7 +20,7 @@ from ...core.dtypes import bool_, int32, uint32
 from ...core.errors import DTypeError, ShapeError, UsageError
 from ...core.layout import dim_axes
 from ...ops.create import iota
-from ..record import recorder as record
+from ..record import recorder as recorder_module
 from ..record.index_bounds import NOTHING, check_ids
 from ..record.operands import as_tensor, binary, emit, scalar
 from ..value.tensor import Tensor, method
@@ -37,13 +37,13 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     UsageError or DTypeError for keys of a wrong kind.
     """
     keys = _spelled_out(t, key)
-    if record.current() is None and _alone(t, keys):
+    if recorder_module.current() is None and _alone(t, keys):
         return _at_numbers(t, keys)
     rows: dict[int, tuple[int, int, int]] = {}
     flips: list[int] = []
     shape: list[int] = []  # of the result; a dim of ids is -1
     ids: dict[int, Tensor] = {}
-    apart, d = False, 0
+    separate, d = False, 0
     for k in keys:
         if k is None:
             shape.append(1)
@@ -55,7 +55,7 @@ def getitem(t: Tensor, key: Any) -> Tensor:
             shape.append(len(range(*rows[d])))
         elif isinstance(k, Tensor):
             check_ids("index", "id", k, n, low=-n)
-            apart |= bool(ids) and shape[-1] != -1
+            separate |= bool(ids) and shape[-1] != -1
             ids[d] = k
             if len(ids) == 1:
                 shape.append(-1)
@@ -72,8 +72,8 @@ def getitem(t: Tensor, key: Any) -> Tensor:
         at, picks = next(iter(ids.items()))
         out = emit("take", out, picks, dim=at, ids="signed")
     else:
-        out, picks = _at_places(out, ids, apart)
-    if apart:
+        out, picks = _at_places(out, ids, separate)
+    if separate:
         shape = [-1, *(n for n in shape if n != -1)]
     return reshape(out, tuple(n for s in shape for n in (picks.shape if s == -1 else (s,))))
 
@@ -112,7 +112,7 @@ def _at_numbers(t: Tensor, keys: list[Any]) -> Tensor:
 
 def _spelled_out(t: Tensor, key: Any) -> list[Any]:
     """Returns a number, slice, None or tensor of ids for each dim in turn."""
-    keys = [_known(t, k) for k in (key if isinstance(key, tuple) else (key,))]
+    keys = [_checked_key(t, k) for k in (key if isinstance(key, tuple) else (key,))]
     dots = [i for i, k in enumerate(keys) if k is Ellipsis]
     if len(dots) > 1:
         raise UsageError("index: more than one `...`", x=t.type, fix="keep one")
@@ -137,7 +137,7 @@ def _dims(k: Any) -> int:
     return k.ndim if isinstance(k, (Tensor, np.ndarray)) and k.dtype in (bool_, np.bool_) else 1
 
 
-def _known(t: Tensor, k: Any) -> Any:
+def _checked_key(t: Tensor, k: Any) -> Any:
     """Returns `k` as an int, slice, None, `...`, tensor of ids or mask. Raises UsageError or
     DTypeError for others."""
     if isinstance(k, (list, np.ndarray)):
@@ -172,7 +172,7 @@ def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
             fix="give a mask of the shape of the dims that it picks from",
         )
     if isinstance(mask, Tensor):
-        if record.current() is not None:
+        if recorder_module.current() is not None:
             raise UsageError(
                 "index: how many elements a mask picks is not known in a recorded function",
                 mask=mask.type,
@@ -205,7 +205,7 @@ def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
     return (start, start + (count - 1) * step + 1 if step > 1 else start + count, step), False
 
 
-def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, Tensor]:
+def _at_places(t: Tensor, ids: dict[int, Tensor], separate: bool) -> tuple[Tensor, Tensor]:
     """Returns (the elements at all `ids` together, the ids combined to one dim)."""
     dims, sizes = [*ids], [t.shape[d] for d in ids]
     if dims == [0, 1] and _each_row(ids[0], sizes[0]) and ids[1].shape in ((), (1,), (sizes[0],)):
@@ -217,15 +217,15 @@ def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, 
         # As int32 a large id would be negative, and would count from the end.
         k = (k if k.dtype is not uint32 else binary("minimum", k, 2**31 - 1)).to(int32)
         k = emit("where", binary("lt", k, 0), k + n, k)
-        there = emit("inside", k, size=n)
+        inside = emit("inside", k, size=n)
         flat = k if flat is None else flat * n + k
-        seen = there if seen is None else seen * there
+        seen = inside if seen is None else seen * inside
     assert flat is not None and seen is not None
     count = math.prod(sizes)
     flat = emit("where", emit("isfinite", seen), flat, scalar(count, int32))  # marks ids outside
-    first = 0 if apart else dims[0]
-    rest = [d for d in range(t.ndim) if d not in ids]
-    t = permute(t, (*rest[:first], *dims, *rest[first:]))
+    first = 0 if separate else dims[0]
+    other_dims = [d for d in range(t.ndim) if d not in ids]
+    t = permute(t, (*other_dims[:first], *dims, *other_dims[first:]))
     t = reshape(t, (*t.shape[:first], count, *t.shape[first + len(dims) :]))
     return emit("take", t, flat, dim=first, ids="exact"), flat
 
@@ -233,7 +233,7 @@ def _at_places(t: Tensor, ids: dict[int, Tensor], apart: bool) -> tuple[Tensor, 
 def _each_row(ids: Tensor, rows: int) -> bool:
     """Returns whether `ids` are 0, 1, 2, ... up to the number of `rows`, as from
     `ts.arange(rows)`."""
-    recorder = record.current()
+    recorder = recorder_module.current()
     if recorder is None or ids.shape != (rows,):
         return False
     node = recorder.node(ids)

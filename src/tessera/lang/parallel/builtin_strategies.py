@@ -50,7 +50,7 @@ EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
 
 @checked
 @dataclass(frozen=True)
-class Known(AxisStrategy):
+class NamedStrategy(AxisStrategy):
     """The base of the strategies that `dist.strategy` makes."""
 
     axis: str
@@ -65,7 +65,7 @@ class Known(AxisStrategy):
 
 @checked
 @dataclass(frozen=True)
-class DataParallel(Known):
+class DataParallel(NamedStrategy):
     """Data parallelism: the batch is split."""
 
     kind: ClassVar[str] = "data_parallel"
@@ -73,7 +73,7 @@ class DataParallel(Known):
 
 @checked
 @dataclass(frozen=True)
-class ZeroRedundancy(Known):
+class ZeroRedundancy(NamedStrategy):
     """ZeRO: the batch is split; between steps optimizer state (stage 1), gradients (2) and weights
     (3) are split too (Rajbhandari et al. 2020)."""
 
@@ -88,12 +88,12 @@ class ZeroRedundancy(Known):
 
 @checked
 @dataclass(frozen=True)
-class ByRules(Known):
+class ByRules(NamedStrategy):
     """A strategy that splits each weight by the first of the `rules` whose pattern fits its
     name."""
 
     rules: tuple[Rule, ...]
-    known: ClassVar[tuple[Rule, ...]] = ()
+    default_rules: ClassVar[tuple[Rule, ...]] = ()
 
     def lay_weight(self, name: str, t: TensorType) -> TensorType:
         for rule, dim, *parts in self.rules:
@@ -123,7 +123,7 @@ class ByRules(Known):
         StrategyWarning with the rules that fit no name or never act, the pairs of rules that split
         one weight differently, and the largest weights that are not split."""
         lost = [r for r in self.rules if not any(_fits(r, n, t) for n, t in types.items())]
-        own = self.rules != self.known
+        own = self.rules != self.default_rules
         if own and len(lost) == len(self.rules):
             raise StrategyError(
                 f"strategy {self.kind!r} over {self.axis!r}: no rule fits the name of a weight, so"
@@ -147,21 +147,24 @@ class ByRules(Known):
         """Returns a line for each pair of rules that split one weight differently, and for each
         rule that never acts because earlier rules fit all of its weights."""
         clashes: dict[tuple[int, int], str] = {}
-        rest: dict[int, list[str]] = {}
+        other_rules: dict[int, list[str]] = {}
         acts = set()
         for name, t in types.items():
             first, *others = [i for i, r in enumerate(self.rules) if _fits(r, name, t)] or [-1]
             acts.add(first)
             for i in others:
-                rest.setdefault(i, []).append(name)
+                other_rules.setdefault(i, []).append(name)
                 a, b = self.rules[first], self.rules[i]
-                here, there = _split_by(a, t), _split_by(b, t)
-                if here != there:
-                    said = f"{name} fits {a[0]!r}, {here}, and {b[0]!r}, {there}: the first holds"
-                    clashes.setdefault((first, i), said)
+                first_split, second_split = _split_by(a, t), _split_by(b, t)
+                if first_split != second_split:
+                    message = (
+                        f"{name} fits {a[0]!r}, {first_split}, and {b[0]!r}, "
+                        f"{second_split}: the first holds"
+                    )
+                    clashes.setdefault((first, i), message)
         idle = [
             f"{self.rules[i][0]!r} never acts: a rule before it fits {nearest('', names)}"
-            for i, names in rest.items()
+            for i, names in other_rules.items()
             if i not in acts
         ]
         return [*clashes.values(), *idle]
@@ -174,7 +177,7 @@ class TensorParallel(ByRules):
 
     rules: tuple[Rule, ...] = TRANSFORMER
     kind: ClassVar[str] = "tensor_parallel"
-    known: ClassVar[tuple[Rule, ...]] = TRANSFORMER
+    default_rules: ClassVar[tuple[Rule, ...]] = TRANSFORMER
     splits_batch: ClassVar[bool] = False  # type: ignore[misc]  # of the class
 
     def too_much(self, whole: int, every: int) -> bool:
@@ -188,7 +191,7 @@ class ExpertParallel(ByRules):
 
     rules: tuple[Rule, ...] = EXPERTS
     kind: ClassVar[str] = "expert_parallel"
-    known: ClassVar[tuple[Rule, ...]] = EXPERTS
+    default_rules: ClassVar[tuple[Rule, ...]] = EXPERTS
 
 
 def _fits(rule: Rule, name: str, t: TensorType) -> bool:

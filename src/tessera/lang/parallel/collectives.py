@@ -127,14 +127,16 @@ def reduce_scatter(
     """
     x = as_tensor(x)
     d = one_dim("reduce_scatter", x, dim)
-    own, rest = _axes("reduce_scatter", axis, x, ())
+    axes, other_axes = _axes("reduce_scatter", axis, x, ())
     with sums_in_order("reduce_scatter", deterministic):
-        if own:
-            _check_sum("reduce_scatter", x, own, op == "mean")
-            key = ("reduce_scatter", own, d, op)
-            x = ranks.issue(key, _counted(x), lambda block: scattered(block, own, d, op))
-        if rest:
-            x = functions.relayout(x, split_over(gathered(completed(x.type, rest), rest), d, rest))
+        if axes:
+            _check_sum("reduce_scatter", x, axes, op == "mean")
+            key = ("reduce_scatter", axes, d, op)
+            x = ranks.issue(key, _counted(x), lambda block: scattered(block, axes, d, op))
+        if other_axes:
+            x = functions.relayout(
+                x, split_over(gathered(completed(x.type, other_axes), other_axes), d, other_axes)
+            )
     return x
 
 
@@ -363,14 +365,14 @@ def over_blocks(name: str, x: Tensor) -> Tensor:
     """Returns `x`, a sum over the device's block of a weight, with the sums of the weight's other
     blocks pending. In a body without a strategy the sum stays each device's own, and one
     StrategyWarning says so."""
-    seen, recorder = view(), current()
-    own = [a for a in x.type.varying if seen is not None and a in seen.axes]
-    if seen is None or recorder is None or not own:
+    local_view, recorder = view(), current()
+    axes = [a for a in x.type.varying if local_view is not None and a in local_view.axes]
+    if local_view is None or recorder is None or not axes:
         return x
-    blocks = [a for a in own if a in seen.tensor]
-    other = [a for a in own if a not in blocks]
-    if other and (name, *other) not in seen.told_of:
-        seen.told_of.add((name, *other))
+    blocks = [a for a in axes if a in local_view.tensor]
+    other = [a for a in axes if a not in blocks]
+    if other and (name, *other) not in local_view.told_of:
+        local_view.told_of.add((name, *other))
         warnings.warn(
             f"{name}: what is added up differs along {', '.join(map(repr, other))}, so each device"
             " has a result of its own\n  reduce gradients before, and of blocks of one weight add"

@@ -10,7 +10,7 @@ from ...core.context import settings
 from ...core.errors import lines_up
 from ...core.layout import Factor, shard_count
 from ...core.mesh import Mesh, in_time
-from ...ir.graph.turns import place_of_time, turns_of
+from ...ir.graph.turns import place_of_time, step_count
 from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ..math.functions import permute, relayout, reshape
 from ..record.parameter import Parameter
@@ -22,7 +22,7 @@ AXIS = "mb"
 
 def is_weight(t: Tensor) -> bool:
     """Returns whether `t` is a weight, or state of one, by its origin."""
-    return isinstance(t, Parameter) or bool(t.name) or t.drawn or bool(t.type.rest)
+    return isinstance(t, Parameter) or bool(t.name) or t.drawn or bool(t.type.rest_axes)
 
 
 def rows_of(tensors: Sequence[Tensor], alone: Sequence[Tensor]) -> Tensor | None:
@@ -49,20 +49,23 @@ def in_microbatches(
     time already stay so. `mesh` is the mesh of the devices; None takes that of the tensors.
     """
     laid = any(t.mesh is not None and t.mesh.time for t in tensors)
-    turns = 1 if first is None or laid else _turns(first, count)
-    if first is None or turns == 1:
+    parts = 1 if first is None or laid else _smallest_count(first, count)
+    if first is None or parts == 1:
         return list(tensors)
     mesh = mesh or next((t.mesh for t in tensors if t.mesh is not None), settings().mesh)
     axis = AXIS if mesh is None or AXIS not in mesh else f"{AXIS}_"
-    late = in_time(mesh, {axis: turns})
+    late = in_time(mesh, {axis: parts})
     rows = [
-        t.ndim and t.shape[0] == first.shape[0] and not is_weight(t) and _turns(t, turns) == turns
+        t.ndim
+        and t.shape[0] == first.shape[0]
+        and not is_weight(t)
+        and _smallest_count(t, parts) == parts
         for t in tensors
     ]
     return [_laid(t, late) if own else t for t, own in zip(tensors, rows, strict=True)]
 
 
-def _turns(t: Tensor, count: int) -> int:
+def _smallest_count(t: Tensor, count: int) -> int:
     """The smallest number of microbatches, at least `count`, into which a device's rows of `t`
     divide."""
     rows, devices = t.type.dims[0][0].size, shard_count(t.type.dims[0][0].axes, t.type.sizes)
@@ -85,21 +88,22 @@ def by_microbatch(x: Tensor) -> Tensor:
     late = t.mesh is not None and bool({*t.mesh.time} & {*t.split_axes})
     if recorder is None or recorder.root.stages is None or not late:
         return reshape(x, (1, *x.shape))
-    (dim, above, below), count = place_of_time(t), turns_of(t)
+    (dim, above, below), count = place_of_time(t), step_count(t)
     y = reshape(x, (*x.shape[:dim], above, count, below, *x.shape[dim + 1 :]))
     y = permute(y, dim + 1, *(i for i in range(y.ndim) if i != dim + 1))
     return reshape(y, (count, *x.shape[:dim], above * below, *x.shape[dim + 1 :]))
 
 
-def warn_of_microbatches(what: str) -> None:
-    """Gives one PipelineWarning for each pipeline of several microbatches: the mean `what` is over
-    each microbatch."""
+def warn_of_microbatches(quantity: str) -> None:
+    """Gives one PipelineWarning for each pipeline of several microbatches: the mean `quantity` is
+    over each microbatch."""
     recorder = current()
     stages = None if recorder is None else recorder.root.stages
-    if stages is not None and stages.count > 1 and what not in stages.pipe.said:
-        stages.pipe.said.add(what)
+    if stages is not None and stages.count > 1 and quantity not in stages.pipe.warned:
+        stages.pipe.warned.add(quantity)
         warnings.warn(
-            f"{what}: its mean is not that of the whole batch on one device. Where that matters,"
+            f"{quantity}: its mean is not that of the whole batch on one device. Where that "
+            "matters,"
             " use fewer microbatches",
             PipelineWarning,
             stacklevel=lines_up(),

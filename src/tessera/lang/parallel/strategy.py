@@ -165,7 +165,7 @@ class AxisStrategy(Strategy):
     def split_at_rest(self, t: TensorType, dim: int) -> TensorType:
         """Returns `t` with `dim` split over the axis between uses, and gathered for each use."""
         t = self.split(t, dim)
-        return t.with_rest((*t.rest, self.axis))
+        return t.with_rest_axes((*t.rest_axes, self.axis))
 
     def _check_axis(self, t: TensorType) -> None:
         """Raises StrategyError unless the mesh of `t` has the axis."""
@@ -277,16 +277,16 @@ NAMED: dict[str, Callable[[], Strategy]] = {}
 
 
 def strategy_or_none(
-    name: str, what: str, given: object, such_as: str = "data_parallel"
+    name: str, argument: str, value: object, example: str = "data_parallel"
 ) -> Strategy | None:
     """Returns the strategy given as an object or by name, or None. Raises StrategyError for
     anything else."""
-    if given is None or isinstance(given, Strategy):
-        return given
-    if isinstance(given, str) and given in NAMED:
-        return NAMED[given]()
-    fix = f'give dist.strategy("{such_as}") or a sum of strategies'
-    raise unfit(name, what, given, fix, StrategyError)
+    if value is None or isinstance(value, Strategy):
+        return value
+    if isinstance(value, str) and value in NAMED:
+        return NAMED[value]()
+    fix = f'give dist.strategy("{example}") or a sum of strategies'
+    raise unfit(name, argument, value, fix, StrategyError)
 
 
 def place(

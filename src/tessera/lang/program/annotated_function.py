@@ -45,16 +45,20 @@ def function(fn: Annotated[Callable[P, R], Called()]) -> Callable[P, R]:
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         sizes = Sizes()
-        given = bound_call(fn.__name__, signature, args, kwargs).arguments
+        arguments = bound_call(fn.__name__, signature, args, kwargs).arguments
         for name, spec in specs.items():
             at = signature.parameters.get(name)
-            if at is None or name not in given or (given[name] is None and at.default is None):
+            if (
+                at is None
+                or name not in arguments
+                or (arguments[name] is None and at.default is None)
+            ):
                 continue
             if at.kind is at.VAR_POSITIONAL:  # the annotation is of each element
                 spec = GenericAlias(tuple, (spec, ...))
             elif at.kind is at.VAR_KEYWORD:
                 spec = GenericAlias(dict, (str, spec))
-            _see(sizes, name, spec, given[name])
+            _see(sizes, name, spec, arguments[name])
         sizes.settle()
         if sizes.wrong:
             raise _mismatch(fn, sizes, specs)

@@ -17,7 +17,7 @@ from ..math import functions
 from ..record.operands import as_tensor, of_floats
 from ..record.recorder import current
 from ..record.tree import flatten, path_name, paths
-from ..value.eager import here
+from ..value.eager import current_trace
 from ..value.host_outputs import HostValue
 from ..value.tensor import Tensor
 
@@ -47,13 +47,13 @@ def print(*values: Any, **named: Any) -> None:
 
     parts = [("", slot(v)) for v in values] + [(f"{k}=", slot(v)) for k, v in named.items()]
 
-    def act(seen: Sequence[HostValue]) -> None:
-        for place, found in _places(seen):
+    def act(values: Sequence[HostValue]) -> None:
+        for place, found in _places(values):
             words = [name + _text(part, found) for name, part in parts]
             head = " ".join(x for x in (f"{where}:" if where else "", place) if x)
             builtins.print(" ".join([head, *words] if head else words))
 
-    here().show(tensors, act)
+    current_trace().show(tensors, act)
 
 
 class _Slot(int):
@@ -74,17 +74,17 @@ def _text(part: Any, values: Sequence[np.ndarray[Any, Any]]) -> str:
     return str(filled(part))
 
 
-def _places(seen: Sequence[HostValue]) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
+def _places(values: Sequence[HostValue]) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
     """Returns (name of a device, its values) for each device if the values differ by device; else
     one pair."""
-    varying = [v.type for v in seen if v.type.varying]
+    varying = [v.type for v in values if v.type.varying]
     axes = tuple(dict.fromkeys(a for t in varying for a in t.varying))
     if not axes:
-        return [(next((v.place for v in seen), ""), [v.array for v in seen])]
+        return [(next((v.place for v in values), ""), [v.array for v in values])]
     sizes = varying[0].sizes
     rows = []
     for rank in range(shard_count(axes, sizes)):
-        own = [v.of(rank, axes, sizes) for v in seen]
+        own = [v.of(rank, axes, sizes) for v in values]
         rows.append((own[0].place, [v.array for v in own]))
     return rows
 
@@ -102,13 +102,13 @@ def check_finite(x: Any, name: String = "") -> Any:
     where = caller()
     recorder = current()
     pairs = zip(map(path_name, paths(x)), flatten(x)[0], strict=True)
-    made = {name: of_floats(leaf, numbers=True) for name, leaf in pairs}
-    floats = {n: t for n, t in made.items() if isinstance(t, Tensor) and t.dtype.is_float}
+    floats_of = {name: of_floats(leaf, numbers=True) for name, leaf in pairs}
+    floats = {n: t for n, t in floats_of.items() if isinstance(t, Tensor) and t.dtype.is_float}
     scope = recorder.builder.scope if recorder is not None else ""
     flags = [functions.isfinite(t) for t in floats.values()]
 
-    def act(seen: Sequence[HostValue]) -> None:
-        for flag, (path, leaf) in zip(seen, floats.items(), strict=True):
+    def act(values: Sequence[HostValue]) -> None:
+        for flag, (path, leaf) in zip(values, floats.items(), strict=True):
             if flag.array.all():
                 continue
             bad = np.argwhere(~flag.array)
@@ -126,7 +126,7 @@ def check_finite(x: Any, name: String = "") -> Any:
                 at=where,
             )
 
-    here().show(flags, act)
+    current_trace().show(flags, act)
     return x
 
 
@@ -139,12 +139,12 @@ def breakpoint(hook: Hook | None = None, /, **values: Any) -> None:
     names = list(values)
     where = caller()
 
-    def act(seen: Sequence[HostValue]) -> None:
-        here = dict(zip(names, (v.array for v in seen), strict=True))
+    def act(values: Sequence[HostValue]) -> None:
+        here = dict(zip(names, (v.array for v in values), strict=True))
         if hook is not None:
             hook(here)
             return
         builtins.print(f"{where or 'here'}: " + ", ".join(here), file=sys.stderr)
         exec("breakpoint()", here)  # so that the debugger has them under their names
 
-    here().show([as_tensor(v) for v in values.values()], act)
+    current_trace().show([as_tensor(v) for v in values.values()], act)

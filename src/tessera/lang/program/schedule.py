@@ -89,18 +89,18 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
     if name is None:
         _set(algorithm=None, topology=_links_of_mesh())
         return
-    given = dict(settings().program.schedule.algorithm or ()) if collectives else {}
+    choices = dict(settings().program.schedule.algorithm or ()) if collectives else {}
     chosen = dict(_algorithms(dict.fromkeys(collectives or ("",), name)))
-    here = settings().program.schedule.topology if collectives else _links_of_mesh()
-    where = here if topology is None else cluster(topology)
+    links = settings().program.schedule.topology if collectives else _links_of_mesh()
+    where = links if topology is None else cluster(topology)
     _need_topology(chosen.values(), where)
-    _set(algorithm=tuple({**given, **chosen}.items()), topology=where)
+    _set(algorithm=tuple({**choices, **chosen}.items()), topology=where)
 
 
-def _algorithms(given: object) -> tuple[tuple[str, str], ...]:
-    """Returns (collective, algorithm) pairs, "" for all collectives; `given` is a name or a dict of
-    names."""
-    table: dict[Any, Any] = given if isinstance(given, dict) else {"": given}
+def _algorithms(choice: object) -> tuple[tuple[str, str], ...]:
+    """Returns (collective, algorithm) pairs, "" for all collectives; `choice` is a name or a dict
+    of names."""
+    table: dict[Any, Any] = choice if isinstance(choice, dict) else {"": choice}
     for on, name in table.items():
         if on:
             one_of("schedule", "the collective", on, COLLECTIVES)
@@ -169,10 +169,10 @@ def options(
     tables = None if algorithm is None else _algorithms(algorithm)
     where = None if topology is None else cluster(topology)
     _need_topology(dict(tables or ()).values(), where)
-    for name, given in (("tile", sizes), ("warps", warps)):
-        if given is not None:
+    for name, values in (("tile", sizes), ("warps", warps)):
+        if values is not None:
             warn_no_effect(
-                f"schedule: {name}={shown(given)}",
+                f"schedule: {name}={shown(values)}",
                 "the compiler chooses the sizes of its kernels",
                 means="a hint for kernels",
                 fix="leave it out; the blocks of attention and losses are their argument rows=",

@@ -24,7 +24,7 @@ from ...core.tracebacks import boundary
 from ...ir.graph.build import Builder
 from ...ir.graph.node import Graph
 from ...ir.schedule.schedule import Schedule
-from ..autodiff.grad import grad, met, weight_names
+from ..autodiff.grad import grad, weight_names, weights_read
 from ..jit import weight_store
 from ..jit.guards import variables_of
 from ..jit.jit import Jit
@@ -59,11 +59,16 @@ def backward(
     Without `weights` it returns a dict of gradients by name for all weights that the function has
     used. Raises the errors of `ts.grad`.
     """
-    here, recorder = weight_store.collector(), current()
-    if weights is None and here is not None and recorder is not None:
-        weights = met(recorder) or None
-    if layout is None and reduce_partial and here is not None and here.strategy is not None:
-        layout = here.strategy
+    collecting, recorder = weight_store.collector(), current()
+    if weights is None and collecting is not None and recorder is not None:
+        weights = weights_read(recorder) or None
+    if (
+        layout is None
+        and reduce_partial
+        and collecting is not None
+        and collecting.strategy is not None
+    ):
+        layout = collecting.strategy
     return grad(
         loss, weights, layout=layout, reduce_partial=reduce_partial, reduce_dtype=reduce_dtype
     )
@@ -78,20 +83,22 @@ class TrainingStep(Generic[P, R]):
         self._store = Store(module)
         self._weights: dict[str, Box] = {}
         self._checked = False  # whether the strategy reaches the weights
-        self._seen: Builder | None = None  # the last recording checked for idle axes
+        self._checked_recording: Builder | None = None  # the last recording checked for idle axes
         self._warned: set[str] = set()
         self._fn = fn
         self._held: list[tuple[Place, Box]] = []  # the variables that hold weights
-        self._found: Mesh | None = None  # the mesh of the pipeline that it calls
+        self._pipeline_mesh: Mesh | None = None  # the mesh of the pipeline that it calls
         self._batch_on: Mesh | None = None  # the mesh of the batch in this call
 
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             _name_variables(fn)
-            asks = strategy is not None and self._found is None
-            here = Collector(self._weights, module, self._store, strategy, self._batch_on, asks)
+            asks = strategy is not None and self._pipeline_mesh is None
+            collector = Collector(
+                self._weights, module, self._store, strategy, self._batch_on, asks
+            )
             with (
-                weight_store.collected_by(here),
+                weight_store.collected_by(collector),
                 weight_store.owned_by(self._store),
                 named_scope(module),
             ):
@@ -158,14 +165,14 @@ class TrainingStep(Generic[P, R]):
                 return run(*given[0], **given[1])
             except NeedsMesh as needs:  # repeats outside of the handler: no chained traceback
                 mesh = needs.mesh
-                self._found = mesh if needs.always else None
+                self._pipeline_mesh = mesh if needs.always else None
 
     def _mesh(self) -> Mesh | None:
         """The mesh of the pipeline that the step calls, the current mesh, or the mesh of its
         weights: weights that it has used, or before the first call those in variables that it
         names."""
-        if self._found is not None or settings().mesh is not None:
-            return self._found or settings().mesh
+        if self._pipeline_mesh is not None or settings().mesh is not None:
+            return self._pipeline_mesh or settings().mesh
         named = (p.now() for p in ([] if self._weights else _variables(self._fn)))
         held = (*self._weights.values(), *(x for n in named for x in flatten(n)[0]))
         return next((t.mesh for t in held if isinstance(t, Tensor) and t.mesh is not None), None)
@@ -193,9 +200,9 @@ class TrainingStep(Generic[P, R]):
 
     def _see_idle(self) -> None:
         """Gives one StrategyWarning for mesh axes along which all devices compute the same."""
-        if self._seen is self._jit.builder:
+        if self._checked_recording is self._jit.builder:
             return
-        self._seen = self._jit.builder
+        self._checked_recording = self._jit.builder
         idle = [a for a in idle_axes(self._jit.program) if a not in self._warned]
         if idle:
             self._warned.update(idle)
@@ -248,7 +255,7 @@ class TrainingStep(Generic[P, R]):
         """The number of tensors that the recording has captured before the step's body runs."""
         recorder = current()
         assert recorder is not None
-        recorder.root.made_before |= {n: p for n, p in self._weights.items() if p.drawn}
+        recorder.root.earlier_boxes |= {n: p for n, p in self._weights.items() if p.drawn}
         return len(recorder.captured)
 
     def _adopt(self, before: int) -> None:
@@ -256,9 +263,9 @@ class TrainingStep(Generic[P, R]):
         UsageError if two have one name."""
         recorder = current()
         assert recorder is not None
-        known = set(map(id, self._weights.values()))
-        met = [t for t, _ in recorder.captured[before:] if isinstance(t, Box)]
-        new = [box for box in met if id(box) not in known]
+        known_ids = set(map(id, self._weights.values()))
+        boxes = [t for t, _ in recorder.captured[before:] if isinstance(t, Box)]
+        new = [box for box in boxes if id(box) not in known_ids]
         names = weight_names(new)
         for box in new:
             name = names.get(id(box), "")
@@ -304,10 +311,10 @@ class Stage(Generic[P, R]):
         weight_store.assign(f"stage {self.name!r}", self._store.weights, new, whole=False)
 
 
-def _parameters(who: str, weights: Mapping[str, Box]) -> dict[str, Tensor]:
+def _parameters(caller: str, weights: Mapping[str, Box]) -> dict[str, Tensor]:
     if not weights:
         raise UsageError(
-            f"{who}: it has no weights yet",
+            f"{caller}: it has no weights yet",
             fix="call it once, or make them without running it: graph.parameters(step, batch)",
         )
     return _now(weights)
@@ -354,15 +361,15 @@ def stage(name: str) -> Callable[[Callable[P, R]], Stage[P, R]]:
     return above("graph.stage", decorate, fix)
 
 
-def _named(who: str, what: str, name: object, empty: bool = False) -> None:
+def _named(caller: str, argument: str, name: object, empty: bool = False) -> None:
     if not isinstance(name, str) or not (name or empty):
         raise unfit(
-            who,
-            what,
+            caller,
+            argument,
             name,
-            f'write @graph.{who}("name") above the function'
-            if who == "stage"
-            else f'write @graph.{who}(module="Transformer") above the function',
+            f'write @graph.{caller}("name") above the function'
+            if caller == "stage"
+            else f'write @graph.{caller}(module="Transformer") above the function',
         )
 
 
@@ -379,8 +386,8 @@ def _name_variables(fn: Callable[..., Any]) -> None:
             t.name = spot.key or ""
 
 
-def _function(who: str, fn: Callable[P, R]) -> Callable[P, R]:
-    signature_of(who, function_of(who, "the function", fn))
+def _function(caller: str, fn: Callable[P, R]) -> Callable[P, R]:
+    signature_of(caller, function_of(caller, "the function", fn))
     return fn
 
 

@@ -39,8 +39,8 @@ class UserOp:
         name = name or getattr(fn, "__name__", "user")
         self._function = add_function(name, fn, grad, at)
         self._groups, self._dtypes, self._told = groups, dtypes, told
-        self._seen: dict[Any, Any] | None = None  # the outer variables of its functions
-        self._turn = 0
+        self._last_variables: dict[Any, Any] | None = None  # the outer variables of its functions
+        self._changes = 0
 
     def __repr__(self) -> str:
         return f"<op {self._function.name}: {self._groups.text()}>"
@@ -50,15 +50,15 @@ class UserOp:
         name = self._function.name
         if named:
             fn = self._function.fn
-            given = bound(name, signature_of(name, fn), xs, named)
-            if given.kwargs:
+            bound_args = bound(name, signature_of(name, fn), xs, named)
+            if bound_args.kwargs:
                 raise UsageError(
-                    f"{name}: {next(iter(given.kwargs))} is no argument of its index",
+                    f"{name}: {next(iter(bound_args.kwargs))} is no argument of its index",
                     index=self._groups.text(),
                     fix="give one tensor per group; the function reads what else it needs from"
                     " around it, or has it from functools.partial",
                 )
-            xs = given.args
+            xs = bound_args.args
         if len(xs) != len(self._groups.args):
             raise ShapeError(
                 f"{name}: {len(xs)} arguments for the {len(self._groups.args)} of its index",
@@ -68,23 +68,23 @@ class UserOp:
         ts = [as_tensor(x, name=name) for x in xs]
         dtypes = tuple(d or ts[0].dtype for d in self._dtypes)
         attrs = {"name": name, "index": self._groups.text(), "dtypes": dtypes, **self._told}
-        if current() is None and (turn := self._turn_of_now()):
+        if current() is None and (turn := self._change_count()):
             attrs["turn"] = turn
         results = (
             emit_many("user", *ts, **attrs) if len(dtypes) > 1 else [emit("user", *ts, **attrs)]
         )
         return tuple(results) if len(results) > 1 else results[0]
 
-    def _turn_of_now(self) -> int:
+    def _change_count(self) -> int:
         """The number of changes of the functions' outer variables between eager calls. Eager
         programs have these variables as constants, so the number is part of their cache key.
         (`ts.jit` compares the variables itself.)"""
         functions = [f for f in (self._function.fn, self._function.grad) if f is not None]
         found = {p.name: mark_of(p.now()) for p in variables(functions)}
-        if found != self._seen:
-            self._turn += self._seen is not None
-            self._seen = found
-        return self._turn
+        if found != self._last_variables:
+            self._changes += self._last_variables is not None
+            self._last_variables = found
+        return self._changes
 
 
 def user_op(
@@ -120,44 +120,44 @@ def user_op(
     exist.
     """
     string("op", "name", name)
-    who = name or "op"
+    caller = name or "op"
     if not isinstance(whole, str):
-        raise unfit(who, "whole", whole, "give letters")
+        raise unfit(caller, "whole", whole, "give letters")
     if reduces not in (None, "sum"):
         raise unfit(
-            who,
+            caller,
             "reduces",
             reduces,
             '"sum" where the results of blocks add up, None where they do not',
         )
-    fresh = _fresh(who, sizes)
-    groups = parse_groups(who, index, dict(fresh))
+    fresh = _fresh(caller, sizes)
+    groups = parse_groups(caller, index, dict(fresh))
     letters = {k for side in (groups.args, groups.outs) for g in side for k in g}
     lost = [k for k in _words(whole) if k not in letters]
     if lost:
         raise UsageError(
-            f"{who}: whole names {lost[0]!r}, which is no letter of {index!r}",
+            f"{caller}: whole names {lost[0]!r}, which is no letter of {index!r}",
             fix="list letters of the index",
         )
-    given = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * len(groups.outs)
-    if len(given) != len(groups.outs):
+    result_dtypes = dtype if isinstance(dtype, (tuple, list)) else (dtype,) * len(groups.outs)
+    if len(result_dtypes) != len(groups.outs):
         raise UsageError(
-            f"{who}: {len(given)} dtypes for {len(groups.outs)} results",
+            f"{caller}: {len(result_dtypes)} dtypes for {len(groups.outs)} results",
             fix="give one dtype, or one per result",
         )
     if grad is not None:
-        function_of(who, "grad", grad)
-    dtypes = tuple(None if d is None else dtype_of(d) for d in given)
+        function_of(caller, "grad", grad)
+    dtypes = tuple(None if d is None else dtype_of(d) for d in result_dtypes)
     told = {
         "whole": tuple(_words(whole)),
         "reduces": reduces,
         "sizes": fresh,
-        "flops": None if flops is None else _count(who, flops),
+        "flops": None if flops is None else _count(caller, flops),
     }
     told = {k: v for k, v in told.items() if v not in (None, ())}
 
     def decorate(fn: Callable[..., Any]) -> UserOp:
-        return UserOp(function_of(who, "the function", fn), grad, name, groups, dtypes, told)
+        return UserOp(function_of(caller, "the function", fn), grad, name, groups, dtypes, told)
 
     return above("ts.op", decorate)
 
@@ -167,13 +167,13 @@ def _words(letters: str) -> list[str]:
     return [*(["..."] if "..." in letters else []), *(k for k in rest if k.isalpha())]
 
 
-def _count(who: str, flops: object) -> int:
-    return whole(who, "flops", flops, 0)
+def _count(caller: str, flops: object) -> int:
+    return whole(caller, "flops", flops, 0)
 
 
-def _fresh(who: str, sizes: object) -> tuple[tuple[str, int], ...]:
+def _fresh(caller: str, sizes: object) -> tuple[tuple[str, int], ...]:
     if sizes is None:
         return ()
     if not isinstance(sizes, Mapping) or not all(isinstance(k, str) and len(k) == 1 for k in sizes):
-        raise unfit(who, "sizes", sizes, 'give sizes of letters, e.g. {"k": 4}')
-    return tuple((k, whole(who, f"the size of {k!r}", n, 1)) for k, n in sizes.items())
+        raise unfit(caller, "sizes", sizes, 'give sizes of letters, e.g. {"k": 4}')
+    return tuple((k, whole(caller, f"the size of {k!r}", n, 1)) for k, n in sizes.items())

@@ -12,15 +12,15 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from ...core.checks import alike
 from ...core.context import settings
 from ...core.errors import caller
 from ...core.layout import TensorType
-from ...core.locks import TURN
+from ...core.locks import RECORDING_LOCK
+from ...core.tensor_checks import alike
 from ..value.eager import eager
 from ..value.engine import engine
 from ..value.recipe import Recipe
-from ..value.tensor import Made, Past, Tensor, behind
+from ..value.tensor import HistoryEntry, Past, Tensor, behind
 from .mesh_transfer import moved
 from .recorder import Recorder, current, symbolic
 from .state_effects import nearby
@@ -59,7 +59,7 @@ class Box(Tensor):
         value = self._value
         if value is not None and value.type is self.type and self._trace is None:
             return value
-        with TURN:
+        with RECORDING_LOCK:
             if self._trace is not None:
                 assert self._node is not None
                 return symbolic(self._node, self._trace)
@@ -78,14 +78,14 @@ class Box(Tensor):
         """The engine's array of the value. For the engine only."""
         data = self._data
         if data is None:
-            with TURN:
+            with RECORDING_LOCK:
                 return super().stored
         return data
 
     def _first_of(self, first: First, copy: Tensor) -> Any:
         """Returns the first data of `copy`, a value of this box: the box's own data while both
         agree."""
-        with TURN:
+        with RECORDING_LOCK:
             alike = self._value is copy and self._data is None and self.type is copy.type
             return self.stored if alike else first(copy.type)
 
@@ -100,7 +100,7 @@ class Box(Tensor):
         if recorder is not None:
             recorder.write(self, value)
             return
-        with TURN:
+        with RECORDING_LOCK:
             if value._trace is not None:
                 value._trace.check(value)
             self._take(value)
@@ -116,7 +116,7 @@ class Box(Tensor):
     def fill(self, data: Any, type: TensorType) -> None:
         """Sets the engine's array `data` as the value after a program has run. For the engine
         only."""
-        with TURN:
+        with RECORDING_LOCK:
             self._value = None
             self._data, self.type = data, type
             self._pending = self._first = self._recipe = None
@@ -163,8 +163,13 @@ class Box(Tensor):
         another box is a constant, as in PyTorch."""
         near, value = nearby(source, behind), self.now()
         if alike and not any(t.box is self for t in near):
-            shape, derived = {"shape": source.shape}, source._made and source._made.of_gradient
-            value._made = Made("reshape", (source,), shape, 0, caller() or "", bool(derived))
+            shape, derived = (
+                {"shape": source.shape},
+                source._history and source._history.of_gradient,
+            )
+            value._history = HistoryEntry(
+                "reshape", (source,), shape, 0, caller() or "", bool(derived)
+            )
             value._past = source._past
         else:
             value._past = Past([ref(t) for t in near if t.box is None], False)
@@ -192,7 +197,7 @@ class Box(Tensor):
         if held is not None:
             other.bind(held._node, held._trace)
             return other
-        with TURN:
+        with RECORDING_LOCK:
             other.type, other._node, other._trace = self.type, self._node, self._trace
             if self._trace is not None:
                 return other
@@ -212,6 +217,6 @@ class Box(Tensor):
         self._node, self._trace, self.type = node, recorder, node.types[0]
 
 
-def fits(what: str, box: Tensor, value: Tensor, fix: str) -> None:
+def fits(caller: str, box: Tensor, value: Tensor, fix: str) -> None:
     """Raises ShapeError or DTypeError unless `value` has the shape and dtype of `box`."""
-    alike(what, box.type, value.type, fix, exactly=True)
+    alike(caller, box.type, value.type, fix, exactly=True)

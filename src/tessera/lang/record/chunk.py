@@ -70,15 +70,15 @@ class Block(Chunk):
     count: int
     rows: int
     each: int
-    made: int = 0
+    draw_index: int = 0
 
     draws_around = True
 
     def draw(self, shape: Shape, around: Callable[[], Draw]) -> Draw:
-        if self.made == len(self.drawn):
+        if self.draw_index == len(self.drawn):
             self.refuse(shape, None)
-        whole = self.drawn[self.made]
-        self.made += 1
+        whole = self.drawn[self.draw_index]
+        self.draw_index += 1
         if shape == whole.shape:
             return whole
         cut = [d for d, (b, w) in enumerate(zip(shape, whole.shape, strict=False)) if b != w]
@@ -92,8 +92,8 @@ class Block(Chunk):
 
     def end(self) -> None:
         """Raises UsageError if the function drew less often than for all rows."""
-        if self.made < len(self.drawn):
-            self.refuse(None, self.drawn[self.made].shape)
+        if self.draw_index < len(self.drawn):
+            self.refuse(None, self.drawn[self.draw_index].shape)
 
     def refuse(self, block: Shape | None, whole: Shape | None) -> NoReturn:
         sides = ((self.rows, block), (self.rows * self.count, whole))

@@ -48,17 +48,17 @@ def set_deterministic(on: Flag = True, reduce_tree: Order = None, *, level: Leve
     put(**chosen)
 
 
-def sums_in_order(who: str, on: bool) -> AbstractContextManager[object]:
+def sums_in_order(caller: str, on: bool) -> AbstractContextManager[object]:
     """A context whose sums over devices have the fixed order at every level, if the argument `on`
-    of `who` or an enclosing context asks for it."""
+    of `caller` or an enclosing context asks for it."""
     return replaced(ordered=on or settings().ordered)
 
 
-def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = True) -> Changes:
-    """The settings that `who` changes. Raises UsageError if an order is named for "fast"."""
+def _chosen(caller: str, reduce_tree: str | None, level: str | None, on: bool = True) -> Changes:
+    """The settings that `caller` changes. Raises UsageError if an order is named for "fast"."""
     if level == "fast" and reduce_tree is not None:
         raise UsageError(
-            f"{who}: at the level fast no sum over devices has a fixed order",
+            f"{caller}: at the level fast no sum over devices has a fixed order",
             reduce_tree=repr(reduce_tree),
             fix='ask for level="run_to_run", or leave out reduce_tree',
         )
@@ -66,5 +66,5 @@ def _chosen(who: str, reduce_tree: str | None, level: str | None, on: bool = Tru
         "determinism": (level or "mesh_invariant") if on else "fast",
         "order": ORDERS[reduce_tree or "binary"],
     }
-    need_before_recording(who, **settled)
+    need_before_recording(caller, **settled)
     return {**settled, "level_required": on and level == "mesh_invariant"}

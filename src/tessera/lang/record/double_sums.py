@@ -39,12 +39,12 @@ def check_sum(
     of."""
     if any(a in axes for a in pending(slopes, x)):  # the collective completes the pending sum
         return
-    todo, seen = [x], set[Node]()
+    todo, visited = [x], set[Node]()
     while todo:
         n = todo.pop()
-        if n in seen or any(a in t.varying for t in n.types for a in axes):
+        if n in visited or any(a in t.varying for t in n.types for a in axes):
             continue
-        seen.add(n)
+        visited.add(n)
         of = slopes.get(n, {})
         if over := [a for a in axes if a in of and (of[a] or not mean)]:
             if n not in told:

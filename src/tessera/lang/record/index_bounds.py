@@ -26,7 +26,7 @@ class Expected:
 
     views: tuple[Node, ...]
     name: str
-    what: str
+    label: str
     low: int
     size: int
     ignore: int | None
@@ -34,47 +34,47 @@ class Expected:
 
     def check(self, ids: Tensor) -> None:
         """Raises ShapeError if the host knows that one of the argument's ids is outside."""
-        given = ids._given
-        if given is None:
+        values = ids._host_values
+        if values is None:
             return
-        shape = given.shape
-        bad = (given < self.low) | (given >= self.size)
+        shape = values.shape
+        bad = (values < self.low) | (values >= self.size)
         if self.ignore is not None:
-            bad &= given != self.ignore
+            bad &= values != self.ignore
         if not bad.any():
             return
-        place = np.arange(given.size).reshape(shape)
+        place = np.arange(values.size).reshape(shape)
         # The views move and select elements: only ids that reach the op count.
         for view in self.views:
-            given, bad, place = (value_of(view, [x]) for x in (given, bad, place))
+            values, bad, place = (value_of(view, [x]) for x in (values, bad, place))
         if not bad.any():
             return
         first = np.unravel_index(place[bad][0], shape)
         at = f" at [{', '.join(str(int(i)) for i in first)}]" if shape else ""
         others = int(bad.sum()) - 1
-        rest = f", and {others} more" if others else ""
+        others_text = f", and {others} more" if others else ""
         spared = f", or {self.ignore}" if self.ignore is not None else ""
         within = f"{self.low} to {self.size - 1}" if self.size else "a dim of size 0"
         raise ShapeError(
-            f"{self.name}: {self.what} {given[bad][0]}{at} is outside {within}{rest}",
-            rows=[(f"{self.what}s", ids.type), *([("used_at", self.loc)] if self.loc else [])],
-            fix=f"keep each {self.what} within {within}{spared}" if self.size else NOTHING,
+            f"{self.name}: {self.label} {values[bad][0]}{at} is outside {within}{others_text}",
+            rows=[(f"{self.label}s", ids.type), *([("used_at", self.loc)] if self.loc else [])],
+            fix=f"keep each {self.label} within {within}{spared}" if self.size else NOTHING,
         )
 
 
 def check_ids(
-    name: str, what: str, ids: Tensor, size: int, *, low: int = 0, ignore: int | None = None
+    name: str, label: str, ids: Tensor, size: int, *, low: int = 0, ignore: int | None = None
 ) -> None:
     """Raises ShapeError if the host knows that one of `ids` is neither from `low` to `size - 1` nor
     `ignore`. Ids of an argument of a recorded function are checked at each call."""
     node, recorder = ids._node, ids._trace
-    if ids._given is not None:
-        Expected((), name, what, low, size, ignore, "").check(ids)
+    if ids._host_values is not None:
+        Expected((), name, label, low, size, ignore, "").check(ids)
     elif node is not None and isinstance(recorder, Recorder) and recorder.parent is None:
         found = _argument(node)
         if found is not None:
             argument, views = found
-            expected = Expected(views, name, what, low, size, ignore, caller() or "")
+            expected = Expected(views, name, label, low, size, ignore, caller() or "")
             recorder.checks.append((argument, expected.check))
 
 

@@ -20,7 +20,7 @@ from ..value.tensor import Tensor
 from .recorder import current
 
 __all__ = ["all_gather_object", "initialize", "see_alike"]
-_turn = count(1)
+_join_numbers = count(1)
 
 
 def initialize() -> None:
@@ -64,14 +64,14 @@ def all_gather_object(value: Any) -> list[Any]:
     if process_count() == 1:
         return [json.loads(text)]
     at = caller() or ""
-    said = engine().gather(f"object/{next(_turn)}", [at, text], limits().collective_s)
-    if rows := differences({rank: {"at": line} for rank, (line, _) in enumerate(said)}):
+    reports = engine().gather(f"object/{next(_join_numbers)}", [at, text], limits().collective_s)
+    if rows := differences({rank: {"at": line} for rank, (line, _) in enumerate(reports)}):
         raise UsageError(
             "all_gather_object: the processes are not at the same call",
             rows=rows,
             fix="call it in all of them, in the same order",
         )
-    return [json.loads(text) for _, text in said]
+    return [json.loads(text) for _, text in reports]
 
 
 def _number(x: Any) -> Any:

@@ -21,7 +21,7 @@ from ...core.layout import Dim, TensorType, plain, shard_count
 from ...core.mesh import Mesh
 from ...core.mesh import current as open_mesh
 from ...ir.graph.node import Node, reachable
-from ...ops.local import as_local, joined, own_along, with_dim
+from ...ops.local import as_local, as_varying, joined, with_dim
 from ...passes.differentiate import reached
 from ..value.tensor import Tensor
 from .double_sums import pending as pending_over
@@ -112,28 +112,28 @@ class View(Frame):
             return node
         return recorder.builder("reinterpret", node, layout=as_local(node.type, axes))
 
-    def joined(self, t: TensorType, own: Sequence[str]) -> tuple[TensorType, TensorType | None]:
+    def joined(self, t: TensorType, axes: Sequence[str]) -> tuple[TensorType, TensorType | None]:
         """Returns (the default type of the whole tensor whose block of type `t` each device along
-        `own` has, an argument that makes the order of blocks ambiguous, or None). Blocks are in the
-        order of the devices, or in the order of the arguments' blocks if these are alike and in
+        `axes` has, an argument that makes the order of blocks ambiguous, or None). Blocks are in
+        the order of the devices, or in the order of the arguments' blocks if these are alike and in
         another order."""
         d = self.dim % t.rank
-        here = [x for x in self.entered if x.rank > d and {*own} & _axes(x.dims[d])]
+        here = [x for x in self.entered if x.rank > d and {*axes} & _axes(x.dims[d])]
         odd = [x for x in here if not self._in_order(x, d)]
         like = {
             x.dims[d] for x in here
-            if {*own} == _axes(x.dims[d]) & {*self.axes} and as_local(x, own).dims[d] == t.dims[d]
+            if {*axes} == _axes(x.dims[d]) & {*self.axes} and as_local(x, axes).dims[d] == t.dims[d]
         }  # fmt: skip
         if odd and len(like) == 1:
             return with_dim(t, d, like.pop()), None
-        return joined(t, own, d), odd[0] if odd else None
+        return joined(t, axes, d), odd[0] if odd else None
 
     def _in_order(self, t: TensorType, d: int) -> bool:
         """Returns whether the devices' blocks of dim `d` are in the order of the devices."""
         own = [a for a in self.axes if a in _axes(t.dims[d])]
         return joined(as_local(t, own), own, d).dims[d] == t.dims[d]
 
-    def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
+    def checked_state(self, recorder: Recorder, name: str, node: Node) -> Node:
         t = node.type
         own = [a for a in t.varying if a in self.axes]
         if not own:
@@ -176,8 +176,8 @@ class View(Frame):
                     layout=to,
                     fix="leave out layout=, and lay out what the body returns",
                 )
-        own = [a for a in loss.type.varying if a in self.axes]
-        parts = [a for a in own if a in self.tensor]
+        varying_axes = [a for a in loss.type.varying if a in self.axes]
+        parts = [a for a in varying_axes if a in self.tensor]
         if parts and loss not in self.told:
             self.told.add(loss)
             warnings.warn(
@@ -187,11 +187,11 @@ class View(Frame):
                 StrategyWarning,
                 stacklevel=lines_up(),
             )
-        found = self.outer.gradients(recorder, loss, wrt, weights, goals)
-        for g in found:
+        gradients = self.outer.gradients(recorder, loss, wrt, weights, goals)
+        for g in gradients:
             over = g.type.partial_axes or summed_over(g)
-            self.slopes[g] = {a: a in own for a in over if a in self.axes}
-        return found
+            self.slopes[g] = {a: a in varying_axes for a in over if a in self.axes}
+        return gradients
 
     def handed_in(self, recorder: Recorder, x: Tensor) -> Tensor:
         """Returns a device's operand of a collective: its block of `x`, or its term of a gradient
@@ -199,14 +199,14 @@ class View(Frame):
         own, made_in = x._node, x._trace  # its recorder may be an enclosing one
         if own is not None and (axes := pending_over(self.slopes, own)):
             assert isinstance(made_in, Recorder)
-            x = symbolic(own_along(made_in.builder, own, axes), made_in)
+            x = symbolic(as_varying(made_in.builder, own, axes), made_in)
         return x if (block := recorder.node(x)) is x._node else symbolic(block, recorder)
 
-    def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
+    def ends(self, sources: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
         calls = self.log.calls if self.rank is not None and self.log is not None else ()
-        made_of = set(made_of)
+        sources = set(sources)
         for c in reversed(calls):  # an operand may be the result of an earlier collective
-            if c.result in made_of:
+            if c.result in sources:
                 before = reached(c.operand)
                 if not before.isdisjoint(wrt):
                     return (
@@ -215,7 +215,7 @@ class View(Frame):
                         "leave the rank a tensor: w[rank], x * rank, and for an if"
                         " ts.where(rank == 0, x, y)",
                     )
-                made_of |= before
+                sources |= before
         return None
 
     def reads(self, node: Node) -> None:
@@ -257,25 +257,31 @@ class LocalMesh(Mesh):
     def rank(self) -> Any:
         """This device's place along the mesh's axes, major first: an i32 tensor, or a number once
         it is used as one."""
-        seen = self._view
-        if seen.rank is not None:
-            at = np.unravel_index(seen.rank, [seen.mesh.sizes[a] for a in seen.axes])
-            place = dict(zip(seen.axes, map(int, at), strict=True))
+        local_view = self._view
+        if local_view.rank is not None:
+            at = np.unravel_index(
+                local_view.rank, [local_view.mesh.sizes[a] for a in local_view.axes]
+            )
+            place = dict(zip(local_view.axes, map(int, at), strict=True))
             return _place(place, self)
         recorder = current()
-        here = None if recorder is None else recorder.frame
-        if recorder is None or not isinstance(here, View) or here.entered is not seen.entered:
+        frame = None if recorder is None else recorder.frame
+        if (
+            recorder is None
+            or not isinstance(frame, View)
+            or frame.entered is not local_view.entered
+        ):
             raise UsageError(
                 "mesh.rank: the mesh of a local body is used after the body ended",
                 mesh=self.text(),
                 fix="ask ts.mesh.current() inside the body",
             )
-        along = [a for a in self.axes if seen.mesh.sizes[a] > 1]
+        along = [a for a in self.axes if local_view.mesh.sizes[a] > 1]
         if not along:
             return 0
-        if any(a in seen.data for a in along):
-            raise NeedsLocal(seen.body)
-        return replace(seen, axes=self.axes).symbol(recorder)
+        if any(a in local_view.data for a in along):
+            raise NeedsLocal(local_view.body)
+        return replace(local_view, axes=self.axes).symbol(recorder)
 
 
 def current_mesh() -> Mesh:
@@ -293,9 +299,9 @@ def current_mesh() -> Mesh:
     )
 
 
-def _local(part: Mesh, seen: View) -> LocalMesh:
+def _local(part: Mesh, view: View) -> LocalMesh:
     mesh = LocalMesh(part.axes, devices=part.array())
-    object.__setattr__(mesh, "_view", seen)
+    object.__setattr__(mesh, "_view", view)
     return mesh
 
 

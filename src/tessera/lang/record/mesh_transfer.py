@@ -11,7 +11,7 @@ from ...ir.schedule.schedule import Schedule, Send
 from ..value.eager import redistribute_now, waiting
 from ..value.engine import engine
 from ..value.tensor import Tensor
-from .state_effects import apart_from
+from .state_effects import cut_from
 
 
 def sent(tensors: Sequence[Tensor], to: Sequence[TensorType], mesh: Mesh) -> list[Tensor]:
@@ -36,7 +36,7 @@ def sent(tensors: Sequence[Tensor], to: Sequence[TensorType], mesh: Mesh) -> lis
     for t, old in zip(new, tensors, strict=True):
         if t is not old:
             t.name = old.name
-            apart_from(t, old)
+            cut_from(t, old)
     return new
 
 
@@ -48,20 +48,20 @@ def moved(t: Tensor, to: TensorType) -> Tensor:
     later = waiting("redistribute", [t], {"to": to})
     if later is not None:
         if t.mesh not in (None, to.mesh):
-            later._made = None
-            apart_from(later, t)
+            later._history = None
+            cut_from(later, t)
         return later
     if t.mesh is None or t.mesh == to.mesh:
         return redistribute_now(t, to)
     if to.mesh is None:
-        return apart_from(Tensor(engine().place(t.numpy(), to), to), t)
+        return cut_from(Tensor(engine().place(t.numpy(), to), to), t)
     goes = t.type.complete()
     if any(_cut(t.mesh, a) != _cut(to.mesh, a) for a in goes.split_axes):
         goes = goes.replicated()
     every = sorted({*t.mesh.physical.device_ids, *to.mesh.physical.device_ids})
     both = Mesh(("devices",), devices=every)
-    (there,) = sent([redistribute_now(t, goes)], [goes.on(to.mesh)], both)
-    return redistribute_now(there, to)
+    (sent_tensor,) = sent([redistribute_now(t, goes)], [goes.on(to.mesh)], both)
+    return redistribute_now(sent_tensor, to)
 
 
 def _cut(mesh: Mesh, axis: str) -> tuple[int, int, bool]:

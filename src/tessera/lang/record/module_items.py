@@ -13,20 +13,20 @@ from .parameter import Parameter
 from .recorder import current
 
 
-def stored(holder: Any, key: Any, have: Any, value: Any) -> Any:
+def stored(holder: Any, key: Any, old: Any, value: Any) -> Any:
     """Returns the object to store at `key` of `holder`, a module or one of its containers, in place
-    of `have`: the parameter `have`, into which `value` is written; in a recorded function a
+    of `old`: the parameter `old`, into which `value` is written; in a recorded function a
     stand-in for `value` until the program has run; else `value`. Raises ShapeError or DTypeError if
     the parameter and `value` differ."""
     if not isinstance(value, Tensor) or type(value) is Parameter:
         return value
     if type(value) is Box:  # the module gets a buffer of its own, with the same first value
         value = copy.copy(value.now())
-    if type(have) is Parameter:
+    if type(old) is Parameter:
         what = f"{type(holder).__name__}.{key}: the new value"
-        fits(what, have, value, "give a tensor like it, or another weight: nn.Parameter(tensor)")
-        have.put(value)
-        return have
+        fits(what, old, value, "give a tensor like it, or another weight: nn.Parameter(tensor)")
+        old.put(value)
+        return old
     recorder = current()
     if recorder is not None and recorder.is_outside(holder):
         return recorder.assign(holder, key, value)
@@ -36,10 +36,10 @@ def stored(holder: Any, key: Any, have: Any, value: Any) -> Any:
 class TensorList(list[Any]):
     """A list of a module. Setting an item that is a parameter writes into the parameter."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         if (recorder := current()) is not None:
-            recorder.add_own(self)
+            recorder.add_created(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(key, slice):
@@ -57,16 +57,16 @@ class TensorList(list[Any]):
 class TensorDict(dict[Any, Any]):
     """A dict of a module. Setting an item that is a parameter writes into the parameter."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         if (recorder := current()) is not None:
-            recorder.add_own(self)
+            recorder.add_created(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, stored(self, key, self.get(key), value))
 
-    def update(self, *given: Any, **named: Any) -> None:
-        for key, value in dict(*given, **named).items():
+    def update(self, *args: Any, **named: Any) -> None:
+        for key, value in dict(*args, **named).items():
             self[key] = value
 
     def __ior__(self, other: Any) -> Any:  # type: ignore[misc]  # a dict of another type

@@ -14,7 +14,7 @@ from ...core.errors import UsageError
 from ..value.engine import HostCopy, engine
 from ..value.tensor import Tensor
 from .box import Box
-from .state_effects import apart_from
+from .state_effects import cut_from
 
 
 def away(t: Tensor) -> tuple[Tensor, HostCopy]:
@@ -29,13 +29,13 @@ def away(t: Tensor) -> tuple[Tensor, HostCopy]:
     copy = copy_of(t) or engine().offload(t.stored, t.type)
     out = Tensor(None, t.type)
     out.name, out._pending = t.name, copy
-    return apart_from(out, t), copy
+    return cut_from(out, t), copy
 
 
 def back(t: Tensor) -> Tensor:
     """Returns `t` on the devices; its copy in host memory stays."""
     copy = copy_of(t)
-    return t if copy is None else apart_from(Tensor(copy(), t.type), t)
+    return t if copy is None else cut_from(Tensor(copy(), t.type), t)
 
 
 def where_lies(other: Any, t: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ...core.dtypes import DType, dtype_of, f32, int32, promote
 from ...core.errors import MeshError, UsageError
 from ...core.layout import TensorType, plain
 from ..value.checks import fitting
-from ..value.eager import EAGER, here
+from ..value.eager import EAGER, current_trace
 from ..value.engine import engine
 from ..value.host_data import engine_array, host_array, host_recipe, host_view, is_array, remembered
 from ..value.tensor import Scalar, Tensor, method
@@ -25,7 +25,7 @@ def emit(op: str, *args: Tensor, **attrs: Any) -> Tensor:
 
 def emit_many(op: str, *args: Tensor, **attrs: Any) -> list[Tensor]:
     """Applies an op of several results."""
-    trace = here()
+    trace = current_trace()
     try:
         return trace.apply(op, args, attrs)
     except MeshError:
@@ -65,7 +65,7 @@ def as_tensor(value: object, dtype: object = None, name: str = "tensor") -> Tens
     made = Tensor(None, t)
     made._pending = lambda: engine().place(x, made.type)
     made._recipe = host_recipe(x)
-    made._given = remembered(x)
+    made._host_values = remembered(x)
     return made
 
 
@@ -124,7 +124,7 @@ def binary(op: str, x: object, y: object) -> Tensor:
 
 def _check_divisor(op: str, x: Tensor, divisor: object) -> None:
     """Raises UsageError if integers are divided by a zero that the host knows."""
-    given: Any = divisor._given if isinstance(divisor, Tensor) else divisor
+    given: Any = divisor._host_values if isinstance(divisor, Tensor) else divisor
     if x.dtype.is_int and given is not None and not np.all(given):
         raise UsageError(
             f"{op}: whole numbers cannot be divided by zero",

@@ -46,7 +46,7 @@ class Parameter(Box):
     ) -> None:
         recorder = current()
         if recorder is not None:
-            recorder.add_own(self)
+            recorder.add_created(self)
         given = shape[0] if shape and not isinstance(shape[0], np.generic) else None
         if given is not None and hasattr(given, "__array__"):  # an array of any library
             if len(shape) == 2 and isinstance(shape[1], bool):

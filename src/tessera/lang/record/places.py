@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..value.host_data import is_host_array
-from .static_arguments import Same, kept
+from .static_arguments import Same, cache_key
 
 GONE: Any = Same("nothing")
 _PLAIN = (int, float, complex, str, bytes, type(None), np.generic, Enum)
@@ -67,7 +67,7 @@ class Place:
 def mark_of(x: Any) -> object:
     """Returns the key by which a variable is compared: the value of numbers and arrays, else the
     identity."""
-    return kept(x) if is_plain(x) or is_host_array(x) else Same(x)
+    return cache_key(x) if is_plain(x) or is_host_array(x) else Same(x)
 
 
 def is_plain(x: Any) -> bool:

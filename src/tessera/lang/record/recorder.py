@@ -21,13 +21,13 @@ from ...core.devices import process_count
 from ...core.dtypes import uint32
 from ...core.errors import UsageError
 from ...core.layout import TensorType, plain
-from ...core.locks import TURN, given_up
+from ...core.locks import RECORDING_LOCK, recording_lock_released
 from ...core.options import ProgramOptions
 from ...ir.graph.build import Builder
 from ...ir.graph.node import Node, entered
 from ...ir.schedule.schedule import Schedule
 from ...ops.elementwise import stop_gradient
-from ..value.eager import HERE, eager, here
+from ..value.eager import CURRENT_TRACE, current_trace, eager
 from ..value.host_outputs import Act, HostOutput
 from ..value.tensor import ON_READ, Tensor, Trace
 from .chunk import Chunk
@@ -79,12 +79,12 @@ class Frame:
         """The gradients of `loss` by `wrt`, the nodes of `weights` (`gradients.derived`)."""
         return derived(recorder.builder, loss, wrt, goals)
 
-    def ends(self, made_of: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
-        """Returns (reason, fix) if a gradient of a loss made of `made_of` does not reach all of
+    def ends(self, sources: Set[Node], wrt: Sequence[Node]) -> tuple[str, str] | None:
+        """Returns (reason, fix) if a gradient of a loss made of `sources` does not reach all of
         `wrt`; None if it does."""
         return None
 
-    def kept(self, recorder: Recorder, name: str, node: Node) -> Node:
+    def checked_state(self, recorder: Recorder, name: str, node: Node) -> Node:
         """Returns the node whose value the module attribute `name` holds after the run, for its new
         value `node`."""
         return node
@@ -133,11 +133,12 @@ class Recorder:
         self.chunk: Chunk | None = None  # in the function of `map_chunks`
         self.checks: list[tuple[Node, Check]] = []  # checks of arguments, by their inputs
         self.named_inputs: list[Tensor] = []  # inputs that are parameters or have a name
-        self.made_before: dict[str, Any] = {}  # `dist.tensor` boxes of earlier recordings, by name
+        # `dist.tensor` boxes of earlier recordings, by name
+        self.earlier_boxes: dict[str, Any] = {}
         self.labels: dict[int, str] = {}  # the names of weights of graph functions, by their ids
         self._nodes: dict[int, Node] = {}
         self.changes = Changes()
-        self.own: set[int] = set()  # ids of modules made during this recording
+        self.created_ids: set[int] = set()  # ids of modules made during this recording
         self.called_modules: dict[int, Any] = {}  # modules from outside that were called
         self.host_outputs: list[HostOutput] = []  # values shown on the host after a call
         self.host_reads: list[
@@ -184,7 +185,7 @@ class Recorder:
         """Puts `value` into the parameter `box` when the program has run. Raises UsageError in the
         body of a loop or branch."""
         root = self.root
-        born = id(box) in root.changes.own
+        born = id(box) in root.changes.created
         inner = self.parent is not None and box._trace is not self
         if inner and not born:
             raise UsageError(
@@ -193,9 +194,9 @@ class Recorder:
                 fix="return the new value from the body, and set the weight after it",
             )
         node = self.node(value)
-        own = born or box._trace is not None  # made, or copied, in the function itself
-        before = box._node if own else root._nodes.get(id(box))
-        if own:
+        is_created = born or box._trace is not None  # made, or copied, in the function itself
+        before = box._node if is_created else root._nodes.get(id(box))
+        if is_created:
             root.changes.put(box, before, node)
             box.bind(node, self)
         else:
@@ -208,15 +209,15 @@ class Recorder:
         root = self.root
         return symbolic(root._nodes[id(box)], root) if id(box) in root.changes.boxes else None
 
-    def add_own(self, made: Any) -> None:
-        """Notes that the module or parameter `made` was created in the recorded function."""
-        self.root.changes.own[id(made)] = made
-        self.own.add(id(made))
+    def add_created(self, created: Any) -> None:
+        """Notes that the module or parameter `created` was created in the recorded function."""
+        self.root.changes.created[id(created)] = created
+        self.created_ids.add(id(created))
 
     def is_outside(self, holder: Any) -> bool:
         """Returns whether the module `holder` exists after the run: it was created outside of the
         function, or of the body of the loop."""
-        born = self.own if self.draws is not None else self.root.changes.own
+        born = self.created_ids if self.draws is not None else self.root.changes.created
         return id(holder) not in born
 
     def assign(self, holder: Any, name: Any, value: Tensor) -> Tensor:
@@ -230,13 +231,13 @@ class Recorder:
                 fix="return the new value from the body, and set it after it",
             )
         held = f"{type(holder).__name__}.{name}"
-        last = symbolic(self.frame.kept(self, held, self.node(value)), self)
+        last = symbolic(self.frame.checked_state(self, held, self.node(value)), self)
         self.changes.assign(holder, name, last)
         return last
 
     def set_number(self, holder: Any, name: str) -> None:
         """Notes that the attribute `name` of a module is about to be set to a number."""
-        if id(holder) not in self.root.changes.own:
+        if id(holder) not in self.root.changes.created:
             self.root.changes.assign(holder, name)
 
     def clear(self) -> None:
@@ -261,9 +262,9 @@ class Recorder:
         nodes = [node]
         if len(node.types) > 1 or node.kind.many:
             nodes = [self.builder("item", node, index=i) for i in range(len(node.types))]
-        return [symbolic(self._kept(n), self) for n in nodes]
+        return [symbolic(self._without_gradient(n), self) for n in nodes]
 
-    def _kept(self, node: Node) -> Node:
+    def _without_gradient(self, node: Node) -> Node:
         """Returns `node`; inside `ts.no_grad` as a constant for gradients."""
         if not settings().no_grad or not node.type.dtype.is_float or node.op == stop_gradient.name:
             return node
@@ -391,7 +392,7 @@ def _ended(t: Tensor) -> UsageError:
 
 def current() -> Recorder | None:
     """The innermost function that is being recorded, or None."""
-    trace = here()
+    trace = current_trace()
     return trace if isinstance(trace, Recorder) else None
 
 
@@ -401,7 +402,7 @@ def options_of_run() -> ProgramOptions:
     return replace(settings().program, processes=process_count())
 
 
-def options_here() -> ProgramOptions:
+def current_options() -> ProgramOptions:
     """The options of the current recording, or of a recording that would begin here."""
     recorder = current()
     return settings().program if recorder is None else recorder.options
@@ -420,17 +421,17 @@ def choose(name: str, default: Any, others: Iterable[Any] = ()) -> Any:
     """Returns the value of the choice `name` for the current recording: `default` if no value is
     set. `others` are the values that the autotuner may try."""
     open_choice(name, (value for value in others if value != default))
-    return dict(options_here().schedule.choices or ()).get(name, default)
+    return dict(current_options().schedule.choices or ()).get(name, default)
 
 
-def need_before_recording(what: str, **chosen: Any) -> None:
+def need_before_recording(caller: str, **chosen: Any) -> None:
     """Raises UsageError inside a recorded function whose options differ from `chosen`: they are
     fixed when its recording begins."""
-    now = options_here()
+    now = current_options()
     asked = replace(now, **chosen)
     if current() is not None and now != asked:
         raise UsageError(
-            f"{what}: the options of a recorded function are settled before it is recorded",
+            f"{caller}: the options of a recorded function are settled before it is recorded",
             recorded_under=str(now),
             wanted=str(asked),
             fix="write it around the call of the compiled function, or before it",
@@ -439,12 +440,12 @@ def need_before_recording(what: str, **chosen: Any) -> None:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    with TURN:
-        token = HERE.set(recorder)
+    with RECORDING_LOCK:
+        token = CURRENT_TRACE.set(recorder)
         try:
             yield recorder
         finally:
-            HERE.reset(token)
+            CURRENT_TRACE.reset(token)
             if recorder.parent is None:
                 recorder.changes.undo()
 
@@ -453,7 +454,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 def outside(recorder: Recorder) -> Iterator[None]:
     """A context in the middle of a recording with the state from before it, for other threads
     too."""
-    with eager(), recorder.root.changes.aside(), given_up():
+    with eager(), recorder.root.changes.aside(), recording_lock_released():
         yield
 
 

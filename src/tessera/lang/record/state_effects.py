@@ -23,20 +23,20 @@ _FAR = 4096  # values: a whole history, except for the longest ones
 _NEAR = 64  # values: enough to find the old weight behind an optimizer's update
 
 
-def nearby(x: X, made_of: Callable[[X], Iterable[X]], most: int = _NEAR) -> list[X]:
+def nearby(x: X, sources_of: Callable[[X], Iterable[X]], most: int = _NEAR) -> list[X]:
     """Returns `x` and the values nearest to it in its history, at most about `most`."""
     found = {id(x): x}
     todo = deque([x])
     while todo and len(found) < most:
-        new = {id(a): a for a in made_of(todo.popleft()) if id(a) not in found}
+        new = {id(a): a for a in sources_of(todo.popleft()) if id(a) not in found}
         found |= new
         todo += new.values()
     return list(found.values())
 
 
-def apart_from(out: Tensor, source: Tensor) -> Tensor:
+def cut_from(out: Tensor, source: Tensor) -> Tensor:
     """Returns `out`, a copy of `source` elsewhere; a gradient through it is an error."""
-    there = nearby(source, lambda t: () if t._made is None else t._made.args, _FAR)
+    there = nearby(source, lambda t: () if t._history is None else t._history.args, _FAR)
     out._past = Past([ref(t) for t in there], False)
     return out
 
@@ -47,12 +47,12 @@ class Written:
 
     box: Any
     type: TensorType  # before the recording
-    given: Node | None = None  # its input, if it is an argument
+    argument_node: Node | None = None  # its input, if it is an argument
     last: Node | None = None  # the value written last, or else the input
 
     @property
     def is_set(self) -> bool:
-        return self.last is not self.given
+        return self.last is not self.argument_node
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Changes:
     def __init__(self) -> None:
         self.boxes: dict[int, Written] = {}
         self.changed: dict[object, Change] = {}  # by the names of their places
-        self.own: dict[int, Any] = {}  # modules and parameters made in the function itself
+        self.created: dict[int, Any] = {}  # modules and parameters made in the function itself
         # (a parameter that was set, its node before, its new node)
         self.puts: list[tuple[Any, Node | None, Node]] = []
         self.slopes: set[Node] = set()  # results of ts.grad
@@ -111,7 +111,7 @@ class Changes:
             for c, now in zip(numbers, after, strict=True):
                 c.place.put(now)
 
-    def made_of_before(self, end: Node) -> set[int]:
+    def stale_sources(self, end: Node) -> set[int]:
         """The ids of the parameters whose old value `end` was computed from, and that were set
         since."""
         was = {n: box for box, n, _ in self.puts if n is not None}
@@ -174,7 +174,7 @@ class Changes:
         """Forgets all changes."""
         self.boxes.clear()
         self.changed.clear()
-        self.own.clear()
+        self.created.clear()
         self.puts.clear()
         self.slopes.clear()
         self.updates.clear()

@@ -5,11 +5,11 @@ stores a key of its contents, not the object.
 
 >>> from types import SimpleNamespace
 >>> cfg = SimpleNamespace(rate=0.5, sizes={1, 2})
->>> before = kept(cfg)
->>> before == kept(SimpleNamespace(rate=0.5, sizes={2, 1}))
+>>> before = cache_key(cfg)
+>>> before == cache_key(SimpleNamespace(rate=0.5, sizes={2, 1}))
 True
 >>> cfg.sizes.add(3)
->>> before == kept(cfg)
+>>> before == cache_key(cfg)
 False
 """
 
@@ -59,7 +59,7 @@ class _TooMany(Exception):
     pass
 
 
-def kept(x: object, warn: bool = False) -> object:
+def cache_key(x: object, warn: bool = False) -> object:
     """Returns the comparison key of `x`: a program recorded for one object is valid for all with an
     equal key.
 
@@ -137,9 +137,9 @@ class _Look:
             return kind, Same(x.__func__), self.at(x.__self__)
         if isinstance(x, functools.partial):
             return kind, self.at(x.func), self.at(x.args), self.at(x.keywords)
-        found = self.fields(x)
-        if found:
-            return kind, found
+        field_values = self.fields(x)
+        if field_values:
+            return kind, field_values
         if "__eq__" not in {n for c in kind.__mro__[:-1] for n in c.__dict__}:
             return Same(x)
         # A value such as a Fraction is its own key; without a hash it is mutable, so copied.

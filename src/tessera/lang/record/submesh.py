@@ -44,15 +44,15 @@ class Slices(Frame):
         every = [*dict.fromkeys(m for m in meshes if m is not None)]
         if len(every) < 2:
             return None
-        own = {m: set(m.physical.device_ids) for m in every}
-        above = max(every, key=lambda m: len(own[m]))
+        device_ids = {m: set(m.physical.device_ids) for m in every}
+        above = max(every, key=lambda m: len(device_ids[m]))
         parts = [m for m in every if m is not above]
-        if all(own[m] < own[above] for m in parts):
+        if all(device_ids[m] < device_ids[above] for m in parts):
             wide = with_two_axes(above)
             lines = (_along(wide, a) for a in wide.axes if len(wide.axes) > 1)
-            found = next((s for s in lines if set(parts) <= set(s)), None)
-            return None if found is None else Slices(wide, found)
-        first, devices = every[0], [d for m in every for d in own[m]]
+            line = next((s for s in lines if set(parts) <= set(s)), None)
+            return None if line is None else Slices(wide, line)
+        first, devices = every[0], [d for m in every for d in device_ids[m]]
         alike = all((m.axes, m.shape, m.onto) == (first.axes, first.shape, None) for m in every)
         if not alike or len(set(devices)) < len(devices):
             return None
@@ -61,16 +61,17 @@ class Slices(Frame):
             axis += "_"
         return Slices(Mesh((axis, *first.axes), np.stack([m.array() for m in every])), tuple(every))
 
-    def here(self, t: TensorType) -> TensorType:
+    def on_recording_mesh(self, t: TensorType) -> TensorType:
         """Returns `t` on the mesh of the recording."""
         return t if t.mesh is None else laid_on(t, self.meshes[0])
 
     def type_of(self, t: Tensor, place: int | None = None) -> TensorType:
         known = t.mesh is None or t.mesh in self.meshes or with_two_axes(t.mesh) == self.whole
-        return self.here(t.type) if known else t.type  # an op on another mesh raises MeshError
+        # an op on another mesh raises MeshError
+        return self.on_recording_mesh(t.type) if known else t.type
 
     def laid(self, to: TensorType, of: TensorType) -> TensorType:
-        return to if to.mesh is not None and to.mesh.time else self.here(to)
+        return to if to.mesh is not None and to.mesh.time else self.on_recording_mesh(to)
 
     def gradients(
         self,
@@ -80,7 +81,7 @@ class Slices(Frame):
         weights: Sequence[Tensor],
         goals: Sequence[Goal],
     ) -> list[Node]:
-        here = [None if t is None else self.here(t) for t in goals]
+        here = [None if t is None else self.on_recording_mesh(t) for t in goals]
         found = derived(recorder.builder, loss, wrt, here)
         self.gradient_of.update(zip(found, wrt, strict=True))
         return found
@@ -145,4 +146,4 @@ def laid_on(t: TensorType, mesh: Mesh) -> TensorType:
     """Returns `t` on `mesh`, gathered along the axes that `mesh` lacks."""
     apart = [a for a in t.split_axes if a not in mesh]
     t = gathered(t, apart) if apart else t
-    return TensorType(t.dtype, t.dims, t.partial, mesh, (), t.rest)
+    return TensorType(t.dtype, t.dims, t.partial, mesh, (), t.rest_axes)

@@ -28,9 +28,9 @@ def to_host(tree: Any) -> Any:
     return tree_map(lambda x: on_each_host(x).numpy() if isinstance(x, Tensor) else x, tree)
 
 
-def read_by_all(who: str, tree: Any) -> Any:
+def read_by_all(caller: str, tree: Any) -> Any:
     """Returns `tree` with tensors that every process can read. All processes call it, in the name
-    of `who`. Processes without a device of a tensor's mesh, such as a mesh folded onto fewer
+    of `caller`. Processes without a device of a tensor's mesh, such as a mesh folded onto fewer
     devices, receive the values from the first process that has one. That process waits for nobody,
     so it can read a mesh of its own alone."""
     if process_count() == 1:
@@ -41,38 +41,38 @@ def read_by_all(who: str, tree: Any) -> Any:
         if isinstance(x, Tensor) and x.mesh is not None:
             groups.setdefault(engine().processes(x.mesh), []).append(i)
     for group, at in groups.items():
-        for i, x in zip(at, _read(who, group, [leaves[i] for i in at]), strict=True):
+        for i, x in zip(at, _read(caller, group, [leaves[i] for i in at]), strict=True):
             leaves[i] = x
     return unflatten(spec, leaves)
 
 
-_turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
+_read_counts: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
-def _read(who: str, group: tuple[int, ...], xs: list[Tensor]) -> list[Tensor]:
+def _read(caller: str, group: tuple[int, ...], xs: list[Tensor]) -> list[Tensor]:
     """Returns `xs`, whose mesh has devices of the processes `group`, as tensors that this process
     can read."""
     if process_index() in group:
         xs = [*map(on_its_devices, xs)]
     if len(group) == process_count():
         return xs
-    _turns[who, group] += 1
-    name, turn, limit_s = f"{who}/{group}", _turns[who, group], limits().collective_s
+    _read_counts[caller, group] += 1
+    name, turn, limit_s = f"{caller}/{group}", _read_counts[caller, group], limits().collective_s
     if process_index() in group:
         if process_index() == group[0]:
             said = [x.numpy().tolist() for x in xs]
             engine().from_first(name, turn, said, limit_s, group[0])
         return xs
     said = engine().from_first(name, turn, None, limit_s, group[0])
-    return [_here(v, plain(x.dtype, x.shape)) for v, x in zip(said, xs, strict=True)]
+    return [_off_mesh(v, plain(x.dtype, x.shape)) for v, x in zip(said, xs, strict=True)]
 
 
-def _here(value: Any, t: TensorType) -> Tensor:
+def _off_mesh(value: Any, t: TensorType) -> Tensor:
     """Returns a tensor on no mesh, also inside of `with mesh:`."""
     return Tensor(engine().place(np.asarray(value, t.dtype.numpy).reshape(t.shape), t), t)
 
 
-def is_here(x: Tensor) -> bool:
+def is_local(x: Tensor) -> bool:
     """Returns whether this process has a device of the mesh of `x`."""
     if process_count() == 1 or x.mesh is None:
         return True
@@ -88,7 +88,7 @@ def on_its_devices(x: Tensor) -> Tensor:
     return redistribute_now(x, t.complete().replicated())
 
 
-def value_here(x: Tensor) -> np.ndarray[Any, Any]:
+def local_value(x: Tensor) -> np.ndarray[Any, Any]:
     """The whole value, in each process that has a device of the mesh. A value that differs by
     device has a leading dim for each such axis, as from `numpy`."""
     t = x.type

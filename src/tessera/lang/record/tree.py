@@ -84,7 +84,7 @@ def opened(x: Any) -> tuple[type, Hashable, Sequence[Any]] | None:
 class Keys(tuple[Any, ...]):
     """The keys of a dict subclass, together with its attributes and its `default_factory`."""
 
-    rest: tuple[Any, Any]
+    factory_and_state: tuple[Any, Any]
 
     def __new__(cls, x: dict[Any, Any]) -> Keys:
         out = super().__new__(cls, x)
@@ -93,13 +93,14 @@ class Keys(tuple[Any, ...]):
         except AttributeError:
             own = {}
         factory = x.default_factory if isinstance(x, defaultdict) else None
-        out.rest = factory, None if own is x else tuple(own.items())  # None: it is its __dict__
+        # None: it is its __dict__
+        out.factory_and_state = factory, None if own is x else tuple(own.items())
         return out
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Keys) or tuple(self) != tuple(other):
             return False
-        (mine, own), (theirs, others) = self.rest, other.rest
+        (mine, own), (theirs, others) = self.factory_and_state, other.factory_and_state
         if mine is not theirs or own is None or others is None or len(own) != len(others):
             return mine is theirs and own is others
         pairs = zip(own, others, strict=True)
@@ -113,13 +114,13 @@ class Keys(tuple[Any, ...]):
         """Returns a dict of class `kind` with these values."""
         made = kind.__new__(kind)
         if issubclass(kind, defaultdict):
-            made.default_factory = self.rest[0]
+            made.default_factory = self.factory_and_state[0]
         put = OrderedDict.update if issubclass(kind, OrderedDict) else dict.update
         put(made, zip(self, values, strict=True))
-        if self.rest[1] is None:
+        if self.factory_and_state[1] is None:
             object.__setattr__(made, "__dict__", made)
-        elif self.rest[1]:
-            object.__getattribute__(made, "__dict__").update(self.rest[1])
+        elif self.factory_and_state[1]:
+            object.__getattribute__(made, "__dict__").update(self.factory_and_state[1])
         return made
 
 
@@ -154,9 +155,9 @@ class Shared(tuple[Any, ...]):
 
     same: tuple[int, ...]
 
-    def __new__(cls, spec: Spec, met: Sequence[int]) -> Shared:
+    def __new__(cls, spec: Spec, module_ids: Sequence[int]) -> Shared:
         out, first = super().__new__(cls, spec), dict[int, int]()
-        out.same = tuple([first.setdefault(m, k) for k, m in enumerate(met)])
+        out.same = tuple([first.setdefault(m, k) for k, m in enumerate(module_ids)])
         return out
 
     def __eq__(self, other: object) -> bool:
@@ -167,27 +168,27 @@ class Shared(tuple[Any, ...]):
 
     __hash__ = tuple.__hash__
 
-    def joined(self, x: Any, met: list[Any]) -> Any:
-        """Returns `x`, of this structure, with shared modules made one object; `met` are the
+    def joined(self, x: Any, modules: list[Any]) -> Any:
+        """Returns `x`, of this structure, with shared modules made one object; `modules` are the
         modules so far."""
         kind, keys, values = opened(x) or (None, (), ())
         if kind is None:
             return x
-        k = len(met)
+        k = len(modules)
         if kind in _REGISTERED:
-            met.append(x)
-        new = [self.joined(v, met) for v in values]
+            modules.append(x)
+        new = [self.joined(v, modules) for v in values]
         if kind in _REGISTERED:
             x.__dict__.update(zip(keys, new, strict=True))  # type: ignore[call-overload]
-            return met[self.same[k]]
+            return modules[self.same[k]]
         if all(v is w for v, w in zip(values, new, strict=True)):
             return x
         leaves = [v for v in new if v is not None]
         return _give((kind, keys, tuple([EMPTY if v is None else LEAF for v in new])), iter(leaves))
 
 
-def _take(x: Any, leaves: list[Any], met: list[int], module: bool = False) -> Spec:
-    """Returns the structure of `x` and adds its leaves to `leaves`, its modules to `met`. A
+def _take(x: Any, leaves: list[Any], module_ids: list[int], module: bool = False) -> Spec:
+    """Returns the structure of `x` and adds its leaves to `leaves`, its modules to `module_ids`. A
     container with only leaves is taken in one step, for the speed of calls."""
     if x is None:
         return EMPTY
@@ -198,14 +199,14 @@ def _take(x: Any, leaves: list[Any], met: list[int], module: bool = False) -> Sp
     kind, keys, values = found
     if kind in _REGISTERED:
         module = True
-        met.append(id(x))
+        module_ids.append(id(x))
     kinds = set(map(type, values))
     if kinds and kinds <= KINDS:
         boxes = module and Parameter in kinds
         if not boxes or kinds == _BOXES:
             leaves.extend(values)
             return kind, keys, BOX if boxes else None
-    return kind, keys, tuple([_take(v, leaves, met, module) for v in values])
+    return kind, keys, tuple([_take(v, leaves, module_ids, module) for v in values])
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
@@ -252,15 +253,15 @@ def _give(spec: Spec, leaves: Iterator[Any]) -> Any:
         return kind(*values)  # a named tuple
     if kind is TensorList or kind is TensorDict:
         return kind(values) if kind is TensorList else kind(zip(keys, values, strict=True))
-    made = object.__new__(kind)
+    new = object.__new__(kind)
     if (recorder := current()) is not None:
-        recorder.add_own(made)
+        recorder.add_created(new)
     if kind in _REGISTERED:
-        made.__dict__.update(zip(keys, values, strict=True))
+        new.__dict__.update(zip(keys, values, strict=True))
     else:
         for name, value in zip(keys, values, strict=True):
-            object.__setattr__(made, name, value)  # a dataclass may be frozen, or have slots
-    return made
+            object.__setattr__(new, name, value)  # a dataclass may be frozen, or have slots
+    return new
 
 
 def _boxed(x: Any) -> Any:
@@ -407,33 +408,34 @@ def aligned(spec: Spec, other: Any) -> list[Any]:
 
 
 def fitted(
-    what: str,
+    message: str,
     labels: tuple[str, str],
     spec: Spec,
-    have: Sequence[Tensor],
+    expected: Sequence[Tensor],
     other: Spec,
-    given: Sequence[Tensor],
+    actual: Sequence[Tensor],
     fix: str,
     dtypes: bool = True,
 ) -> list[Tensor]:
-    """Returns the tensors `given`, of structure `other`, in the order of the tensors `have`, of
-    structure `spec`. Raises ShapeError with the message `what` unless both have one structure (up
-    to the order of dict keys, as in JAX), the same shapes and, with `dtypes`, the same dtypes."""
+    """Returns the tensors `actual`, of structure `other`, in the order of the tensors `expected`,
+    of structure `spec`. Raises ShapeError with the message `message` unless both have one structure
+    (up to the order of dict keys, as in JAX), the same shapes and, with `dtypes`, the same
+    dtypes."""
     wrong = [] if spec == other else list(_differences(spec, other))
     if not wrong:
         if spec != other:
-            by_path = dict(zip(spec_paths(other), given, strict=True))
-            given = [by_path[p] for p in spec_paths(spec)]
+            by_path = dict(zip(spec_paths(other), actual, strict=True))
+            actual = [by_path[p] for p in spec_paths(spec)]
         wrong = [
             f"{path_name(p)}: {a.type}, then {b.type}"
-            for p, a, b in zip(spec_paths(spec), have, given, strict=True)
+            for p, a, b in zip(spec_paths(spec), expected, actual, strict=True)
             if a.shape != b.shape or (dtypes and a.dtype is not b.dtype)
         ]
         if not wrong:
-            return list(given)
-    said = [(n, ", ".join(str(t.type) for t in ts)) for n, ts in zip(labels, (have, given))]
+            return list(actual)
+    rows = [(n, ", ".join(str(t.type) for t in ts)) for n, ts in zip(labels, (expected, actual))]
     where = [("where", "; ".join(wrong[:5]))] if (spec, other) != (LEAF, LEAF) else []
-    raise ShapeError(what, rows=[*said, *where], fix=fix)
+    raise ShapeError(message, rows=[*rows, *where], fix=fix)
 
 
 def _differences(spec: Spec, other: Spec, path: Path = ()) -> Iterator[str]:
@@ -451,7 +453,7 @@ def _differences(spec: Spec, other: Spec, path: Path = ()) -> Iterator[str]:
     names = [range(k) if isinstance(k, int) else k for k in (keys, others)]
     named = type(keys) is tuple and type(others) is tuple
     if set(keys) != set(others) if named else keys != others:
-        yield f"{at}{kinds[0]} of {_some(names[0])}, then of {_some(names[1])}"
+        yield f"{at}{kinds[0]} of {_names_text(names[0])}, then of {_names_text(names[1])}"
         return
     parts = [
         dict(zip(n, x[2] if isinstance(x[2], tuple) else [LEAF] * len(n), strict=True))
@@ -461,7 +463,7 @@ def _differences(spec: Spec, other: Spec, path: Path = ()) -> Iterator[str]:
         yield from _differences(parts[0][name], parts[1][name], (*path, name))
 
 
-def _some(names: Any) -> str:
+def _names_text(names: Any) -> str:
     if isinstance(names, range):
         return str(len(names))
     return ", ".join(map(str, list(names)[:8])) + (", …" if len(names) > 8 else "") or "nothing"

@@ -47,7 +47,7 @@ class Product:
     text: str | int
     size: int
 
-    def rest(self, bound: Mapping[str, int]) -> tuple[int, Counter[str]]:
+    def unbound_factors(self, bound: Mapping[str, int]) -> tuple[int, Counter[str]]:
         """Returns (the product of the numbers and bound names, the unbound names with their
         powers)."""
         known, unknown = 1, Counter[str]()
@@ -115,9 +115,9 @@ def _settled(
     Binds the names that one product alone determines."""
     wrong = []
     while True:
-        left = []
+        unsettled = []
         for p in products:
-            known, unknown = p.rest(bound)
+            known, unknown = p.unbound_factors(bound)
             if not unknown or not known:
                 if known != p.size:
                     wrong.append(p.row(f"not {known}"))
@@ -125,7 +125,7 @@ def _settled(
             if p.size % known:
                 wrong.append(p.row(f"no multiple of {known}"))
             elif len(unknown) > 1:
-                left.append(p)
+                unsettled.append(p)
             else:
                 ((name, power),) = unknown.items()
                 root = round((p.size // known) ** (1 / power))
@@ -133,9 +133,9 @@ def _settled(
                     bound[name] = root
                 else:
                     wrong.append(p.row("which no size makes"))
-        if wrong or len(left) == len(products):
-            return left, wrong
-        products = left
+        if wrong or len(unsettled) == len(products):
+            return unsettled, wrong
+        products = unsettled
 
 
 def _solvable(products: list[Product], bound: Mapping[str, int]) -> bool:
@@ -144,7 +144,7 @@ def _solvable(products: list[Product], bound: Mapping[str, int]) -> bool:
     if not products:
         return True
     first = min(products, key=lambda p: p.size)
-    known, unknown = first.rest(bound)
+    known, unknown = first.unbound_factors(bound)
     name = next(iter(unknown))
     tries = _divisors(first.size // known) if first.size else ()
     options = [{name: n} for n in tries] or [{k: 0} for k in unknown]

@@ -70,15 +70,15 @@ def signature_of(name: str, fn: Callable[..., Any]) -> inspect.Signature:
         ) from None
 
 
-def asked_function(name: str, what: str, value: Any) -> Callable[..., Any]:
+def asked_function(name: str, argument: str, value: Any) -> Callable[..., Any]:
     """Returns `value` as a function that raises UsageError if it is called with arguments that it
     does not take. Raises UsageError if `value` cannot be called."""
-    fn = function_of(name, what, value)
+    fn = function_of(name, argument, value)
     try:
         inspect.signature(fn)
     except (TypeError, ValueError):  # a builtin without a signature
         return fn
-    return asking(fn, getattr(fn, "__name__", what))
+    return asking(fn, getattr(fn, "__name__", argument))
 
 
 def bound(

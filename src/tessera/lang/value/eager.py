@@ -29,7 +29,7 @@ from ...ops.op import Op, infer, op_named
 from .engine import Engine, Program, engine
 from .host_outputs import Act, HostOutput
 from .recipe import Recipe, can_wait, wanted
-from .tensor import Made, Tensor, Trace
+from .tensor import HistoryEntry, Tensor, Trace
 
 # The most cached programs; the least recently used are dropped.
 MOST_PROGRAMS = 1024
@@ -89,19 +89,19 @@ class Eager:
 
 
 EAGER: Trace = Eager()
-HERE: ContextVar[Trace] = ContextVar("tessera_trace", default=EAGER)
-here = HERE.get
+CURRENT_TRACE: ContextVar[Trace] = ContextVar("tessera_trace", default=EAGER)
+current_trace = CURRENT_TRACE.get
 """Returns the current trace, which applies ops on tensors."""
 
 
 @contextmanager
 def eager() -> Iterator[None]:
     """A context in which ops run at once, outside of any recording that is in progress."""
-    token = HERE.set(EAGER)
+    token = CURRENT_TRACE.set(EAGER)
     try:
         yield
     finally:
-        HERE.reset(token)
+        CURRENT_TRACE.reset(token)
 
 
 def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
@@ -118,15 +118,17 @@ def run_now(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tens
     for i, (data, t) in enumerate(zip(program(given, types), program.types, strict=True)):
         out = Tensor(data, t)
         if made_of is not None and t.dtype.is_float:  # through others no gradient flows
-            out._made = made(op, made_of, attrs, i, loc)
+            out._history = history_entry(op, made_of, attrs, i, loc)
         results.append(out)
     return results
 
 
-def made(op: str, args: Sequence[Tensor], attrs: dict[str, Any], index: int, loc: str) -> Made:
+def history_entry(
+    op: str, args: Sequence[Tensor], attrs: dict[str, Any], index: int, loc: str
+) -> HistoryEntry:
     """Returns the history entry of result `index` of `op` on `args`."""
-    derived = any(a._made is not None and a._made.of_gradient for a in args)
-    return Made(op, tuple(args), attrs, index, loc, derived)
+    derived = any(a._history is not None and a._history.of_gradient for a in args)
+    return HistoryEntry(op, tuple(args), attrs, index, loc, derived)
 
 
 class Number:
@@ -143,9 +145,9 @@ class Number:
 def is_number(t: Tensor) -> bool:
     """Returns whether `t` is a number with a value. Programs take numbers as arguments, also for
     gradients, so a number that changes at each step compiles nothing."""
-    if t._made is None or t._made.op != full.name or (t._data is None and t._pending is None):
+    if t._history is None or t._history.op != full.name or (t._data is None and t._pending is None):
         return False
-    return t._made.attrs["shape"] == () and t._made.attrs.get("layout") is None
+    return t._history.attrs["shape"] == () and t._history.attrs.get("layout") is None
 
 
 def _number_of(t: Tensor) -> Any:
@@ -164,12 +166,12 @@ def full_now(attrs: dict[str, Any]) -> Tensor:
         return run_now("full", (), attrs)[0]
     out = Tensor(None, number)
     out._pending = held = Number(attrs["value"], number)
-    out._recipe = Recipe(lambda to: engine().place(held.value, to), kept=True)
+    out._recipe = Recipe(lambda to: engine().place(held.value, to), permanent=True)
     if attrs["shape"] or layout is not None:
         spread = {k: v for k, v in attrs.items() if k in ("shape", "layout")}
         (t,) = infer(broadcast_to, (number,), spread).outs
-        out = _waiting(broadcast_to, [out], spread, t, kept=True)
-    out._made = Made("full", (), attrs, 0, caller())
+        out = _waiting(broadcast_to, [out], spread, t, permanent=True)
+    out._history = HistoryEntry("full", (), attrs, 0, caller())
     return out
 
 
@@ -204,7 +206,7 @@ def waiting(op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | 
         (to,) = got.outs
     out = _waiting(None if moves else kind, args, attrs, to)
     if not settings().no_grad and to.dtype.is_float:
-        out._made = made(op, args, attrs, 0, caller())
+        out._history = history_entry(op, args, attrs, 0, caller())
     return out
 
 
@@ -213,7 +215,7 @@ def _waiting(
     args: Sequence[Tensor],
     attrs: dict[str, Any],
     t: TensorType,
-    kept: bool = False,
+    permanent: bool = False,
 ) -> Tensor:
     """Returns a tensor of type `t` with a recipe that runs `op` on the deferred `args`. Without
     `op` the recipe makes the argument in another layout."""
@@ -237,7 +239,7 @@ def _waiting(
     recipes = [r for _, _, r in parts if r is not None]
     steps = sum(r.steps for r in recipes) + (op is not None)
     out = Tensor(None, t)
-    out.wait(Recipe(make, steps, any(r.of_host for r in recipes), kept))
+    out.wait(Recipe(make, steps, any(r.of_host for r in recipes), permanent))
     return out
 
 
@@ -294,5 +296,5 @@ def redistribute_now(x: Tensor, to: TensorType) -> Tensor:
     program = _program(engine(), *how, "redistribute", (source,), (("to", to),))
     out = Tensor(program([x.stored], (x.type,))[0], to)
     if not now.no_grad:
-        out._made = made("redistribute", [x.now()], {"to": to}, 0, caller())
+        out._history = history_entry("redistribute", [x.now()], {"to": to}, 0, caller())
     return out

@@ -37,12 +37,12 @@ class Program(Protocol):
     def __call__(
         self,
         args: Sequence[Data],
-        have: Sequence[TensorType] | None,
+        arg_types: Sequence[TensorType] | None,
         done: list[list[Data]] | None = None,
     ) -> list[Data]:
-        """Runs the program and returns the results' arrays. `have` are the arguments' types, which
-        may lack the mesh (None: they are known to be `wants`). The results are added to `done` too,
-        so that they survive an asynchronous exception at the end of the run."""
+        """Runs the program and returns the results' arrays. `arg_types` are the arguments' types,
+        which may lack the mesh (None: they are known to be `wants`). The results are added to
+        `done` too, so that they survive an asynchronous exception at the end of the run."""
 
 
 class HostCopy(Protocol):
@@ -64,12 +64,12 @@ class Engine(Protocol):
     def step_by_step(self, schedule: Schedule) -> Program: ...
     def place(self, value: Any, type: TensorType) -> Data: ...
     def place_blocks(self, fill: Callable[[Parts], None], type: TensorType) -> Data: ...
-    def rows_here(self, type: TensorType) -> Any: ...
-    def blocks(self, data: Data, type: TensorType, turn: int) -> list[tuple[Any, Any]]: ...
+    def local_row_indices(self, type: TensorType) -> Any: ...
+    def blocks(self, data: Data, type: TensorType, writer: int) -> list[tuple[Any, Any]]: ...
     def processes(self, mesh: Mesh) -> tuple[int, ...]:
         """The processes whose devices are in `mesh`."""
 
-    def alike(self, who: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
+    def alike(self, caller: str, mesh: Mesh | None, facts: Mapping[str, Any], fix: str) -> None:
         """Raises UsageError, in all processes (of `mesh`), if they differ in `facts`."""
 
     def barrier(self) -> None: ...

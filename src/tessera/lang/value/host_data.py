@@ -178,8 +178,8 @@ def lent(value: Any, name: str = "tensor") -> np.ndarray[Any, Any]:
         (layout != "strided", f"sparse, {layout}", "give x.to_dense()"),
     ):
         if yes:
-            what = f"{name}: the tensor of PyTorch is {kind}"
-            raise UsageError(what, fix=fix)
+            message = f"{name}: the tensor of PyTorch is {kind}"
+            raise UsageError(message, fix=fix)
     x = value.detach().cpu().resolve_conj().resolve_neg()
     narrow = BY_NAME.get(dtype)
     # PyTorch does not export these dtypes to NumPy, but integers of the same width.

@@ -31,15 +31,15 @@ class Recipe:
     """A function from a type, of the value's shape and dtype, to the data; each call makes it anew.
 
     `steps` counts the ops that it runs, without first values. `of_host` is True if it holds host
-    values. The recipe is dropped once the value is made, unless it is `kept`, for recipes that hold
-    nothing large: then processes that have read the value, and others that have not, run the same
-    ops on it.
+    values. The recipe is dropped once the value is made, unless it is `permanent`, for recipes that
+    hold nothing large: then processes that have read the value, and others that have not, run the
+    same ops on it.
     """
 
     make: Callable[[TensorType], Any]
     steps: int = 0
     of_host: bool = False
-    kept: bool = False
+    permanent: bool = False
 
     def __call__(self, to: TensorType) -> Any:
         return self.make(to)
@@ -49,7 +49,7 @@ def can_wait(op: Op, recipes: list[Recipe]) -> bool:
     """Returns whether `op` on the results of `recipes` may be deferred: it is elementwise or moves
     elements, without effects or sums, and it does not keep a host value alive in place of a smaller
     result."""
-    if 1 + sum(r.steps for r in recipes) > MOST_STEPS or op.many or op.bodies or op.own:
+    if 1 + sum(r.steps for r in recipes) > MOST_STEPS or op.many or op.bodies or op.varying:
         return False
     if any(r.of_host for r in recipes) and op is not cast:
         return False

@@ -50,7 +50,7 @@ class Trace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class HistoryEntry:
     """The history entry of an eager tensor: one op on other tensors."""
 
     op: str
@@ -65,7 +65,7 @@ class Made:
 
 def behind(x: Tensor) -> tuple[Tensor, ...]:
     """The tensors that `x` was made from; none for a gradient."""
-    return () if x._made is None or x._made.is_gradient else x._made.args
+    return () if x._history is None or x._history.is_gradient else x._history.args
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,11 @@ class Tensor:
     name: str = ""
     _node: Node | None = None
     _trace: Trace | None = None  # the trace of `_node`; None for an eager value
-    _made: Made | None = None
+    _history: HistoryEntry | None = None
     _past: Past | None = None  # its freed history (lang/autodiff/tape.py)
     _pending: Callable[[], Any] | None = None
     _recipe: Recipe | None = None  # the recipe in `_pending`, if the data can be made repeatedly
-    _given: np.ndarray[Any, Any] | None = None  # the values of integers from the host
+    _host_values: np.ndarray[Any, Any] | None = None  # the values of integers from the host
     drawn: bool = False  # made by dist.tensor: a weight, which a training step may name
     frozen: bool = False  # a parameter that is not trained
     box: Tensor | None = None  # the box whose value this is or was
@@ -187,7 +187,7 @@ class Tensor:
             if pending is not None:
                 self._data = pending()
                 self._pending = None
-                if self._recipe is not None and not self._recipe.kept:
+                if self._recipe is not None and not self._recipe.permanent:
                     self._recipe = None
             elif self._node is not None:
                 raise UsageError(
@@ -213,12 +213,12 @@ class Tensor:
             other.wait(self._recipe)
         else:
             other._data = self.copied()
-        if self._made is not None:
-            other._made = replace(
-                self._made, op="reshape", args=(self,), attrs={"shape": self.shape}, index=0
+        if self._history is not None:
+            other._history = replace(
+                self._history, op="reshape", args=(self,), attrs={"shape": self.shape}, index=0
             )
         other.name, other.drawn, other.remake = self.name, self.drawn, self.remake
-        other._given = self._given
+        other._host_values = self._host_values
         return other
 
     def copied(self) -> Any:

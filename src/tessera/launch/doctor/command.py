@@ -25,7 +25,7 @@ from ...lang.math.create import tensor
 from ...lang.math.functions import sum as total
 from ...lang.parallel.collectives import all_reduce
 from ...lang.value.tensor import Tensor
-from .host import first_line, host_checks, versions, way_out
+from .host import first_line, fix_of, host_checks, versions
 from .report import Check, Report, merged
 
 LIMIT_S = 60.0  # time limit of each wait for other ranks
@@ -40,7 +40,7 @@ def doctor(
 
     The exit status is 1 if something must be fixed.
     """
-    with _engine_apart():
+    with _engine_output_to_stderr():
         report, leads = examined()
     if not leads:
         return  # rank 0 prints the report of all ranks
@@ -49,7 +49,7 @@ def doctor(
 
 
 @contextlib.contextmanager
-def _engine_apart() -> Iterator[None]:
+def _engine_output_to_stderr() -> Iterator[None]:
     """Redirects file 1 to file 2, as the engine prints to stdout, which is for the report alone."""
     sys.stdout.flush()
     kept = os.dup(1)
@@ -63,27 +63,27 @@ def _engine_apart() -> Iterator[None]:
 
 def examined() -> tuple[Report, bool]:
     """Returns the report, and whether this process prints it."""
-    own = host_checks()
+    of_host = host_checks()
     if switches.COLLECTIVE_LIMIT not in os.environ:
         set_limits(collective_s=LIMIT_S)
     try:
         from ...runtime.processes.diagnose import engine_facts
 
         engine = engine_facts()
-        said = _said(engine, own)
+        facts = _gathered_facts(engine, of_host)
     except TesseraError as error:
-        fix = way_out(error) or "see the checks above"
-        return Report((*own, Check("processes", "fix", first_line(error), fix))), True
+        fix = fix_of(error) or "see the checks above"
+        return Report((*of_host, Check("processes", "fix", first_line(error), fix))), True
     except Exception as error:  # an error of the engine at its start
         fix = "see the driver and the versions above; JAX_PLATFORMS=cpu leaves the GPUs out"
-        return Report((*own, Check("devices", "fix", first_line(error), fix))), True
-    hosts = [(s["host"], [Check(**c) for c in s["checks"]]) for s in said]
-    checks = [*merged(hosts), *rank_checks(said), _transports()]
+        return Report((*of_host, Check("devices", "fix", first_line(error), fix))), True
+    hosts = [(s["host"], [Check(**c) for c in s["checks"]]) for s in facts]
+    checks = [*merged(hosts), *rank_checks(facts), _transports()]
 
     return Report((*checks, *reduce_checks())), engine["process"] == 0
 
 
-def _said(engine: dict[str, Any], own: list[Check]) -> list[dict[str, Any]]:
+def _gathered_facts(engine: dict[str, Any], checks: list[Check]) -> list[dict[str, Any]]:
     """Returns the facts of each rank. Raises BackendError if one does not send them."""
     from ...runtime.processes.exchange import gather, together
 
@@ -91,7 +91,7 @@ def _said(engine: dict[str, Any], own: list[Check]) -> list[dict[str, Any]]:
     own_facts = {
         "host": socket.gethostname(),
         "engine": engine,
-        "checks": [asdict(c) for c in own],
+        "checks": [asdict(c) for c in checks],
         "versions": {**found, "python": sys.version.split()[0]},
         "hash": hash("tessera"),
     }
@@ -125,15 +125,15 @@ MOST_SKEW_S = 1.0
 COMPARED = ("tessera", "jax", "jaxlib", "python")
 
 
-def rank_checks(said: Sequence[Mapping[str, Any]]) -> list[Check]:
+def rank_checks(facts: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Returns the checks of the facts of each rank: its host, engine, versions, time and hash."""
     return [
-        check_devices([s["engine"] for s in said], [s["host"] for s in said]),
-        check_alike([s["versions"] for s in said]),
-        check_clocks([s["time_s"] for s in said]),
-        check_hashes([s["hash"] for s in said]),
-        check_bits(said[0]["engine"]),
-        check_overlap(said[0]["engine"]["platform"]),
+        check_devices([s["engine"] for s in facts], [s["host"] for s in facts]),
+        check_alike([s["versions"] for s in facts]),
+        check_clocks([s["time_s"] for s in facts]),
+        check_hashes([s["hash"] for s in facts]),
+        check_bits(facts[0]["engine"]),
+        check_overlap(facts[0]["engine"]["platform"]),
         check_bubbles(),
     ]
 
@@ -247,7 +247,7 @@ def reduce_checks() -> list[Check]:
                 return [check_sum(mesh.size, elements)]
             times_s[elements] = took
     except TesseraError as error:
-        fix = way_out(error) or "see the checks above"
+        fix = fix_of(error) or "see the checks above"
         return [Check("all_reduce", "fix", first_line(error), fix)]
     return [reduced(mesh.size, times_s[SMALL], 4 * large, times_s[large])]
 

@@ -72,27 +72,34 @@ def versions() -> tuple[list[str], dict[str, str]]:
     return needed, found
 
 
-def check_versions(needed: Sequence[str], found: Mapping[str, str]) -> Check:
+def check_versions(needed: Sequence[str], installed: Mapping[str, str]) -> Check:
     """Checks that each library is installed in a fitting version, and jax's parts in one
     version."""
     bad = []
     for text in needed:
         r = Requirement(text)
-        have = found.get(r.name)
-        if have is None or not r.specifier.contains(have, prereleases=True):
-            bad.append((f"{r.name} {have or 'is missing'}", f'"{r.name}{r.specifier}"'))
-    jaxlib = found.get("jaxlib")
-    for name in ("jax", *(n for n in found if n.startswith("jax-cuda"))):
-        if jaxlib and name in found and found[name] != jaxlib:
-            bad.append((f"{name} {found[name]} with jaxlib {jaxlib}", f'"{name}=={jaxlib}"'))
-    shown = ("tessera", "jax", "jaxlib", "numpy", *(n for n in found if n.startswith("jax-cuda")))
-    have = ", ".join(f"{n} {found[n]}" for n in shown if n in found)
+        versions_text = installed.get(r.name)
+        if versions_text is None or not r.specifier.contains(versions_text, prereleases=True):
+            bad.append((f"{r.name} {versions_text or 'is missing'}", f'"{r.name}{r.specifier}"'))
+    jaxlib = installed.get("jaxlib")
+    for name in ("jax", *(n for n in installed if n.startswith("jax-cuda"))):
+        if jaxlib and name in installed and installed[name] != jaxlib:
+            bad.append((f"{name} {installed[name]} with jaxlib {jaxlib}", f'"{name}=={jaxlib}"'))
+    shown = (
+        "tessera",
+        "jax",
+        "jaxlib",
+        "numpy",
+        *(n for n in installed if n.startswith("jax-cuda")),
+    )
+    versions_text = ", ".join(f"{n} {installed[n]}" for n in shown if n in installed)
     return Check(
         "versions",
         "fix" if bad else "ok",
-        "; ".join(what for what, _ in bad) or f"python {platform.python_version()}, {have}",
+        "; ".join(what for what, _ in bad)
+        or f"python {platform.python_version()}, {versions_text}",
         f"pip install {' '.join(dict.fromkeys(how for _, how in bad))}" if bad else "",
-        facts={"python": platform.python_version(), **found},
+        facts={"python": platform.python_version(), **installed},
     )
 
 
@@ -102,20 +109,20 @@ def check_switches(environment: Environment) -> Check:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         switches.warn_of_unknown(environment)
-    found = [str(w.message) for w in said]
-    fixes = ["correct the name, or unset it"] if found else []
+    messages = [str(w.message) for w in said]
+    fixes = ["correct the name, or unset it"] if messages else []
     for ask in (settings, limits, lambda: visible_count(2**20, environment)):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ask()
         except TesseraError as error:
-            found.append(first_line(error))
-            fixes.append(way_out(error))
-    given = {k: v for k, v in environment.items() if k in (*switches.KNOWN, *NAMES)}
+            messages.append(first_line(error))
+            fixes.append(fix_of(error))
+    given = {k: v for k, v in environment.items() if k in (*switches.ALL_VARIABLES, *NAMES)}
     given.pop(switches.TOKEN, None)  # a secret of the run's processes
-    if found:
-        return Check("switches", "fix", "\n".join(found), "; ".join(dict.fromkeys(fixes)))
+    if messages:
+        return Check("switches", "fix", "\n".join(messages), "; ".join(dict.fromkeys(fixes)))
     text = ", ".join(f"{k}={v}" for k, v in sorted(given.items()))
     return Check("switches", "ok", text or "none is set", facts={"set": given})
 
@@ -126,7 +133,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def way_out(error: BaseException) -> str:
+def fix_of(error: BaseException) -> str:
     """Returns the fix of one of Tessera's errors; "" for others."""
     for line in str(error).splitlines():
         name, _, fix = line.strip().partition(" : ")
@@ -231,18 +238,18 @@ def interfaces() -> dict[str, str]:
     return found
 
 
-def check_interfaces(have: Mapping[str, str], environment: Environment) -> Check:
+def check_interfaces(interfaces: Mapping[str, str], environment: Environment) -> Check:
     """Checks that the interfaces named in variables exist, and that one to other hosts is up."""
     bad, fixes = [], []
     for name in INTERFACES:
         given = environment.get(name, "").strip().lstrip("^=")
         for one in filter(None, given.split(",")):
-            if not any(i.startswith(one) for i in have):
+            if not any(i.startswith(one) for i in interfaces):
                 bad.append(f"{name}={one}: there is no such interface")
-                fixes.append(f"name one of {', '.join(have)}, or unset {name}")
-    others = [i for i, state in have.items() if i != "lo" and state != "down"]
-    text = ", ".join(f"{i} {state}" for i, state in have.items()) or "none"
-    facts = {"interfaces": dict(have)}
+                fixes.append(f"name one of {', '.join(interfaces)}, or unset {name}")
+    others = [i for i, state in interfaces.items() if i != "lo" and state != "down"]
+    text = ", ".join(f"{i} {state}" for i, state in interfaces.items()) or "none"
+    facts = {"interfaces": dict(interfaces)}
     if bad:
         return Check("interfaces", "fix", "; ".join(bad), "; ".join(fixes), facts=facts)
     if not others:
@@ -278,7 +285,7 @@ def check_hangs() -> Check:
     try:
         limit_s, folder = limits().collective_s, switches.folder(switches.FLIGHT_DIR)
     except TesseraError as error:
-        return Check("hangs", "fix", first_line(error), way_out(error))
+        return Check("hangs", "fix", first_line(error), fix_of(error))
     facts = {"limit_s": limit_s, "folder": folder}
     place = Path(folder)
     while not place.exists() and place != place.parent:

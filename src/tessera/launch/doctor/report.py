@@ -71,9 +71,9 @@ class Report:
         blank = " " * (9 + wide)
         lines: list[str] = []
         for c in self.checks:
-            first, *rest = [p for part in c.found.split("\n") for p in _wrapped(part, blank)]
+            first, *more_lines = [p for part in c.found.split("\n") for p in _wrapped(part, blank)]
             lines.append(f" {c.status:<6}{c.name:<{wide}}  {first}")
-            lines += [blank + line for line in rest]
+            lines += [blank + line for line in more_lines]
             if c.fix:
                 lines += [
                     blank + ("  " * (i > 0)) + x
@@ -104,7 +104,7 @@ def merged(by_host: list[tuple[str, list[Check]]]) -> list[Check]:
     ['cpu (n1, n3)', 'cpu (n2)']
     """
     names = dict.fromkeys(c.name for _, checks in by_host for c in checks)
-    found: list[Check] = []
+    merged_checks: list[Check] = []
     for name in names:
         alike: dict[tuple[str, str, str], tuple[Check, list[str]]] = {}
         for host, checks in by_host:
@@ -113,5 +113,5 @@ def merged(by_host: list[tuple[str, list[Check]]]) -> list[Check]:
                     alike.setdefault((c.status, c.found, c.fix), (c, []))[1].append(host)
         for c, hosts in alike.values():
             whose = f" ({', '.join(dict.fromkeys(hosts))})" if len(alike) > 1 else ""
-            found.append(replace(c, name=name + whose))
-    return found
+            merged_checks.append(replace(c, name=name + whose))
+    return merged_checks

@@ -56,18 +56,20 @@ class Call:
         choices). Tokens with `mask` [..] False go to no expert."""
         o, w, tokens = self.options, self.weights, self.tokens
         rows = tokens.grouped(F.complete(x))
-        there = None if mask is None else tokens.each(F.complete(mask))
-        choice = choose(rows, w.router, o.routing, w.bias, there)
+        token_mask = None if mask is None else tokens.each(F.complete(mask))
+        choice = choose(rows, w.router, o.routing, w.bias, token_mask)
         ids = self._rows_of(choice.ids)
-        if there is not None:
-            ids = F.where(there, ids, self.rows)
+        if token_mask is not None:
+            ids = F.where(token_mask, ids, self.rows)
         if self.capacity is None:
-            y = dropless(rows, ids, choice.gates, self.rows, self.wire, self._runs(), there is None)
+            y = dropless(
+                rows, ids, choice.gates, self.rows, self.wire, self._runs(), token_mask is None
+            )
             dropped = F.zeros(())
         else:
             y, dropped = by_capacity(
                 rows, ids, choice.gates, self.rows, self.capacity, self.wire, self._experts(),
-                tokens.runs(), all_served=there is None,
+                tokens.runs(), all_served=token_mask is None,
             )  # fmt: skip
         out = tokens.ungrouped(y)
         home = x.type.complete() if x.mesh is not None else None
@@ -127,7 +129,7 @@ class Call:
         """The experts of one device, applied to rows in blocks of one expert each."""
         network = self.weights.tied(self.options.placement)
         if self.options.network is not None:
-            return self._own(network)
+            return self._user_experts(network)
         up, down, gate = network["up"], network["down"], network.get("gate")
 
         def run(parts: Tensor, mine: Tensor | None) -> Tensor:
@@ -145,7 +147,7 @@ class Call:
 
         return run
 
-    def _own(self, network: Mapping[str, Tensor]) -> Experts:
+    def _user_experts(self, network: Mapping[str, Tensor]) -> Experts:
         """`_experts` for a user-defined network."""
 
         def run(parts: Tensor, mine: Tensor | None) -> Tensor:
@@ -182,17 +184,17 @@ class Call:
         return F.take_or_zero(table, ids * most + copy)
 
     # -- report -----------------------------------------------------------------------------------
-    def inspection(self, known: bool = True) -> MoEInspection:
-        """The report. If the tokens are not `known` it has no sizes, and the capacity is in even
+    def inspection(self, tokens_known: bool = True) -> MoEInspection:
+        """The report. Without `tokens_known` it has no sizes, and the capacity is in even
         shares."""
         dispatch, combine = (
-            hops(self.tokens.type, self.wire.axes, self._sent_bytes(p) if known else None)
+            hops(self.tokens.type, self.wire.axes, self._sent_bytes(p) if tokens_known else None)
             for p in (self.wire.packing, self.wire.combine_packing)
         )
-        capacity = self.capacity if known else self.options.capacity
+        capacity = self.capacity if tokens_known else self.options.capacity
         return MoEInspection(
             self.transport, self.experts, self.rows, self.options.k, self.wire.axes, capacity,
-            self.slots if known else None, self.wire.buckets, dispatch, combine,
+            self.slots if tokens_known else None, self.wire.buckets, dispatch, combine,
         )  # fmt: skip
 
     def warn_of_no_effect(self) -> None:
@@ -225,8 +227,8 @@ class Call:
 def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> Call:
     """The call for tokens of type `t` [.., d], as far as it does not depend on values. Raises the
     errors of `moe`."""
-    own = options.network is not None
-    w, how, k = weights_of(experts, t, own), options.requested(), options.k
+    user_defined = options.network is not None
+    w, how, k = weights_of(experts, t, user_defined), options.requested(), options.k
     rows = _need_rows(w, options)
     where = _one_mesh(t, w, mesh_or_none("moe", mesh)) or settings().mesh
     axes = expert_axes(w.first.type, options.axis, where)
@@ -246,7 +248,12 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
         limit = max(1, min(each, math.ceil(options.capacity * k * each / rows)))
         room, buckets = min(limit, room), rows
     packing = how.pack_dtype
-    if packing is None and t.dtype is f32 and not own and not settings().program.mesh_invariant:
+    if (
+        packing is None
+        and t.dtype is f32
+        and not user_defined
+        and not settings().program.mesh_invariant
+    ):
         packing = settings().autocast  # the products of the experts would round the rows as well
     sent = tokens.parts * buckets * room * row_bytes(t.shape[-1], t.dtype.bytes, packing)
     pieces = buckets_of(sent, room, how) if moves else 1

@@ -208,33 +208,37 @@ def dropless(
     """
     g, p, s, d = x.shape
     k, devices = ids.shape[-1], shard_count(wire.axes, x.type.sizes)
-    own = experts // devices
-    size = wire.room(s * min(k, own))
+    experts_per_device = experts // devices
+    size = wire.room(s * min(k, experts_per_device))
     flat = ids.reshape(g, p, s * k)
-    goal = flat // own
+    goal = flat // experts_per_device
     if wire.axes:
         at, _ = places(goal, devices)
         slot = goal * size + at
         if not all_served:
             slot = F.where(flat < experts, slot, -1)
     else:  # they are sorted as they are picked
-        slot, counts = in_order(flat if all_served else F.where(flat < experts, flat, -1), own)
+        slot, counts = in_order(
+            flat if all_served else F.where(flat < experts, flat, -1), experts_per_device
+        )
     choice = filled(slot, line(slot), devices * size)
     token = filled(slot, line(slot) // k, devices * size)
     rows = rows_at(x, token, slot.reshape(g, p, s, k)).reshape(g, p, devices, size, d)
     if wire.axes:
         home = rows.type
-        kind = filled(slot, flat - goal * own, devices * size).reshape(g, p, devices, size)
+        kind = filled(slot, flat - goal * experts_per_device, devices * size).reshape(
+            g, p, devices, size
+        )
         kind = F.relayout(kind, wire.dispatch_layout(kind.type))
         rows = in_buckets(
             rows, wire, lambda part: exchange(part, wire.dispatch_layout, wire.packing)
         )
-        y = unfolded(_sorted(*folded(rows, kind), own, run), rows.type)
+        y = unfolded(_sorted(*folded(rows, kind), experts_per_device, run), rows.type)
         y = in_buckets(
             y, wire, lambda part: exchange(part, wire.combine_layout(home), wire.combine_packing)
         )
     else:
-        y = run(rows.reshape(g * p, 1, size, d), counts.reshape(g * p, 1, own))
+        y = run(rows.reshape(g * p, 1, size, d), counts.reshape(g * p, 1, experts_per_device))
     return combined(y.reshape(g, p, devices * size, -1), slot, choice, gates)
 
 
@@ -246,9 +250,10 @@ def in_order(kind: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return F.where(kind >= 0, F.gather_or_zero(starts, kind, -1) + at, -1), counts
 
 
-def _sorted(rows: Tensor, kind: Tensor, own: int, run: Runs) -> Tensor:
-    """The results of `rows` [A, J, R, d], each of expert `kind` [A, J, R] of `own`; -1: none."""
-    slot, counts = in_order(kind, own)
+def _sorted(rows: Tensor, kind: Tensor, expert_count: int, run: Runs) -> Tensor:
+    """The results of `rows` [A, J, R, d], each of expert `kind` [A, J, R] of `expert_count`; -1:
+    none."""
+    slot, counts = in_order(kind, expert_count)
     holds = filled(slot, line(slot), rows.shape[2])
     y = run(rows_at(rows, holds, slot.reshape(*slot.shape, 1)), counts)
     return rows_at(y, slot, holds.reshape(*holds.shape, 1))

@@ -15,12 +15,13 @@ from zlib import crc32
 
 import numpy as np
 
-from ...core.checks import axes_of, divides, ranked, shaped, shown, unfit, whole
+from ...core.checks import axes_of, divides, shown, unfit, whole
 from ...core.declared import Count, Flag, Integer, Natural, OneOf, Rate, Real, String
 from ...core.dtypes import bool_, f32
 from ...core.errors import ShapeError, UsageError
 from ...core.layout import Dim, Factor, TensorType, dim_axes, plain, shard_count
 from ...core.mesh import Mesh
+from ...core.tensor_checks import ranked, shaped
 from ...lang.jit.weight_store import weights
 from ...lang.math import functions as F
 from ...lang.parallel.collectives import split_over
@@ -33,7 +34,7 @@ from ...lang.value.checks import mesh_or_none
 from ...lang.value.tensor import Like, Tensor
 from ..layers import normal
 from ..module import Module, state
-from ..visible_keys import says_what_is_there
+from ..visible_keys import check_token_mask
 from .call import settled
 from .options import Options
 from .placement import Placement
@@ -121,7 +122,7 @@ def moe(
     """
     t = as_tensor(x)
     if isinstance(experts, (int, np.integer)) and not isinstance(experts, bool):
-        experts = _made(t, whole("moe", "experts", experts, 1), hidden, k, name)
+        experts = _layer_of_call(t, whole("moe", "experts", experts, 1), hidden, k, name)
     elif hidden is not None or name:
         which = f"hidden={shown(hidden)}" if hidden is not None else f"name={shown(name)}"
         raise UsageError(
@@ -141,7 +142,7 @@ def moe(
 
 def _of_layer(layer: MoE, options: Options) -> Options:
     """`options`, with the layer's own in place of defaults."""
-    return replace(layer.options(), **options.given())
+    return replace(layer.options(), **options.non_defaults())
 
 
 def _called(
@@ -153,19 +154,19 @@ def _called(
     if mask is not None:
         mask = as_tensor(mask)
         shaped("moe", "the mask", mask.type, x.shape[:-1], x=x.type)
-        says_what_is_there("moe", mask)
+        check_token_mask("moe", mask)
         mask = mask if mask.dtype is bool_ else mask != 0
     call = settled(x.type, experts, options, mesh)
     call.warn_of_no_effect()
     with named_scope("moe"), sums_in_order("moe", options.deterministic):
         out, choice, dropped = call.run(x, mask)
-        made = (out, choice.routing(dropped)) if stats else out
+        result = (out, choice.routing(dropped)) if stats else out
     recorder = current()
     if recorder is None:
         out._reports = (call.inspection(),)
     else:
         recorder.root.builder.reports.append(call.inspection())
-    return made
+    return result
 
 
 def moe_inspection(
@@ -196,10 +197,10 @@ def moe_inspection(
     if has_weights(experts):
         d, where = as_tensor(experts["router"]).shape[0], mesh or as_tensor(experts["up"]).mesh
     t = plain(f32, (where.size if where is not None else 1, d))
-    return settled(t, experts, replace(options, groups=None), mesh).inspection(known=False)
+    return settled(t, experts, replace(options, groups=None), mesh).inspection(tokens_known=False)
 
 
-def _made(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
+def _layer_of_call(x: Tensor, experts: int, hidden: Any, k: Any, name: Any) -> MoE:
     """The layer that belongs to this call in the program."""
     ranked("moe", "x", x.type, 2, "give [batch, d]", more=True)
     width = whole("moe", "hidden", 4 * x.shape[-1] if hidden is None else hidden, 1)

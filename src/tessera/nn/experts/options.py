@@ -85,7 +85,7 @@ class Options:
             how = replace(how, type=chosen.backend)
         return replace(how, epoch=how.epoch or chosen.epoch or "soft")
 
-    def given(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
         every = ((f, getattr(self, f.name)) for f in fields(self))
         return {f.name: value for f, value in every if value != f.default}

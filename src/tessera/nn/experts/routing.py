@@ -46,40 +46,42 @@ register(Routing)
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Ids of experts and gates (f32) per token [.., k], with logits and scores [.., E] in f32.
-    `there` bool [.., 1] is False for tokens that go to no expert; None: all go."""
+    `token_mask` bool [.., 1] is False for tokens that go to no expert; None: all go."""
 
     ids: Tensor
     gates: Tensor
     logits: Tensor
     scores: Tensor
-    there: Tensor | None = None
+    token_mask: Tensor | None = None
 
     def routing(self, dropped: Tensor) -> Routing:
         """The statistics of this choice; `dropped` is the number of choices without room. Tokens
-        that are not `there` do not count."""
+        outside of `token_mask` do not count."""
         experts, tokens = self.scores.shape[-1], self.scores.size // self.scores.shape[-1]
         # [turns, .., k or E]: in a pipeline the loss is computed for each microbatch.
         scores, ids = by_microbatch(self.scores), by_microbatch(self.ids)
-        turns, dims = scores.shape[0], tuple(range(1, scores.ndim - 1))
-        part: Any = turns / tokens  # that one token has of its turn
+        microbatches, dims = scores.shape[0], tuple(range(1, scores.ndim - 1))
+        part: Any = microbatches / tokens  # that one token has of its turn
         hot = F.one_hot(ids, experts)
         share = scores / F.sum(scores, -1, True)
-        if self.there is not None:
-            counts = by_microbatch(self.there.to(f32))
+        if self.token_mask is not None:
+            counts = by_microbatch(self.token_mask.to(f32))
             part = 1.0 / F.maximum(F.complete(F.sum(counts, dims)), 1.0)  # [turns, 1]
             hot, share = hot * counts.unsqueeze(-1), share * counts
         load, mean = F.sum(hot, (*dims, len(dims) + 1)), F.sum(share, dims)
-        if turns == 1:
+        if microbatches == 1:
             load, mean = load.reshape(experts), mean.reshape(experts)
         mean = mean * part
-        scale: Any = part * (experts / (self.ids.shape[-1] * turns))
+        scale: Any = part * (experts / (self.ids.shape[-1] * microbatches))
         aux = F.sum(F.complete(load) * F.complete(mean) * scale)
-        load = F.sum(load, 0) if turns > 1 else load
+        load = F.sum(load, 0) if microbatches > 1 else load
         lse = F.logsumexp(self.logits, -1)
         z = F.mean(lse * lse)
-        if self.there is not None:
-            there = self.there.to(f32)
-            z = F.sum(lse * lse * there[..., 0]) / F.maximum(F.complete(F.sum(there)), 1.0)
+        if self.token_mask is not None:
+            token_mask = self.token_mask.to(f32)
+            z = F.sum(lse * lse * token_mask[..., 0]) / F.maximum(
+                F.complete(F.sum(token_mask)), 1.0
+            )
         return Routing(
             F.stop_gradient(F.complete(load)),
             F.stop_gradient(F.complete(dropped)),
@@ -122,10 +124,14 @@ class Router:
 
 
 def choose(
-    x: Tensor, weight: Tensor, how: Router, bias: Tensor | None = None, there: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    how: Router,
+    bias: Tensor | None = None,
+    token_mask: Tensor | None = None,
 ) -> Choice:
     """The best experts of tokens `x` [.., d] under `weight` [d, E]. `bias` [E] is added for the
-    choice only, not to gates and gradients. `there` is that of `Choice`."""
+    choice only, not to gates and gradients. `token_mask` is that of `Choice`."""
     logits = F.matmul(x.to(f32), weight.to(f32))
     scores = fn.softmax(logits) if how.kind == "topk" else F.sigmoid(logits)
     biased = F.stop_gradient(scores if bias is None else scores + bias.to(f32))
@@ -139,7 +145,7 @@ def choose(
         gates = gates / F.sum(gates, -1, True)
     if how.scale != 1.0:
         gates = gates * how.scale
-    return Choice(ids, gates, logits, scores, there)
+    return Choice(ids, gates, logits, scores, token_mask)
 
 
 def _in_best_groups(scores: Tensor, how: Router) -> Tensor:

@@ -51,22 +51,22 @@ class Transport:
 Transport.__init__ = asking(Transport.__init__, "moe: transport", of_object=True)  # type: ignore[method-assign]
 
 
-def transport_of(given: object) -> Transport:
+def transport_of(value: object) -> Transport:
     """A Transport from a name, a dict of its fields, or a Transport. Raises UsageError if it is
     anything else."""
-    if isinstance(given, Transport):
-        return given
-    if isinstance(given, str):
-        return Transport(given)
+    if isinstance(value, Transport):
+        return value
+    if isinstance(value, str):
+        return Transport(value)
     known = [f.name for f in fields(Transport)]
-    if isinstance(given, Mapping):
-        for option in given:
+    if isinstance(value, Mapping):
+        for option in value:
             one_of("moe: transport", "an option", option, known)
-        return Transport(**given)
+        return Transport(**value)
     raise unfit(
         "moe",
         "transport",
-        given,
+        value,
         'give a name such as "auto", or a dict such as {"type": "nvshmem"}',
     )
 
@@ -132,9 +132,9 @@ class MoEInspection:
     __repr__ = __str__
 
 
-def reports_of(said: Iterable[object]) -> tuple[MoEInspection, ...]:
+def reports_of(reports: Iterable[object]) -> tuple[MoEInspection, ...]:
     """The reports of `moe` among the reports of all functions."""
-    return tuple(r for r in said if isinstance(r, MoEInspection))
+    return tuple(r for r in reports if isinstance(r, MoEInspection))
 
 
 def row_bytes(channels: int, wide: int, packing: str | None) -> int:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.checks import floats, ranked, unfit
+from ...core.checks import unfit
 from ...core.errors import ShapeError
 from ...core.layout import Factor, TensorType, dim_axes, unknown_axis
 from ...core.mesh import Mesh
 from ...core.reshard import gathered
+from ...core.tensor_checks import floats, ranked
 from ...lang.autodiff.custom import custom_gradient
 from ...lang.math import functions as F
 from ...lang.record.operands import as_tensor
@@ -42,7 +43,7 @@ class Weights:
 
     def over(self, axes: tuple[str, ...], mesh: Mesh | None) -> Weights:
         """The weights with the rows of experts split over `axes`."""
-        if not axes and not self.first.type.rest:
+        if not axes and not self.first.type.rest_axes:
             return self
 
         def moved(x: Tensor) -> Tensor:
@@ -61,85 +62,89 @@ class Weights:
         return {n: tied(w, placement) for n, w in self.network.items()}
 
 
-_OWN = "other names with a function that computes with them: network=lambda rows, weights: ..."
+_USER_NETWORK = (
+    "other names with a function that computes with them: network=lambda rows, weights: ..."
+)
 
 
-def has_weights(given: Any, own: bool = False) -> bool:
-    """Returns whether `given` is a dict with the entries that every network of experts has, or with
-    `own` those of a user-defined network."""
-    need = {"router"} if own else {"router", "up", "down"}
-    return isinstance(given, Mapping) and need <= set(given) and len(given) > 1
+def has_weights(weights: Any, user_defined: bool = False) -> bool:
+    """Returns whether `weights` is a dict with the entries that every network of experts has, or
+    with `user_defined` those of a user-defined network."""
+    need = {"router"} if user_defined else {"router", "up", "down"}
+    return isinstance(weights, Mapping) and need <= set(weights) and len(weights) > 1
 
 
-def weights_of(given: Any, x: TensorType, own: bool = False) -> Weights:
-    """The weights of `experts`, checked against x [.., d]; with `own` a user-defined network may
-    have any names. Raises UsageError, ShapeError or DTypeError if they do not fit."""
-    if not has_weights(given, own):
+def weights_of(weights: Any, x: TensorType, user_defined: bool = False) -> Weights:
+    """The weights of `experts`, checked against x [.., d]; with `user_defined` a user-defined
+    network may have any names. Raises UsageError, ShapeError or DTypeError if they do not fit."""
+    if not has_weights(weights, user_defined):
         raise unfit(
             "moe",
             "experts",
-            given,
+            weights,
             'give {"router": [d, E]} and the weights of the network, [E, ...] each'
-            if own
+            if user_defined
             else 'give {"router": [d, E], "up": [E, d, h], "down": [E, h, d]}, an nn.MoE, or a'
-            f" number of experts; {_OWN}",
+            f" number of experts; {_USER_NETWORK}",
         )
-    odd = [] if own else [n for n in given if n not in NAMES]
+    odd = [] if user_defined else [n for n in weights if n not in NAMES]
     if odd:
-        raise unfit("moe", "a name in experts", odd[0], f"use {', '.join(NAMES)}; {_OWN}")
+        raise unfit("moe", "a name in experts", odd[0], f"use {', '.join(NAMES)}; {_USER_NETWORK}")
     ranked("moe", "x", x, 2, "give tokens of d channels", more=True)
     floats("moe", "x", x, "embed token ids first")
-    found = {n: _here(w) for n, w in given.items() if w is not None and n != "shared"}
-    router, bias, d = found.pop("router"), found.pop("bias", None), x.shape[-1]
+    tensors = {
+        n: _recorded_tensor(w) for n, w in weights.items() if w is not None and n != "shared"
+    }
+    router, bias, d = tensors.pop("router"), tensors.pop("bias", None), x.shape[-1]
     count = router.shape[1] if router.ndim == 2 else 0
     _need_shape("router", router, (d, count))
     if bias is not None:
         _need_shape("bias", bias, (count,))
-    shared = given.get("shared")
-    if own:
+    shared = weights.get("shared")
+    if user_defined:
         if shared is not None and not isinstance(shared, Mapping):
             fix = "give a dict of what the network takes, without the dim of experts"
             raise unfit("moe", "shared", shared, fix)
-        return Weights(router, _stacked(found), bias, None if shared is None else
-                       {n: _here(w) for n, w in shared.items()})  # fmt: skip
-    up = found["up"]
+        return Weights(router, _stacked(tensors), bias, None if shared is None else
+                       {n: _recorded_tensor(w) for n, w in shared.items()})  # fmt: skip
+    up = tensors["up"]
     e, h = (up.shape[0], up.shape[2]) if up.ndim == 3 else (0, 0)
     wants = {"up": (e, d, h), "down": (e, h, d), "gate": (e, d, h)}
-    for n, w in found.items():
+    for n, w in tensors.items():
         _need_shape(n, w, wants[n])
-    found = {n: found[n] for n in NETWORK if n in found}
-    return Weights(router, found, bias, None if shared is None else _shared(shared, d))
+    tensors = {n: tensors[n] for n in NETWORK if n in tensors}
+    return Weights(router, tensors, bias, None if shared is None else _shared(shared, d))
 
 
-def _here(w: object) -> Tensor:
+def _recorded_tensor(w: object) -> Tensor:
     """`w` as a tensor of this recording."""
     made, recorder = as_tensor(w), current()
     return made if recorder is None else recorder.on_whole_mesh(made)
 
 
-def _stacked(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _stacked(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a network, one row per expert. Raises ShapeError if their numbers of rows
     differ."""
-    rows = {n: w.shape[:1] for n, w in found.items()}
+    rows = {n: w.shape[:1] for n, w in weights.items()}
     if len(set(rows.values())) != 1 or () in rows.values():
         raise ShapeError(
             "moe: the weights of the network have not one row an expert each",
-            rows=[(n, w.type) for n, w in found.items()],
+            rows=[(n, w.type) for n, w in weights.items()],
             fix="stack what the experts have: [E, ...] each",
         )
-    return found
+    return weights
 
 
-def _shared(given: Any, d: int) -> dict[str, Tensor]:
+def _shared(weights: Any, d: int) -> dict[str, Tensor]:
     """The network of the shared expert, with its shapes checked."""
-    if not isinstance(given, Mapping) or not {"up", "down"} <= set(given) <= set(NETWORK):
+    if not isinstance(weights, Mapping) or not {"up", "down"} <= set(weights) <= set(NETWORK):
         raise unfit(
             "moe",
             "shared",
-            given,
+            weights,
             'give {"up": [d, h], "down": [h, d]}, and "gate" [d, h] where it is gated',
         )
-    found = {n: _here(w) for n, w in given.items() if w is not None}
+    found = {n: _recorded_tensor(w) for n, w in weights.items() if w is not None}
     h = found["up"].shape[-1] if found["up"].ndim == 2 else 0
     for n, w in found.items():
         _need_shape(f"shared {n}", w, (h, d) if n == "down" else (d, h))

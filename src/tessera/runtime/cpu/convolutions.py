@@ -19,7 +19,7 @@ from jax import lax
 from .windows import in_memory
 
 Array = Any
-Made = Callable[[Array, Array], Array]
+Convolution = Callable[[Array, Array], Array]
 # The convolution of a weight gradient has an image as its kernel, and sums over the batch. For
 # kernels of PLACES and more places a CPU is up to twice as fast with IMAGES images at a time; with
 # a multiple of IMAGES if the program would have more than PARTS parts.
@@ -45,11 +45,13 @@ def conv(x: Array, w: Array, *how: Any) -> Array:
     return lax.transpose(out, (0, out.ndim - 2, out.ndim - 1, *range(1, out.ndim - 2)))
 
 
-def _as(dtype: Any, made: Made, x: Array, w: Array) -> Array:
-    return made(x, w).astype(dtype)
+def _as(dtype: Any, convolve: Convolution, x: Array, w: Array) -> Array:
+    return convolve(x, w).astype(dtype)
 
 
-def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int]) -> Made | None:
+def _for_cpu(
+    how: Sequence[Any], convolve: Convolution, x: Sequence[int], w: Sequence[int]
+) -> Convolution | None:
     """Returns a function that is faster on a CPU than one call of its library; None if none is
     known."""
     groups, places, made_places = w[-2], math.prod(w[:-3]), math.prod(_sizes(how, x, w))
@@ -63,16 +65,16 @@ def _for_cpu(how: Sequence[Any], made: Made, x: Sequence[int], w: Sequence[int])
     if groups > 1 and x[0] == 1 and of_weight and made_places <= TERMS:
         return _in_f32(partial(_by_place_of_result, how))
     if of_weight and (parts := _parts(x[-1])) > 1:
-        made = partial(_in_parts, parts, made)
+        convolve = partial(_in_parts, parts, convolve)
     elif groups == 1:
         return None
     if groups == 1:
-        return made
+        return convolve
     most = max(x[0], w[-1]) if of_weight else max(x[-1], w[-1])
     together = max(
         k for k in range(1, groups + 1) if groups % k == 0 and (k == 1 or k * most <= CHANNELS)
     )
-    return partial(_in_bundles, _all_pairs if of_weight else _with_zeros, together, made)
+    return partial(_in_bundles, _all_pairs if of_weight else _with_zeros, together, convolve)
 
 
 def _of_weight(how: Sequence[Any], x: Sequence[int], w: Sequence[int]) -> bool:
@@ -80,9 +82,9 @@ def _of_weight(how: Sequence[Any], x: Sequence[int], w: Sequence[int]) -> bool:
     return places >= PLACES and places > math.prod(_sizes(how, x, w))
 
 
-def _in_f32(made: Made) -> Made:
+def _in_f32(convolve: Convolution) -> Convolution:
     def run(x: Array, w: Array) -> Array:
-        return made(*(v.astype(jnp.float32) if v.dtype.itemsize < 4 else v for v in (x, w)))
+        return convolve(*(v.astype(jnp.float32) if v.dtype.itemsize < 4 else v for v in (x, w)))
 
     return run
 
@@ -144,13 +146,13 @@ def _by_place_of_kernel(how: Sequence[Any], x: Array, w: Array) -> Array:
     stride, _, dilation, _ = how
     places = list(itertools.product(*map(range, w.shape[:-3])))
 
-    def made(x: Array) -> Array:
+    def convolve(x: Array) -> Array:
         around = _around(how, x)
         starts = ([p * d for p, d in zip(place, dilation, strict=True)] for place in places)
         parts = (_cut(around, start, sizes, stride) for start in starts)
         return reduce(add, (part * w[place] for place, part in zip(places, parts, strict=True)))
 
-    return in_memory(made, x)
+    return in_memory(convolve, x)
 
 
 def _by_place_of_result(how: Sequence[Any], x: Array, w: Array) -> Array:
@@ -162,18 +164,18 @@ def _by_place_of_result(how: Sequence[Any], x: Array, w: Array) -> Array:
     places = list(itertools.product(*map(range, sizes)))
     kernel = w.shape[:-3]
 
-    def made(some: tuple[Array, Array]) -> Array:
-        around = _around(how, some[0])
+    def convolve(operands: tuple[Array, Array]) -> Array:
+        around = _around(how, operands[0])
         starts = ([p * s for p, s in zip(place, stride, strict=True)] for place in places)
         parts = (_cut(around, start, kernel, dilation) for start in starts)
-        return jnp.stack([jnp.sum(part * some[1], 0) for part in parts])
+        return jnp.stack([jnp.sum(part * operands[1], 0) for part in parts])
 
     # A loop, which stores its results, for the reason given at `in_memory`.
     loops = next((k for k in range(2, x.shape[-1] + 1) if x.shape[-1] % k == 0), 1)
     images = lax.transpose(x, (x.ndim - 1, *range(1, x.ndim - 1), 0))
     grads = lax.transpose(w, (w.ndim - 3, *range(w.ndim - 3), w.ndim - 2, w.ndim - 1))
     some = [v.reshape(loops, v.shape[0] // loops, *v.shape[1:]) for v in (images, grads)]
-    whole = reduce(add, lax.map(made, tuple(some)))
+    whole = reduce(add, lax.map(convolve, tuple(some)))
     return jnp.sum(whole.reshape(len(places), math.prod(kernel), -1), 1).reshape(
         1, *sizes, *w.shape[-2:]
     )
@@ -186,31 +188,31 @@ def _cut(x: Array, starts: Sequence[int], counts: Sequence[int], steps: Sequence
 
 
 def _in_bundles(
-    bundle: Callable[..., Array], together: int, made: Made, x: Array, w: Array
+    bundle: Callable[..., Array], together: int, convolve: Convolution, x: Array, w: Array
 ) -> Array:
     """Groups in bundles of `together` groups, each computed as one convolution without groups."""
     count = w.shape[-2] // together
     each = zip(jnp.split(x, count, -2), jnp.split(w, count, -2), strict=True)
-    return jnp.concatenate([bundle(made, *part) for part in each], -2)
+    return jnp.concatenate([bundle(convolve, *part) for part in each], -2)
 
 
-def _with_zeros(made: Made, x: Array, w: Array) -> Array:
+def _with_zeros(convolve: Convolution, x: Array, w: Array) -> Array:
     """Dense weights with zeros between channels of different groups. An infinite value in one group
     makes the results of its whole bundle NaN."""
     groups, out = w.shape[-2:]
     same = jnp.eye(groups, dtype=bool)[:, None, :, None]
     apart = jnp.moveaxis(w, -2, -3)[..., None, :]  # [*kernel, groups, in, groups, out]
     apart = jnp.where(same, apart, jnp.zeros((), w.dtype))
-    y = made(x.reshape(*x.shape[:-2], 1, -1), apart.reshape(*w.shape[:-3], -1, 1, groups * out))
+    y = convolve(x.reshape(*x.shape[:-2], 1, -1), apart.reshape(*w.shape[:-3], -1, 1, groups * out))
     return y.reshape(*y.shape[:-2], groups, out)
 
 
-def _all_pairs(made: Made, x: Array, w: Array) -> Array:
+def _all_pairs(convolve: Convolution, x: Array, w: Array) -> Array:
     """Returns the weight gradient, where x is a batch of channels: all pairs of groups are
     computed, and the pairs of equal groups returned."""
     groups, out = w.shape[-2:]
     rows = jnp.moveaxis(x, -2, 0).reshape(-1, *x.shape[1:-2], 1, x.shape[-1])
-    y = made(rows, w.reshape(*w.shape[:-2], 1, groups * out))
+    y = convolve(rows, w.reshape(*w.shape[:-2], 1, groups * out))
     pairs = y.reshape(groups, x.shape[0], *y.shape[1:-2], groups, out)
     return jnp.moveaxis(jnp.diagonal(pairs, axis1=0, axis2=-2), -1, -2)
 
@@ -220,9 +222,9 @@ def _parts(images: int) -> int:
     return 1 if rest or not units else max(k for k in range(1, PARTS + 1) if units % k == 0)
 
 
-def _in_parts(parts: int, made: Made, x: Array, w: Array) -> Array:
+def _in_parts(parts: int, convolve: Convolution, x: Array, w: Array) -> Array:
     each = zip(jnp.split(x, parts, -1), jnp.split(w, parts, -3), strict=True)
-    return reduce(add, (made(*part) for part in each))
+    return reduce(add, (convolve(*part) for part in each))
 
 
 def _sums(x: Array) -> Any:

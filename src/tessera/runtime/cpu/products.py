@@ -64,14 +64,14 @@ def _dot(
 ) -> Array:
     """Returns the product of two arguments as one dot_general. Letters of one argument alone are
     summed first; the arguments are swapped if the result then needs no transposition."""
-    for own, other, left in ((a, b, True), (b, a, False)):
-        gone = tuple(i for i, k in enumerate(own) if k not in other and k not in out)
+    for operand, other, is_left in ((a, b, True), (b, a, False)):
+        gone = tuple(i for i, k in enumerate(operand) if k not in other and k not in out)
         if gone:
-            if left:
+            if is_left:
                 x = sum(x, gone)
             else:
                 y = sum(y, gone)
-            own[:] = [k for i, k in enumerate(own) if i not in gone]
+            operand[:] = [k for i, k in enumerate(operand) if i not in gone]
     batch = [k for k in a if k in b and k in out]
     inner = [k for k in a if k in b and k not in out]
     free_a, free_b = ([k for k in s if k not in batch and k not in inner] for s in (a, b))

@@ -36,7 +36,8 @@ LONGEST_S, LOOK_S = 0.02, 5e-5  # memory is freed within a millisecond or two, o
 BLIND = 64  # launches without a check of memory after a check that timed out
 Throttle = Callable[[], None]
 _mark = jax.jit(lambda x: x + 1)
-_left: dict[Queue, int] = {}  # queue of the last large program: bytes in use once it is freed
+# queue of the last large program: bytes in use once it is freed
+_bytes_after_free: dict[Queue, int] = {}
 
 
 class Queue:
@@ -71,18 +72,19 @@ class Queue:
         these bytes of temporaries and results."""
         _mark(self._from).block_until_ready()
         end_s = time.perf_counter() + LONGEST_S
-        if not _left:  # the first large program: the memory of those before it is unknown
+        # the first large program: the memory of those before it is unknown
+        if not _bytes_after_free:
             time.sleep(LONGEST_S / 2)
         # For a program of another queue it is unknown what still runs.
-        left = _left.get(self, 0) if not self._blind else 0
+        left = _bytes_after_free.get(self, 0) if not self._blind else 0
         self._blind = max(self._blind - 1, 0)
         while (used := malloc.used_bytes()) > left > 0:
             if time.perf_counter() > end_s:  # the memory is in use by other code
                 self._blind = BLIND
                 break
             time.sleep(LOOK_S)
-        _left.clear()
-        _left[self] = used + results + temporary // 2
+        _bytes_after_free.clear()
+        _bytes_after_free[self] = used + results + temporary // 2
         malloc.give_unused(temporary)
 
 

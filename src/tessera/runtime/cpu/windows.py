@@ -44,13 +44,13 @@ def _first(x: Array, kind: str, *how: Any) -> Array:
     return lax.platform_dependent(x, cpu=partial(in_memory, made), default=made)
 
 
-def in_memory(made: Callable[[Array], Array], x: Array) -> Array:
-    """Returns `made` of x in a loop over parts, which writes its result to memory: otherwise a
+def in_memory(compute: Callable[[Array], Array], x: Array) -> Array:
+    """Returns `compute` of x in a loop over parts, which writes its result to memory: otherwise a
     CPU's compiler would recompute a part of it in every reader."""
     images = x.shape[0]
     loops = max(k for k in range(1, LOOPS + 1) if images % k == 0)
     loops = images if loops == 1 else loops
-    out = lax.map(made, lax.reshape(x, (loops, x.shape[0] // loops, *x.shape[1:])))
+    out = lax.map(compute, lax.reshape(x, (loops, x.shape[0] // loops, *x.shape[1:])))
     return lax.reshape(out, (x.shape[0], *out.shape[2:]))
 
 

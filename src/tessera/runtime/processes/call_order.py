@@ -27,7 +27,7 @@ from ..jax_private import service
 from .flight import Record, flight
 from .store import LOOK_S, ended, unreachable
 
-KEPT = 256  # last calls that each process publishes
+PUBLISHED_CALLS = 256  # last calls that each process publishes
 _PAUSE_S = 0.002  # between two publications, unless a comparison in this process waits
 _STUCK_S = 2.0  # a collective that takes longer has the calls compared while it waits
 _END_S = 5.0  # for the last publication
@@ -57,7 +57,7 @@ class CallOrder:
         self.path = f"tessera/calls/{','.join(map(str, group))}/"
         self.compared = 0  # calls known to be the same in all processes
         self._count = self._sum = self._told = 0
-        self._last: deque[bytes] = deque(maxlen=KEPT)
+        self._last: deque[bytes] = deque(maxlen=PUBLISHED_CALLS)
         self._texts: dict[int, str] = {}  # of each program that was called
         self._text = ""
         self._lock = Lock()
@@ -76,7 +76,7 @@ class CallOrder:
 
     def publish(self) -> None:
         """Writes the calls to the store. Raises RuntimeError if the store is unreachable."""
-        own = self._own()
+        own = self._calls()
         if self._told == own.count:
             return
         self._told = own.count
@@ -143,24 +143,27 @@ class CallOrder:
     def _first(self, other: Calls) -> int:
         """Returns the number of the first call in which `other` differs from this process; 0 if
         none."""
-        mine = self._own()
+        mine = self._calls()
         upto = min(mine.count, other.count)
         if mine.at(upto) == other.at(upto):  # the checksum covers all calls up to `upto`
             return 0
-        both = ((n, mine.at(n), other.at(n)) for n in range(max(upto - KEPT + 1, 1), upto + 1))
+        both = (
+            (n, mine.at(n), other.at(n))
+            for n in range(max(upto - PUBLISHED_CALLS + 1, 1), upto + 1)
+        )
         return next((n for n, a, b in both if a and b and a != b), 0)
 
-    def _own(self) -> Calls:
+    def _calls(self) -> Calls:
         with self._lock:
             return Calls(self._count, b"".join(self._last), self._text)
 
     def _published(self) -> dict[int, Calls]:
         """Returns the calls of each process of the group: for the others, the published ones."""
-        found = {jax.process_index(): self._own()}
+        found = {jax.process_index(): self._calls()}
         for key, said in service().key_value_dir_get_bytes(self.path):
             if (rank := int(key.rpartition("/")[2])) not in found:
                 (count,) = _COUNT.unpack_from(said)
-                end = _COUNT.size + min(count, KEPT) * _CALL.size
+                end = _COUNT.size + min(count, PUBLISHED_CALLS) * _CALL.size
                 found[rank] = Calls(count, said[_COUNT.size : end], said[end:].decode())
         return dict(sorted(found.items()))
 

@@ -28,31 +28,31 @@ def gather(name: str, value: Any, limit_s: float) -> list[Any]:
     (rank, count), client = joined(), service()
     if count == 1:
         return [json.loads(json.dumps(value))]
-    found: list[Any] = []
+    values: list[Any] = []
     key = f"tessera/gather/{name}"
     try:
         client.key_value_set_bytes(f"{key}/{rank}", json.dumps(value).encode())
         for other in range(count):
-            said = wait_for(f"{key}/{other}", limit_s, other)
-            if said is None:
+            text = wait_for(f"{key}/{other}", limit_s, other)
+            if text is None:
                 raise _silent("gather", other, limit_s)
-            found.append(json.loads(said))
+            values.append(json.loads(text))
         if client.key_value_increment(f"{key}/read", 1) == count:
             client.key_value_delete(key)
     except RuntimeError as error:
         raise _no_service("gather", error) from None
-    return found
+    return values
 
 
-def _silent(what: str, rank: int, limit_s: float) -> BackendError:
+def _silent(operation: str, rank: int, limit_s: float) -> BackendError:
     fix = "see what that rank did instead, and whether it reaches the coordinator"
-    return BackendError(f"{what}: rank {rank} {absent(rank, limit_s)}", fix=fix)
+    return BackendError(f"{operation}: rank {rank} {absent(rank, limit_s)}", fix=fix)
 
 
-def _no_service(what: str, error: RuntimeError) -> BackendError:
+def _no_service(operation: str, error: RuntimeError) -> BackendError:
     rows = [("service", str(error).splitlines()[0])]
     fix = "the coordinator (rank 0) has ended or cannot be reached"
-    return BackendError(f"{what}: the processes' store gives no answer", rows=rows, fix=fix)
+    return BackendError(f"{operation}: the processes' store gives no answer", rows=rows, fix=fix)
 
 
 def together(name: str, limit_s: float) -> None:
@@ -86,7 +86,8 @@ def barrier() -> None:
 
 
 # -- messages of the first process -----------------------------------------------------------------
-_KEPT = 1000  # last messages of the first process that slower processes may still have to read
+# last messages of the first process that slower processes may still have to read
+_KEPT_MESSAGES = 1000
 
 
 def from_first(name: str, number: int, value: Any, limit_s: float, first: int = 0) -> Any:
@@ -98,16 +99,16 @@ def from_first(name: str, number: int, value: Any, limit_s: float, first: int = 
         return value
     if rank == first:
         client.key_value_set_bytes(f"{key}{number}", json.dumps(value).encode())
-        if number > _KEPT:
-            client.key_value_delete(f"{key}{number - _KEPT}")
+        if number > _KEPT_MESSAGES:
+            client.key_value_delete(f"{key}{number - _KEPT_MESSAGES}")
         return value
     try:
-        said = wait_for(key + str(number), limit_s, first)
+        text = wait_for(key + str(number), limit_s, first)
     except RuntimeError as error:
         raise _no_service("from_first", error) from None
-    if said is None:
+    if text is None:
         raise _silent("from_first", first, limit_s)
-    return json.loads(said)
+    return json.loads(text)
 
 
 def asked(name: str, value: Any = None) -> Any:

@@ -31,17 +31,17 @@ def by_first(name: str, run: Callable[[], T]) -> T | None:
     key = f"tessera/first/{name}/{k}"
     if rank == 0:
         # Sent if `run` ends by a KeyboardInterrupt, which is no Exception.
-        said = f"{BackendError.__name__} the first process was interrupted"
+        message = f"{BackendError.__name__} the first process was interrupted"
         try:
-            made = run()
-            said = ""
+            value = run()
+            message = ""
         except Exception as error:
             kind = BackendError if not isinstance(error, TesseraError) else type(error)
-            said = f"{kind.__name__} {str(error) or type(error).__name__}"
+            message = f"{kind.__name__} {str(error) or type(error).__name__}"
             raise
         finally:
-            service().key_value_set_bytes(key, said.encode())
-        return made
+            service().key_value_set_bytes(key, message.encode())
+        return value
     limit_s = limits().collective_s
     heard = wait_for(key, limit_s, 0)
     if heard is None:

@@ -37,7 +37,8 @@ _LIBRARY = re.compile(rf"site-packages|^<frozen|^{re.escape(os.path.dirname(os._
 TOLD = 32  # records that the others can see
 _SLOWEST_S, _FASTEST_S = 1.0, 0.02  # between two checks
 _LAST_S = 5.0  # time limit of the last check
-_LEFT_S = 5.0  # by then a wait in the processes' store would itself have found ended processes
+# by then a wait in the processes' store would itself have found ended processes
+_ENDED_AFTER_S = 5.0
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class Flight:
     def __init__(self) -> None:
         self.ring: deque[Record] = deque(maxlen=limits().flight_records)
         self.open: list[Record] = []
-        self.seen: dict[tuple[int, ...], int] = {}
+        self.group_counts: dict[tuple[int, ...], int] = {}
         self.count = 0
         self.ended = ""
         self._lock = threading.Lock()
@@ -87,7 +88,7 @@ class Flight:
         self,
         program: str,
         step: str,
-        what: str,
+        operation: str,
         at: str,
         group: tuple[int, ...],
         size: int,
@@ -98,10 +99,10 @@ class Flight:
         now = limits()
         if self.ring.maxlen != now.flight_records:
             self.ring = deque(self.ring, maxlen=now.flight_records)
-        place = self.seen[group] = self.seen.get(group, 0) + 1
+        place = self.group_counts[group] = self.group_counts.get(group, 0) + 1
         self.count += 1
         record = Record(
-            self.count, program, step, what, at, group, place, size, now.collective_s,
+            self.count, program, step, operation, at, group, place, size, now.collective_s,
             time.time(),
         )  # fmt: skip
         record.since_s = None if compiles else record.start_s
@@ -112,7 +113,7 @@ class Flight:
             self._watch()
         return record
 
-    def given(self, record: Record, outs: Sequence[Array]) -> None:
+    def dispatched(self, record: Record, outs: Sequence[Array]) -> None:
         """Records that the program was dispatched; it is done when its results are ready."""
         record.since_s = record.since_s or time.time()
         record.results = [weakref.ref(x) for x in outs[:1]]
@@ -164,7 +165,7 @@ class Flight:
             with self._lock:
                 held = list(self.open)
             for r in held:
-                if r.results is not None and all(map(_is_there, r.results)):
+                if r.results is not None and all(map(_is_done, r.results)):
                     r.end_s = time.time()
             with self._lock:
                 self.open = [r for r in self.open if r.end_s is None]
@@ -173,7 +174,7 @@ class Flight:
                 limit_s = held[0].limit_s
             self._tell()
             waits_s = self.waits_s()
-            if waits_s > limit_s or (waits_s > _LEFT_S and self.left(held[0])):
+            if waits_s > limit_s or (waits_s > _ENDED_AFTER_S and self.ended_ranks(held[0])):
                 self.end(self.late(held[0], limit_s))
 
     def waits_s(self) -> float:
@@ -207,7 +208,7 @@ class Flight:
         return {
             "ended": self.ended,
             "doing": f"now at {line}" if line else "",
-            "seen": {_key(g): k for g, k in self.seen.items()},
+            "seen": {_key(g): k for g, k in self.group_counts.items()},
             "records": [r.told() for r in records],
         }
 
@@ -221,7 +222,7 @@ class Flight:
         found[jax.process_index()] = self._state(list(self.ring))
         return {r: found.get(r, {}) for r in group}
 
-    def left(self, record: Record) -> list[int]:
+    def ended_ranks(self, record: Record) -> list[int]:
         """Returns the ranks whose programs have ended without `record`."""
         gone = ended(record.group)
         return _missing(self.others(gone), record) if gone else []
@@ -235,13 +236,13 @@ class Flight:
         rows = [(f"rank {r}", _last(ranks[r])) for r in missing]
         here = [r for r in ranks if r not in missing]
         rows += [(ranks_text(here), f"at {record.text()}")] if here else []
-        who = ranks_text(missing)
-        what = f"took longer than {waited_s:g} s: "
-        what += f"{who} did not arrive" if missing else "all ranks arrived"
+        ranks_missing = ranks_text(missing)
+        message = f"took longer than {waited_s:g} s: "
+        message += f"{ranks_missing} did not arrive" if missing else "all ranks arrived"
         if missing and ended(missing) == missing:
-            what = f"cannot take place: {who} ended without it"
+            message = f"cannot take place: {ranks_missing} ended without it"
         return BackendError(
-            f"{record.program}: a collective {what}",
+            f"{record.program}: a collective {message}",
             rows=[*rows, ("dump", path)],
             fix=f"{fix}see what they did last: tessera flight {path}",
             at="",
@@ -289,7 +290,7 @@ def _key(group: Sequence[int]) -> str:
     return ",".join(map(str, group))
 
 
-def _is_there(ref: weakref.ref[Array]) -> bool:
+def _is_done(ref: weakref.ref[Array]) -> bool:
     x = ref()
     if x is None:
         return True
@@ -396,7 +397,7 @@ def _first(error: BaseException) -> str:
     return (said or lines or [type(error).__name__])[-1 if said else 0]
 
 
-def _ended(record: Record, args: Sequence[Array], bad: dict[int, str], what: str) -> BackendError:
+def _ended(record: Record, args: Sequence[Array], bad: dict[int, str], reason: str) -> BackendError:
     """Returns the error of one process whose devices `bad` did not come to `record`."""
     me = flight()
     devices = sorted({s.device.id for x in args for s in x.addressable_shards})
@@ -411,11 +412,11 @@ def _ended(record: Record, args: Sequence[Array], bad: dict[int, str], what: str
         for d in devices
     }
     path = write_dump(ranks, record.told(), sorted(bad), record.limit_s)
-    here = [d for d in devices if d not in bad]
+    good_devices = [d for d in devices if d not in bad]
     rows = [(f"rank {d}", text) for d, text in sorted(bad.items())]
-    rows += [(ranks_text(here), f"at {record.text()}")] if here else []
+    rows += [(ranks_text(good_devices), f"at {record.text()}")] if good_devices else []
     return BackendError(
-        f"{record.program}: {what}",
+        f"{record.program}: {reason}",
         rows=[*rows, ("dump", path)],
         fix=f"see what they did last: tessera flight {path}",
         at=caller(),

@@ -52,12 +52,12 @@ def join() -> None:
         atexit.register(leave)
         compile_once.start()
         return
-    own = rank_of()
-    if own is None:
-        if said := alone_by_mistake():
-            warnings.warn(said, EngineWarning, stacklevel=lines_up())
+    rank = rank_of()
+    if rank is None:
+        if mistake := alone_by_mistake():
+            warnings.warn(mistake, EngineWarning, stacklevel=lines_up())
         return
-    run = [("run", f"rank {own.rank} of {own.size}, started by {own.launcher}")]
+    run = [("run", f"rank {rank.rank} of {rank.size}, started by {rank.launcher}")]
     if flags.engine_runs():
         raise BackendError(
             "join: the engine was started before this process joined its run",
@@ -65,13 +65,13 @@ def join() -> None:
             fix="call tessera.distributed.initialize() before the first array of jax, or set"
             f" {environment.JOIN}=0, and each process is alone",
         )
-    _take_devices(own)
+    _take_devices(rank)
     limit_s = environment.number(environment.JOIN_LIMIT, JOIN_LIMIT_S)
-    meeting = None if own.hosted or own.rank else _host(own, limit_s)
-    member = reach(own.coordinator, own.token, limit_s, own.hosted)
-    who = f"process {os.getpid()} on {socket.gethostname()}"
-    hello = {"rank": own.rank, "size": own.size, "versions": _versions(), "who": who}
-    connect(member.meet(hello, limit_s), own.size, own.rank)
+    meeting = None if rank.hosted or rank.rank else _host(rank, limit_s)
+    member = reach(rank.coordinator, rank.token, limit_s, rank.hosted)
+    process = f"process {os.getpid()} on {socket.gethostname()}"
+    hello = {"rank": rank.rank, "size": rank.size, "versions": _versions(), "who": process}
+    connect(member.meet(hello, limit_s), rank.size, rank.rank)
     compile_once.start()
     os.environ[environment.JOIN] = "0"  # inherited by child processes, which are no ranks
     threading.Thread(target=_watch, args=(member,), daemon=True).start()
@@ -103,11 +103,11 @@ def joined() -> tuple[int, int]:
     return place()
 
 
-def _host(own: Rank, limit_s: float) -> Rendezvous:
+def _host(rank: Rank, limit_s: float) -> Rendezvous:
     """Returns the coordinator, run in this process."""
-    host, port = split_address(own.coordinator)
+    host, port = split_address(rank.coordinator)
     sock = listen(host, port, wherever=True)
-    made = Rendezvous(own.size, own.token, limit_s, lambda: service_near(sock, host, own.size))
+    made = Rendezvous(rank.size, rank.token, limit_s, lambda: service_near(sock, host, rank.size))
     made.start(sock)
     return made
 
@@ -165,14 +165,14 @@ def _end(member: Member, meeting: Rendezvous | None) -> None:
 
 
 # -- devices --------------------------------------------------------------------------------------
-def _take_devices(own: Rank) -> None:
+def _take_devices(rank: Rank) -> None:
     """Gives this process its share of the host's GPUs, unless they are assigned already."""
     count = gpus()
-    if own.local_size == 1 or count == 0 or "SLURM_GPUS_PER_TASK" in os.environ:
+    if rank.local_size == 1 or count == 0 or "SLURM_GPUS_PER_TASK" in os.environ:
         return
     if visible_ids() is not None or (count == 1 and os.environ.get(_CUDA)):
         return
-    ids = part_of(count, own.local_rank, own.local_size)
+    ids = part_of(count, rank.local_rank, rank.local_size)
     jax.config.update("jax_cuda_visible_devices", ",".join(map(str, ids)))
 
 

@@ -61,36 +61,38 @@ def guarded(run: Run, schedule: Schedule, whole: bool) -> Run:
         return run
     agreed = False
     size = sum(schedule.buffers[b].local_bytes for b in schedule.outputs)
-    own = [n for n, _ in schedule.collectives()]
-    at = next((n.loc for n in own if n.loc), "")
-    what = f"{len(own)} collectives" if len(own) != 1 else f"one {own[0].op}"
-    order, text = order_of(group), record_text(schedule.name, "", what, at)
+    collectives = [n for n, _ in schedule.collectives()]
+    at = next((n.loc for n in collectives if n.loc), "")
+    description = (
+        f"{len(collectives)} collectives" if len(collectives) != 1 else f"one {collectives[0].op}"
+    )
+    order, text = order_of(group), record_text(schedule.name, "", description, at)
 
     def call(*args: Any) -> list[Any]:
         nonlocal agreed, text
         first = not agreed
-        if own or not whole:
+        if collectives or not whole:
             need_one_thread(schedule.name)
         if first:
             text = f"the {nth(_counts.get(group, 0) + 1)} program, {text}"
-        if own or first:
+        if collectives or first:
             order.came(schedule.hash, text, first)
         if first:
             agree(schedule, group)
             agreed = True
         if not whole:
             return run(*args)
-        record = flight().begin(schedule.name, "", what, at, group, size, compiles=first)
+        record = flight().begin(schedule.name, "", description, at, group, size, compiles=first)
         try:
             outs = run(*args)
         except Exception as error:
             flight().failed(record, error)
             if differs := order.difference():
                 raise differs from None
-            if flight().left(record):
+            if flight().ended_ranks(record):
                 raise flight().late(record, record.limit_s) from None
             raise
-        flight().given(record, outs)
+        flight().dispatched(record, outs)
         return outs
 
     call.__wrapped__ = run  # type: ignore[attr-defined]
@@ -144,10 +146,10 @@ def agree(schedule: Schedule, group: Sequence[int]) -> None:
 
 
 @contextmanager
-def comparison(name: str, what: str, group: tuple[int, ...]) -> Iterator[Record]:
+def comparison(name: str, operation: str, group: tuple[int, ...]) -> Iterator[Record]:
     """A context for an exchange between the processes of `group`, recorded by the flight recorder.
     Raises BackendError if the coordination service cannot be reached."""
-    record = flight().begin(name, "", what, caller() or "", group, 0)
+    record = flight().begin(name, "", operation, caller() or "", group, 0)
     record.limit_s += _RAISES_S
     try:
         yield record
@@ -193,22 +195,35 @@ def differ(k: int, hashes: dict[int, str], texts: dict[str, str]) -> UsageError:
     at = next(
         i
         for i in range(longest)
-        if len({_bare(t[i]) if i < len(t) else None for t in lines.values()}) > 1
+        if len({_without_comment(t[i]) if i < len(t) else None for t in lines.values()}) > 1
     )
     # A node says more about the difference than the step's buffers: find the first that differs.
     rows = []
     steps = []
     tells = {h: _telling(text, lines, at) for h, text in lines.items()}
-    alike = len({_bare(text[i]) for h, text in lines.items() if (i := tells[h][1]) < len(text)}) < 2
+    alike = (
+        len(
+            {
+                _without_comment(text[i])
+                for h, text in lines.items()
+                if (i := tells[h][1]) < len(text)
+            }
+        )
+        < 2
+    )
     for h, text in lines.items():
         first, i = tells[h]
         steps.append(_step_of(text, i))
         where = f" at {m[1]}" if (m := _LOC.search(text[i] if i < len(text) else "")) else ""
-        said = " ".join(_bare(text[i]).split()) if i < len(text) else "nothing more"
+        line = " ".join(_without_comment(text[i]).split()) if i < len(text) else "nothing more"
         step = f"s{steps[-1]} " if steps[-1] >= 0 and i < len(text) else ""
-        of = ", of " + _bare(text[first]).partition(" : ")[2] if alike and first < i else ""
-        said = f"{step}{said}{where}{of}"
-        rows.append((ranks_text([r for r, x in hashes.items() if x == h]), said))
+        of = (
+            ", of " + _without_comment(text[first]).partition(" : ")[2]
+            if alike and first < i
+            else ""
+        )
+        line = f"{step}{line}{where}{of}"
+        rows.append((ranks_text([r for r, x in hashes.items() if x == h]), line))
     place = f"step s{min(steps)}" if min(steps) >= 0 else "the first line"
     return UsageError(
         f"processes hold different schedules: {place} of the {nth(k)} program, {name}, differs",
@@ -233,13 +248,13 @@ def _nodes(text: list[str]) -> list[tuple[int, str]]:
     """Returns (line number, text) of each node, without its own name and the names of buffers."""
     found = []
     for i, line in enumerate(text):
-        name, equals, said = _bare(line).partition(" = ")
+        name, equals, said = _without_comment(line).partition(" = ")
         if equals and name.strip().startswith("%"):
             found.append((i, " ".join(re.sub(r'input "b\d+"', "input", said).split())))
     return found
 
 
-def _bare(line: str) -> str:
+def _without_comment(line: str) -> str:
     return line.partition("  # ")[0].rstrip()
 
 

@@ -78,7 +78,7 @@ def _listening(family: int, at: Any) -> socket.socket:
 
 class Rendezvous:
     """The listening side. `service` starts the engine's service once all ranks are there, and
-    returns its address. `apart`: no rank is in this process."""
+    returns its address. `own_process`: no rank is in this process."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class Rendezvous:
         token: str,
         limit_s: float,
         service: Callable[[], str],
-        apart: bool = False,
+        own_process: bool = False,
     ) -> None:
         self.size, self.token, self.limit_s, self.service = size, token, limit_s, service
-        self.apart = apart
+        self.own_process = own_process
         self.hellos: dict[int, Message] = {}
         self.writers: dict[int, asyncio.StreamWriter] = {}
         self.complete = False
@@ -158,8 +158,8 @@ class Rendezvous:
             _refuse(writer, mine, "the processes differ in how many they are", rows, _ONE)
             return None
         if rank in self.writers or self.complete:
-            there = self.hellos[rank]
-            rows = [("there", there["who"]), ("new", hello["who"])]
+            other = self.hellos[rank]
+            rows = [("there", other["who"]), ("new", hello["who"])]
             _refuse(writer, mine, f"rank {rank} has come before", rows, _ONE)
             return None
         if not self.hellos:
@@ -167,11 +167,11 @@ class Rendezvous:
         _send(writer, {"proof": mine})
         self.hellos[rank], self.writers[rank] = hello, writer
         if len(self.writers) == self.size:
-            await self._all_here()
+            await self._all_joined()
         await self._wait_no_more()
         return int(rank)
 
-    async def _all_here(self) -> None:
+    async def _all_joined(self) -> None:
         self.complete = True
         kinds: dict[str, list[int]] = {}
         for rank, hello in sorted(self.hellos.items()):
@@ -202,18 +202,18 @@ class Rendezvous:
             what = f"{ranks_text(sorted(self.ended))} ended before joining the run"
             self._tell_all(_error(what, [("came", ranks_text(sorted(self.writers)))], _EACH))
 
-    def _leave(self, rank: int, said: Message) -> None:
+    def _leave(self, rank: int, farewell: Message) -> None:
         self.writers.pop(rank, None)
         if not self.complete:
             self.hellos.pop(rank)  # a new process may join as this rank
-        elif not said:
+        elif not farewell:
             self._keep(asyncio.create_task(self._tell_lost(rank, "ended")))
         if not set(self.writers) - {0}:
             self.empty.set()
 
     async def _tell_lost(self, rank: int, how: str) -> None:
         who = f"rank {rank} ({self.hellos[rank]['who']}) {how}"
-        if rank or self.apart:  # else the coordinator ends with rank 0
+        if rank or self.own_process:  # else the coordinator ends with rank 0
             await asyncio.sleep(LOST_S)
         self._tell_all({"lost": who}, but=rank)
 
@@ -241,14 +241,14 @@ def _send(writer: asyncio.StreamWriter, message: Message) -> None:
     writer.write(json.dumps(message).encode() + b"\n")
 
 
-def _error(what: str, rows: list[tuple[str, str]], fix: str) -> Message:
-    return {"error": [what, rows, fix]}
+def _error(message: str, rows: list[tuple[str, str]], fix: str) -> Message:
+    return {"error": [message, rows, fix]}
 
 
 def _refuse(
-    writer: asyncio.StreamWriter, mine: str, what: str, rows: list[tuple[str, str]], fix: str
+    writer: asyncio.StreamWriter, mine: str, message: str, rows: list[tuple[str, str]], fix: str
 ) -> None:
-    _send(writer, {"proof": mine, **_error(what, rows, fix)})
+    _send(writer, {"proof": mine, **_error(message, rows, fix)})
 
 
 class Member:

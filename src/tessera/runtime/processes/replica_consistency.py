@@ -29,12 +29,12 @@ Array = np.ndarray[Any, Any]
 TIMES, EACH = 3, 64  # compared of a kind: the first 3 values, the 4th, 8th, ... and each 64th
 FEW = 1 << 16  # bytes of the sample of a value for a checksum that is compared later
 # By kind: the number of values, and the checksum of those not compared yet.
-_seen: dict[tuple[object, ...], tuple[int, int]] = {}
+_pending_checksums: dict[tuple[object, ...], tuple[int, int]] = {}
 _rounds: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 def compare_values(
-    given: Sequence[tuple[Array, jax.sharding.Sharding]],
+    arrays: Sequence[tuple[Array, jax.sharding.Sharding]],
     at: str | None = None,
     always: bool = False,
 ) -> None:
@@ -44,7 +44,7 @@ def compare_values(
         return
     me = jax.process_index()
     groups: dict[tuple[int, ...], list[tuple[Array, int]]] = {}
-    for x, where in given:
+    for x, where in arrays:
         devices: Iterable[Any] = where.device_set
         ranks = tuple(sorted({d.process_index for d in devices}))
         kind = (ranks, x.shape, x.dtype.str) if at is None else (ranks, at)
@@ -59,13 +59,13 @@ def compare_values(
 def _skipped(kind: tuple[object, ...], x: Array) -> int | None:
     """Returns the checksum of this kind's values since the last comparison (0 without one) if `x`
     is to be compared now; else adds `x` to the checksum and returns None."""
-    n, total = _seen.get(kind, (0, 0))
+    n, total = _pending_checksums.get(kind, (0, 0))
     n += 1
     if n <= TIMES or n & (n - 1) == 0 or n % EACH == 0:
-        _seen[kind] = n, 0
+        _pending_checksums[kind] = n, 0
         return total
     few = x.reshape(-1)[:: 1 + x.nbytes // FEW]
-    _seen[kind] = n, zlib.crc32(few.tobytes(), total)
+    _pending_checksums[kind] = n, zlib.crc32(few.tobytes(), total)
     return None
 
 
@@ -79,23 +79,23 @@ def _compare(ranks: tuple[int, ...], values: Sequence[tuple[Array, int]]) -> Non
             raise _differ(x if alike else None, rows)
 
 
-def compare_facts(who: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fix: str) -> None:
-    """Raises UsageError, in all of `ranks`, if they differ in `facts` (of JSON) about `who`;
+def compare_facts(caller: str, ranks: tuple[int, ...], facts: Mapping[str, Any], fix: str) -> None:
+    """Raises UsageError, in all of `ranks`, if they differ in `facts` (of JSON) about `caller`;
     BackendError if a process does not come."""
     if service() is None or len(ranks) == 1 or jax.process_index() not in ranks:
         return
-    said = _exchanged(who, ranks, dict(facts))
+    said = _exchanged(caller, ranks, dict(facts))
     if rows := differences(said):
-        raise UsageError(f"{who}: the processes of a mesh differ", rows=rows, fix=fix)
+        raise UsageError(f"{caller}: the processes of a mesh differ", rows=rows, fix=fix)
 
 
-def _exchanged(who: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
-    """Returns the value of each of `ranks` about `who`."""
-    turn = _rounds[who, ranks] = _rounds[who, ranks] + 1
-    place, me = f"tessera/values/{who}/{','.join(map(str, ranks))}", jax.process_index()
+def _exchanged(caller: str, ranks: tuple[int, ...], mine: Any) -> dict[int, Any]:
+    """Returns the value of each of `ranks` about `caller`."""
+    turn = _rounds[caller, ranks] = _rounds[caller, ranks] + 1
+    place, me = f"tessera/values/{caller}/{','.join(map(str, ranks))}", jax.process_index()
     path = f"{place}/{turn}/"
     limit_s = limits().collective_s
-    with comparison(who, "what each has is compared", ranks) as record:
+    with comparison(caller, "what each has is compared", ranks) as record:
         service().key_value_set_bytes(f"{path}{me}", json.dumps(mine).encode())
         found = gathered(path, ranks, limit_s)
         if found is None:
@@ -118,14 +118,14 @@ def _told(x: Array, before: int) -> list[str]:
     return [f"{x.dtype}{[*x.shape]}", f"{few}{more} ({said})"]
 
 
-def _differ(x: Array | None, own: dict[int, str]) -> UsageError:
-    """Returns the error for processes with different values (`own`) of one tensor; `x` has its
-    dtype and shape if these are the same."""
+def _differ(x: Array | None, checksums: dict[int, str]) -> UsageError:
+    """Returns the error for processes with different values (`checksums`) of one tensor; `x` has
+    its dtype and shape if these are the same."""
     rows: list[tuple[str, object]] = []
     if x is not None:
         rows.append(("value", f"{x.dtype}{[*x.shape]}"))
     alike: dict[str, list[int]] = {}
-    for rank, text in own.items():
+    for rank, text in checksums.items():
         alike.setdefault(text, []).append(rank)
     rows += [(ranks_text(ranks), text) for text, ranks in alike.items()]
     return UsageError(

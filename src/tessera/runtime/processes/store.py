@@ -58,10 +58,10 @@ def absent(rank: int, limit_s: float) -> str:
     return "has ended its program" if ended([rank]) else f"did not come within {limit_s:g} s"
 
 
-def unreachable(what: str, error: RuntimeError) -> BackendError:
-    """Returns the error for a comparison of `what` without the service."""
+def unreachable(operation: str, error: RuntimeError) -> BackendError:
+    """Returns the error for a comparison of `operation` without the service."""
     return BackendError(
-        f"{what}: the processes cannot compare what they have",
+        f"{operation}: the processes cannot compare what they have",
         service=str(error).splitlines()[0],
         fix="the coordinator (rank 0) has ended or cannot be reached",
     )

@@ -172,26 +172,26 @@ def can_segment(collective: Collective, name: str) -> bool:
 def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
     """The sizes of the levels of `hierarchical`, () for all others. Raises UsageError if they do
     not fit the name or n."""
-    given = sizes("algorithm", shape)
+    sizes_given = sizes("algorithm", shape)
     if name != "hierarchical":
-        if given:
+        if sizes_given:
             raise UsageError(
                 f"algorithm: {name} has no shape",
-                shape=given,
+                shape=sizes_given,
                 fix="give n; a shape belongs to hierarchical",
             )
         return ()
-    for size in given:
+    for size in sizes_given:
         whole("algorithm", "a size of the shape", size, 1, MOST_RANKS)
-    if not given or (n is not None and n != math.prod(given)):
+    if not sizes_given or (n is not None and n != math.prod(sizes_given)):
         raise UsageError(
             "algorithm: hierarchical needs the shape of its nesting",
             n=n,
-            shape=given,
+            shape=sizes_given,
             fix="shape=(hosts, devices of a host), with n left out or their product",
         )
-    whole("algorithm", "n", math.prod(given), 1, MOST_RANKS)
-    return given
+    whole("algorithm", "n", math.prod(sizes_given), 1, MOST_RANKS)
+    return sizes_given
 
 
 @lru_cache(maxsize=32)
@@ -228,9 +228,9 @@ def _flat(kind: Collective, name: str, n: int, segments: int, root: int) -> Algo
     if segments > 1:
         rounds, chunks = pipelined(rounds, chunks, segments), chunks * segments
         name = f"{name}/{segments}"
-    made = Algorithm(kind, name, n, chunks, rounds, root)
+    algorithm = Algorithm(kind, name, n, chunks, rounds, root)
     twice = kind == "all_gather" if trees else (kind, name) == ("broadcast", "halving")
-    return trimmed(made) if twice else made
+    return trimmed(algorithm) if twice else algorithm
 
 
 def _broadcast(name: str, n: int, root: int) -> tuple[Round, ...]:

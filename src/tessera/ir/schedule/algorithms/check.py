@@ -131,10 +131,10 @@ def _few(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
 
 
-def _wrong(a: Algorithm, k: int, t: Transfer, what: str) -> GraphError:
+def _wrong(a: Algorithm, k: int, t: Transfer, message: str) -> GraphError:
     way = f"{t.src} > {t.dst} {t.op} {_few(t.chunks)}"
     return GraphError(
-        f"{a.collective} by {a.name}, round {k}: {what}",
+        f"{a.collective} by {a.name}, round {k}: {message}",
         transfer=way,
         table=a,
         fix="a rank sends what it held when the round began, and each share once",
@@ -177,17 +177,17 @@ def order(algorithm: Algorithm) -> tuple[Order, ...] | None:
         return low[0], (low[1], high[1])
 
     held = replay(a, lambda r, c: (r, r), add)
-    found: dict[int, Order] = {}
+    orders: dict[int, Order] = {}
     for r in range(a.n):
         for c in a.wants(r):
-            if found.setdefault(c, held[r][c][1]) != held[r][c][1]:
+            if orders.setdefault(c, held[r][c][1]) != held[r][c][1]:
                 raise GraphError(
                     f"{a.collective} by {a.name}: rank {r} adds chunk {c} up in another order than "
                     "the ranks before it",
                     table=a,
                     fix="let one rank finish the sum and copy it to the others",
                 )
-    return tuple(found[c] for c in sorted(found))
+    return tuple(orders[c] for c in sorted(orders))
 
 
 def in_pairs(algorithm: Algorithm) -> bool:
@@ -221,7 +221,7 @@ def evaluate(algorithm: Algorithm, blocks: Sequence[Any]) -> list[Any]:
     results = []
     for r in range(a.n):
         flat = np.concatenate([held[r][c] for c in a.wants(r)])
-        rest = arrays[r].shape[1:]
+        row_shape = arrays[r].shape[1:]
         same = a.collective in ("all_reduce", "broadcast", "all_to_all")
-        results.append(flat.reshape(arrays[r].shape if same else (-1, *rest)))
+        results.append(flat.reshape(arrays[r].shape if same else (-1, *row_shape)))
     return results

@@ -210,12 +210,12 @@ def crowned(tree: Tree, root: int, n: int) -> Tree:
 
 
 # ---- ways: all_to_all --------------------------------------------------------------------------
-def routes(n: int, way: Callable[[int, int], Sequence[int]]) -> Rounds:
-    """All_to_all in which each chunk follows its path `way`, one hop a round from round 0 on."""
+def routes(n: int, path: Callable[[int, int], Sequence[int]]) -> Rounds:
+    """All_to_all in which each chunk follows its path `path`, one hop a round from round 0 on."""
     rounds: list[list[Hop]] = []
     for s in range(n):
         for d in range(n):
-            stops = way(s, d)
+            stops = path(s, d)
             rounds.extend([] for _ in range(len(stops) - 1 - len(rounds)))
             for k, (a, b) in enumerate(itertools.pairwise(stops)):
                 rounds[k].append((a, b, s * n + d, "copy"))

@@ -70,11 +70,11 @@ def nested(
     if kind == "all_reduce":
         top = bases[0]
 
-        def own(group: tuple[int, ...], chunk: int) -> list[int]:
+        def share_ids(group: tuple[int, ...], chunk: int) -> list[int]:
             mine: list[int] = ids[group].tolist()
             return [mine[p] for p in _share(top, chunk, k)]
 
-        rounds += _stage(top, shape, 0, _groups(shape, 0), own)
+        rounds += _stage(top, shape, 0, _groups(shape, 0), share_ids)
     if kind != "reduce_scatter":
         for i, base in inward:
             spread = gathers[i] or base

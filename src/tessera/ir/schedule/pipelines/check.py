@@ -52,9 +52,9 @@ def run_order(table: Table) -> tuple[Place, ...]:
     return order
 
 
-def _refuse(table: Table, found: Iterator[Problem]) -> None:
-    """Raises GraphError if `found` yields a problem."""
-    problems = list(islice(found, MOST + 1))
+def _refuse(table: Table, problems_found: Iterator[Problem]) -> None:
+    """Raises GraphError if `problems_found` yields a problem."""
+    problems = list(islice(problems_found, MOST + 1))
     if problems:
         rows = problems[:MOST] + ([("…", "and more")] if len(problems) > MOST else [])
         raise GraphError(
@@ -117,14 +117,14 @@ def _placement(table: Table) -> Iterator[Problem]:
 
 def _counts(table: Table) -> Iterator[Problem]:
     """Yields missing and repeated actions."""
-    seen: dict[Event, tuple[Place, Action]] = {}
+    first_place: dict[Event, tuple[Place, Action]] = {}
     for rank, row in enumerate(table.rows):
         for slot, a in enumerate(row):
             for event in a.gives:
-                if event not in seen:
-                    seen[event] = ((rank, slot), a)
+                if event not in first_place:
+                    first_place[event] = ((rank, slot), a)
                     continue
-                (_, first), before = seen[event]
+                (_, first), before = first_place[event]
                 why = f"{a} is repeated: {before} is in slot {first}"
                 if before.kind != a.kind:
                     whole = a if a.kind == "B" else before
@@ -133,14 +133,14 @@ def _counts(table: Table) -> Iterator[Problem]:
                 break
     for s, rank in enumerate(table.placement):
         for j in range(table.microbatches):
-            split = any((k, s, j) in seen for k in ("I", "W"))
-            if ("F", s, j) not in seen:
+            split = any((k, s, j) in first_place for k in ("I", "W"))
+            if ("F", s, j) not in first_place:
                 yield f"rank {rank}", f"{s}F{j} is missing"
             if not split:
                 yield f"rank {rank}", f"{s}B{j} (or {s}I{j} and {s}W{j}) is missing"
             else:
                 for kind in ("I", "W"):
-                    if (kind, s, j) not in seen:
+                    if (kind, s, j) not in first_place:
                         yield f"rank {rank}", f"{s}{kind}{j} is missing"
 
 

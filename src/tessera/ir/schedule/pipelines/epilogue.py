@@ -10,9 +10,9 @@ from collections.abc import Container, Mapping, Sequence
 from ...graph.node import Graph, Node, reachable
 
 
-def late_nodes(graph: Graph, known: Container[Node]) -> list[Node]:
-    """The nodes of `graph` that run once, after the nodes in `known`, in order."""
-    needed = reachable(graph.outputs, known)
+def late_nodes(graph: Graph, scheduled: Container[Node]) -> list[Node]:
+    """The nodes of `graph` that run once, after the nodes in `scheduled`, in order."""
+    needed = reachable(graph.outputs, scheduled)
     return [n for n in graph.nodes if n in needed and n.op != "input"]
 
 
@@ -53,10 +53,10 @@ def settle(
 
 
 def by_rank(
-    nodes: Sequence[Node], free: Container[Node], given: Container[Node], rank: dict[Node, int]
+    nodes: Sequence[Node], free: Container[Node], outputs: Container[Node], rank: dict[Node, int]
 ) -> list[list[Node]]:
     """Groups of nodes with one rank each, in an order that can run. An `item` node is in the group
-    of its argument. Free nodes are left out, unless they are in `given`, the outputs."""
+    of its argument. Free nodes are left out, unless they are in `outputs`."""
     groups: list[list[Node]] = []
     pending: dict[int, list[Node]] = {}
     items: dict[Node, list[Node]] = {}
@@ -64,7 +64,7 @@ def by_rank(
         if n.op == "item":
             items.setdefault(n.args[0], []).append(n)
     for n in nodes:
-        if n.op == "item" or (n in free and n not in given):
+        if n.op == "item" or (n in free and n not in outputs):
             continue
         # A node may join its rank's open group unless it needs another rank's open group.
         for other in [r for r in pending if r != rank[n]]:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .orders import known_order
+from .orders import named_schedule
 from .tables import count
 
 
@@ -119,19 +119,19 @@ def bubble_s(
 
     Raises UsageError for an unknown name.
     """
-    known = known_order(schedule)
+    named = named_schedule(schedule)
     ranks, microbatches = count("ranks", ranks), count("microbatches", microbatches)
     whole = forward_s + backward_input_s + backward_weight_s
     case = _Case(
         ranks,
         microbatches,
-        chunks or known.chunks or 2,
+        chunks or named.chunks or 2,
         forward_s,
         backward_input_s,
         backward_weight_s,
         whole if joined_s is None else joined_s,
     )
-    formula = _FORMULAS[known.name]
+    formula = _FORMULAS[named.name]
     return formula.bubble(case) if formula.bubble_holds(case) else None
 
 
@@ -143,7 +143,7 @@ def peak_activations(
 
     Raises UsageError for an unknown name.
     """
-    known = known_order(schedule)
+    known = named_schedule(schedule)
     ranks, microbatches = count("ranks", ranks), count("microbatches", microbatches)
     case = _Case(ranks, microbatches, chunks or known.chunks or 2, 1, 1, 1, 3)
     formula = _FORMULAS[known.name]

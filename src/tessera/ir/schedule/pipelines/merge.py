@@ -30,8 +30,8 @@ def merged(s: Schedule) -> Schedule:
 
 def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
     """The pairs of steps to merge; each step is in at most one pair."""
-    steps, here = s.steps, [_home(s, step) for step in s.steps]
-    made = {b: i for i, step in enumerate(steps) for b in step.writes}
+    steps, homes = s.steps, [_home(s, step) for step in s.steps]
+    writer = {b: i for i, step in enumerate(steps) for b in step.writes}
     readers: dict[int, set[int]] = defaultdict(set)
     for i, step in enumerate(steps):
         for b in step.reads:
@@ -40,37 +40,37 @@ def _kinds(s: Schedule) -> dict[tuple[int, int], Kind]:
     def ready(b: int, i: int) -> bool:
         """Returns whether `b` is available when step `i` may begin, however late other ranks
         are."""
-        if b in steps[i].reads or b not in made:
+        if b in steps[i].reads or b not in writer:
             return True
-        by = steps[made[b]]
-        given = isinstance(by, Send) and not any(a in made for a in by.reads)
-        return made[b] < i and (given or here[made[b]] == here[i])
+        by = steps[writer[b]]
+        given = isinstance(by, Send) and not any(a in writer for a in by.reads)
+        return writer[b] < i and (given or homes[writer[b]] == homes[i])
 
     pairs: dict[Kind, list[tuple[int, int]]] = defaultdict(list)
     last: dict[Mesh | None, int] = {}
     for j, step in enumerate(steps):
-        mesh = here[j]
+        mesh = homes[j]
         i, last[mesh] = last.get(mesh, -1), j
         if mesh is None or i < 0:
             continue
         first = steps[i]
-        own = {b for b in step.reads if b in first.writes}
-        alone = all(here[k] == mesh for b in first.writes for k in readers[b])
-        if own and alone and all(b in own or ready(b, i) for b in step.reads):
+        shared = {b for b in step.reads if b in first.writes}
+        alone = all(homes[k] == mesh for b in first.writes for k in readers[b])
+        if shared and alone and all(b in shared or ready(b, i) for b in step.reads):
             wires = tuple((_place(first.writes, b), _place(first.reads, b)) for b in step.reads)
             kept = tuple(b in s.outputs or bool(readers[b] - {j}) for b in first.writes)
             pairs[first.graph, step.graph, wires, kept].append((i, j))
     _whole(pairs, Counter(step.graph for step in steps))
     if len(pairs) > len({g for kind in pairs for g in kind[:2]}):
         return {}  # more programs to compile than before
-    found: dict[tuple[int, int], Kind] = {}
+    kind_of: dict[tuple[int, int], Kind] = {}
     used: set[int] = set()
     for kind, mine in pairs.items():
         ends = [k for pair in mine for k in pair]
         if used.isdisjoint(ends) and len({*ends}) == len(ends):  # of one graph, a chain's overlap
             used.update(ends)
-            found.update(dict.fromkeys(mine, kind))
-    return found
+            kind_of.update(dict.fromkeys(mine, kind))
+    return kind_of
 
 
 def _whole(pairs: dict[Kind, list[tuple[int, int]]], times: Mapping[Graph, int]) -> None:
@@ -118,9 +118,9 @@ def _merge(s: Schedule, kinds: Mapping[tuple[int, int], Kind]) -> Schedule:
     return _numbered(replace(s, steps=tuple(x for i, x in enumerate(steps) if i not in gone)))
 
 
-def _one(first: Step, second: Step, kept: Sequence[bool]) -> Graph:
+def _one(first: Step, second: Step, result_needed: Sequence[bool]) -> Graph:
     """The graph that computes `first` and then `second`; it returns those results of the first that
-    `kept` marks, and all of the second."""
+    `result_needed` marks, and all of the second."""
     here = dict(zip(first.reads, first.graph.inputs)) | dict(zip(first.writes, first.graph.outputs))
     inputs, nodes = list(first.graph.inputs), first.nodes
     new: dict[Node, Node] = {}  # the second may have nodes of the first, as of one graph
@@ -130,7 +130,7 @@ def _one(first: Step, second: Step, kept: Sequence[bool]) -> Graph:
             inputs.append(here[b])
         new[x] = here[b]
     nodes += copied(second.nodes, new)
-    outs = [o for o, keep in zip(first.graph.outputs, kept, strict=True) if keep]
+    outs = [o for o, keep in zip(first.graph.outputs, result_needed, strict=True) if keep]
     outs += [new[o] for o in second.graph.outputs]
     name = f"{first.graph.name}_{second.graph.name.rpartition('_')[2]}"
     return Graph(name, (*inputs, *nodes), tuple(inputs), tuple(outs), first.graph.options)

@@ -31,7 +31,7 @@ Rows = Callable[[int, int, int, int], Iterator[Action]]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class NamedSchedule:
     """A named pipeline schedule."""
 
     name: str
@@ -74,24 +74,24 @@ def pipeline_table(
                 fix="make a table for these counts, or run with those of the table",
             )
         return schedule
-    known = known_order(schedule)
-    if known.chunks is not None and v not in (None, known.chunks):
+    named = named_schedule(schedule)
+    if named.chunks is not None and v not in (None, named.chunks):
         raise UsageError(
-            f"pipeline: {known.name} has {known.chunks} stage(s) on a rank",
+            f"pipeline: {named.name} has {named.chunks} stage(s) on a rank",
             chunks=v,
             fix="use Interleaved1F1B for any number of stages on a rank",
         )
-    v = v or known.chunks or 2
-    if m < known.per_rank * p:
+    v = v or named.chunks or 2
+    if m < named.per_rank * p:
         raise UsageError(
-            f"pipeline: {known.name} on {p} ranks needs {known.per_rank * p} microbatches",
+            f"pipeline: {named.name} on {p} ranks needs {named.per_rank * p} microbatches",
             microbatches=m,
             fix="use that many or more; ZBV has the same stages and takes any number",
         )
-    rows = tuple(tuple(known.row(r, p, m, v)) for r in range(p))
+    rows = tuple(tuple(named.row(r, p, m, v)) for r in range(p))
     down = tuple(range(p))
-    placement = down + down[::-1] if known.v_shaped else down * v
-    return Table(known.name, rows, placement, m)
+    placement = down + down[::-1] if named.v_shaped else down * v
+    return Table(named.name, rows, placement, m)
 
 
 # -- one stage a rank -----------------------------------------------------------------------------
@@ -160,17 +160,17 @@ def _interleaved(r: int, p: int, m: int, v: int) -> Iterator[Action]:
         return
     group, total = _group(p, m), m * v
 
-    def turn(k: int) -> tuple[int, int]:
+    def forward_at(k: int) -> tuple[int, int]:
         """(chunk, microbatch) of a rank's k-th forward."""
         return k // group % v, k // (group * v) * group + k % group
 
     ahead = min(2 * (p - 1 - r) + (v - 1) * group, total)
     for k in range(total + ahead):
         if k < total:
-            chunk, j = turn(k)
+            chunk, j = forward_at(k)
             yield Action("F", chunk * p + r, j)
         if k >= ahead:
-            chunk, j = turn(k - ahead)
+            chunk, j = forward_at(k - ahead)
             yield Action("B", (v - 1 - chunk) * p + r, j)
 
 
@@ -254,28 +254,28 @@ def _dualpipe_v(r: int, p: int, m: int, v: int) -> Iterator[Action]:
 
 # -- by name --------------------------------------------------------------------------------------
 _ALL = (
-    Known("GPipe", _gpipe),
-    Known("1F1B", _1f1b),
-    Known("Interleaved1F1B", _interleaved, chunks=None, also=("interleaved",)),
-    Known("ZB-H1", _zero_bubble(1), also=("zb1p",)),
-    Known("ZB-H2", _zero_bubble(2), also=("zb2p",)),
-    Known("ZBV", _zbv, chunks=2, v_shaped=True, also=("zbvzerobubble",)),
-    Known("DualPipeV", _dualpipe_v, chunks=2, v_shaped=True, per_rank=2),
+    NamedSchedule("GPipe", _gpipe),
+    NamedSchedule("1F1B", _1f1b),
+    NamedSchedule("Interleaved1F1B", _interleaved, chunks=None, also=("interleaved",)),
+    NamedSchedule("ZB-H1", _zero_bubble(1), also=("zb1p",)),
+    NamedSchedule("ZB-H2", _zero_bubble(2), also=("zb2p",)),
+    NamedSchedule("ZBV", _zbv, chunks=2, v_shaped=True, also=("zbvzerobubble",)),
+    NamedSchedule("DualPipeV", _dualpipe_v, chunks=2, v_shaped=True, per_rank=2),
 )
-SCHEDULES = tuple(known.name for known in _ALL)
+SCHEDULES = tuple(named.name for named in _ALL)
 
 
 def _key(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
-_NAMED = {_key(name): known for known in _ALL for name in (known.name, *known.also)}
+_NAMED = {_key(name): named for named in _ALL for name in (named.name, *named.also)}
 
 
-def known_order(name: object) -> Known:
+def named_schedule(name: object) -> NamedSchedule:
     """The named schedule; case and hyphens are ignored. Raises UsageError if there is none.
 
-    >>> known_order("zbh1").name, known_order("interleaved_1f1b").name
+    >>> named_schedule("zbh1").name, named_schedule("interleaved_1f1b").name
     ('ZB-H1', 'Interleaved1F1B')
     """
     found = _NAMED.get(_key(name)) if isinstance(name, str) else None

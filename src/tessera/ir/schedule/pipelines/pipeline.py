@@ -70,11 +70,15 @@ class Pipelined:
 
 
 def pipelined(
-    made: Recorded, wholes: Sequence[TensorType], table: Table, meshes: Sequence[Mesh], mesh: Mesh
+    recorded: Recorded,
+    wholes: Sequence[TensorType],
+    table: Table,
+    meshes: Sequence[Mesh],
+    mesh: Mesh,
 ) -> Pipelined:
-    """The schedule of `made` by `table`. `wholes` are the types of the inputs as the caller passes
-    them, `meshes` those of the ranks, all slices of `mesh`."""
-    return _Pipeline(made, wholes, table, meshes, mesh).pipelined()
+    """The schedule of `recorded` by `table`. `wholes` are the types of the inputs as the caller
+    passes them, `meshes` those of the ranks, all slices of `mesh`."""
+    return _Pipeline(recorded, wholes, table, meshes, mesh).pipelined()
 
 
 def spread(
@@ -97,39 +101,41 @@ def spread(
 class _Pipeline:
     def __init__(
         self,
-        made: Recorded,
+        recorded: Recorded,
         wholes: Sequence[TensorType],
         table: Table,
         meshes: Sequence[Mesh],
         mesh: Mesh,
     ) -> None:
-        self.made, self.table, self.mesh = made, table, mesh
-        self.name, self.count = made.graph.name, table.microbatches
-        self.options = made.graph.options
+        self.recorded, self.table, self.mesh = recorded, table, mesh
+        self.name, self.count = recorded.graph.name, table.microbatches
+        self.options = recorded.graph.options
         self.stage_mesh = [meshes[r] for r in table.placement]
         self.types: list[TensorType] = list(wholes)
-        inner = {*made.rows, *made.sums, *made.early}
-        real = [n for n in made.graph.inputs if n not in inner]
-        self.free = free_nodes(made.graph.nodes)
-        self.given = {n: i for i, n in enumerate(real)}
+        inner = {*recorded.rows, *recorded.sums, *recorded.early}
+        real = [n for n in recorded.graph.inputs if n not in inner]
+        self.free = free_nodes(recorded.graph.nodes)
+        self.input_buffers = {n: i for i, n in enumerate(real)}
         self.inputs = len(real)
         self.steps: list[Compute | Send] = []  # collectives are within, until all is merged
         self.sent: dict[tuple[int, int], int] = {}  # (buffer, rank) to the buffer there
         self.lies: dict[tuple[int, TensorType], int] = {}  # (buffer, layout) to the buffer so laid
         self.rank_of = list(table.placement)
         self.meshes = list(meshes)
-        self.made_on: dict[int, int] = {}  # buffer to the rank that filled it
+        self.rank_of_buffer: dict[int, int] = {}  # buffer to the rank that filled it
         self.rank: dict[Node, int] = {}  # inputs and later nodes → rank
         self.micro: dict[tuple[Node, int], list[int]] = {}  # (input, rank) to its microbatches
         self.totals: dict[Node, int] = {}  # node → buffer of its sum so far
         self.parts: dict[Node, list[int]] = {}  # rows, microbatch by microbatch
         # For each input of the part after the microbatches: the value that is summed, or that is
         # concatenated; and the buffers of the sums, complete over the devices of their stage.
-        self.total_of = {n: x for n, (x, t) in made.sums.items() if combined(t) not in ("", "same")}
-        self.part_of = {n: x for n, (x, t) in made.sums.items() if combined(t) in ("", "same")}
+        self.total_of = {
+            n: x for n, (x, t) in recorded.sums.items() if combined(t) not in ("", "same")
+        }
+        self.part_of = {n: x for n, (x, t) in recorded.sums.items() if combined(t) in ("", "same")}
         self.complete: dict[Node, int] = {}
         self.users: dict[Node, list[Node]] = {}
-        for n in made.graph.nodes:
+        for n in recorded.graph.nodes:
             for a in n.args:
                 self.users.setdefault(a, []).append(n)
 
@@ -145,24 +151,24 @@ class _Pipeline:
     def all_on(self, buffers: Sequence[int], rank: int) -> list[int]:
         """The copies of `buffers` on the mesh of `rank`, sent there at most once; buffers from one
         source share a step."""
-        mesh, found, away = self.meshes[rank], list[int](), dict[Any, dict[int, None]]()
+        mesh, on_rank, away = self.meshes[rank], list[int](), dict[Any, dict[int, None]]()
         for b in buffers:
-            apart = set(self.types[b].split_axes) - set(mesh.axes)
-            if apart:  # it rests split over the stages' axis
-                b = self.laid(b, gathered(self.types[b], apart))
-            t, source = self.types[b], self.made_on.get(b)
+            missing_axes = set(self.types[b].split_axes) - set(mesh.axes)
+            if missing_axes:  # it rests split over the stages' axis
+                b = self.laid(b, gathered(self.types[b], missing_axes))
+            t, source = self.types[b], self.rank_of_buffer.get(b)
             if t.mesh == mesh or (t.mesh is None and source == rank):
                 self.sent[b, rank] = b
             elif (b, rank) not in self.sent:
                 away.setdefault((t.mesh, source), {})[b] = None
-            found.append(b)
+            on_rank.append(b)
         for (_, source), group in away.items():
             types = [self.types[b].on(mesh) for b in group]
             self.sent.update(((b, rank), self.buffer(t)) for b, t in zip(group, types, strict=True))
             writes = tuple(self.sent[b, rank] for b in group)
-            self.made_on.update(dict.fromkeys(writes, rank))
+            self.rank_of_buffer.update(dict.fromkeys(writes, rank))
             self.steps.append(Send(tuple(group), writes, tuple(types), stage=source or 0))
-        return [self.sent[b, rank] for b in found]
+        return [self.sent[b, rank] for b in on_rank]
 
     def laid(self, buffer: int, to: TensorType) -> int:
         """`buffer`, which is on the whole mesh, in the layout `to`; it is redistributed at most
@@ -182,7 +188,7 @@ class _Pipeline:
         fills."""
         writes = [self.buffer(n.type) for n in graph.outputs]
         if rank is not None:
-            self.made_on.update(dict.fromkeys(writes, rank))
+            self.rank_of_buffer.update(dict.fromkeys(writes, rank))
         step = Compute(tuple(reads), tuple(writes), graph, stage=rank or 0, note=note)
         self.steps.append(step)
         return writes
@@ -191,7 +197,7 @@ class _Pipeline:
     def pipelined(self) -> Pipelined:
         """The schedule. The nodes of one microbatch are split into regions (stage, forward or
         backward), the actions of the table run them, and the part after the gradients runs once."""
-        made = self.made
+        made = self.recorded
         last = len(self.stage_mesh) - 1
         stage = stage_numbers(made.graph.nodes, made.marked, made.origins, last, self.free)
         wanted = list(dict.fromkeys(x for x, _ in made.sums.values()))
@@ -222,18 +228,18 @@ class _Pipeline:
     def cut(self, n: Node, rank: int) -> list[int]:
         """The buffers of the microbatches of the input `n`, or of their numbers, on the mesh of
         `rank`."""
-        known = self.micro.get((n, rank))
-        if known is not None:
-            return known
+        buffer = self.micro.get((n, rank))
+        if buffer is not None:
+            return buffer
         b = Builder("cut", self.options)
         b.loc = ""
-        source, t = self.made.rows[n]
+        source, t = self.recorded.rows[n]
         reads: list[int] = []
         if source is None:
             line = plain(t.dtype, (self.count,), self.meshes[rank])
             x = b("iota", dtype=t.dtype, shape=(self.count,), dim=0, layout=line)
         else:
-            reads = [self.on(self.given[source], rank)]
+            reads = [self.on(self.input_buffers[source], rank)]
             x = cut(b, b.input(self.types[reads[0]], "whole"), _on_devices(t, self.meshes[rank]))
         parts = b("unstack", x)
         outs = [b("item", parts, index=i) for i in range(self.count)]
@@ -246,14 +252,14 @@ class _Pipeline:
     def compute_ahead(self) -> None:
         """Adds the step that computes values of all microbatches before the first begins, such as
         the number of labels in the loss. It runs on the rank of the loss."""
-        graph, rank = self.made.ahead, self.rank_of[-1]
+        graph, rank = self.recorded.ahead, self.rank_of[-1]
         if graph is not None:
-            by_name = {n.attrs["name"]: i for n, i in self.given.items()}
+            by_name = {n.attrs["name"]: i for n, i in self.input_buffers.items()}
             reads = self.all_on([by_name[n.attrs["name"]] for n in graph.inputs], rank)
             ids = self.run(on_mesh(graph, self.meshes[rank]), reads, rank, "ahead")
-            self.given.update(zip(self.made.early, ids, strict=True))
+            self.input_buffers.update(zip(self.recorded.early, ids, strict=True))
 
-    def play(self, found: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
+    def play(self, regions: dict[tuple[int, str], Region], wanted: Sequence[Node]) -> None:
         """Adds the steps of all microbatches, in an order that every rank can follow.
 
         Microbatches that add to the same number of earlier sums share a region's graph. A stage's
@@ -261,12 +267,12 @@ class _Pipeline:
         after all regions.
         """
         sums, rows = set(self.total_of.values()), set(self.part_of.values())
-        kinds = {x: combined(t) for x, t in self.made.sums.values()}
+        kinds = {x: combined(t) for x, t in self.recorded.sums.values()}
         values: dict[tuple[Node, int], int] = {}
         # A summed value is no output of its region, unless another region reads it.
-        parts = rows.union(*(r.takes for r in found.values()))
-        found = {
-            k: replace(r, gives=tuple(n for n in r.gives if n in parts)) for k, r in found.items()
+        parts = rows.union(*(r.takes for r in regions.values()))
+        regions = {
+            k: replace(r, gives=tuple(n for n in r.gives if n in parts)) for k, r in regions.items()
         }
         graphs: dict[tuple[int, str, tuple[int, ...]], Graph] = {}
         totals: Totals[int] = Totals(self.count, self.options.mesh_invariant)
@@ -276,14 +282,14 @@ class _Pipeline:
             for row in [self.table.rows[rank]]
             for a in [row[slot], *(a for a in row[slot + 1 : slot + 2] if a.joined)]
         ]
-        left = Counter(a.stage for a in units if (a.stage, a.kind) in found)
+        left = Counter(a.stage for a in units if (a.stage, a.kind) in regions)
         takers: dict[int, set[Node]] = {}
-        for (stage, _), taker in found.items():
+        for (stage, _), taker in regions.items():
             takers.setdefault(self.rank_of[stage], set()).update(taker.takes)
         done: dict[int, set[Node]] = {}  # stage → sums that it has yet to reduce
 
         def region(s: int, kind: str, m: int) -> None:
-            r = found.get((s, kind))
+            r = regions.get((s, kind))
             if r is None:
                 return
             rank = self.rank_of[s]
@@ -307,7 +313,7 @@ class _Pipeline:
             left[s] -= 1
             if left[s]:
                 return
-            done[s] = {n for (k, _), x in found.items() if k == s for n in x.nodes if n in sums}
+            done[s] = {n for (k, _), x in regions.items() if k == s for n in x.nodes if n in sums}
             if self.options.schedule.overlap is not False:
                 for k, waits in takers.items():  # other ranks' values first, as they wait for them
                     if k != rank:
@@ -322,20 +328,20 @@ class _Pipeline:
     def _value(self, values: Mapping[tuple[Node, int], int], n: Node, m: int, rank: int) -> int:
         """The buffer of `n` for microbatch `m`; an input's part of the batch is on the mesh of
         `rank`."""
-        if n in self.made.rows:
+        if n in self.recorded.rows:
             return self.cut(n, rank)[m]
-        return self.given[n] if n.op == "input" else values[n, m]
+        return self.input_buffers[n] if n.op == "input" else values[n, m]
 
     # -- after the microbatches -------------------------------------------------------------------
-    def after(self, found: Mapping[tuple[int, str], Region]) -> list[int]:
+    def after(self, regions: Mapping[tuple[int, str], Region]) -> list[int]:
         """The buffers of the results: sums, concatenated rows, and the nodes after the
         microbatches, each on the rank of its largest argument."""
-        made = self.made
-        env: dict[Node, int] = {**self.given}
+        recorded = self.recorded
+        env: dict[Node, int] = {**self.input_buffers}
         rank = self.rank = {}
-        for (s, _), r in found.items():
+        for (s, _), r in regions.items():
             for a in r.takes:
-                if a.op == "input" and a not in made.rows and a not in made.early:
+                if a.op == "input" and a not in recorded.rows and a not in recorded.early:
                     rank.setdefault(a, self.rank_of[s])
         for n, i in env.items():
             where = self.types[i].mesh
@@ -344,16 +350,16 @@ class _Pipeline:
         env.update(self.complete)
         for n in self.part_of:
             env[n] = self.joined(n)
-        late = late_nodes(made.graph, env)
-        filled = {n: self.made_on[i] for n, i in env.items() if i in self.made_on}
-        settle(late, self.free, filled, made.sums, rank)
-        for group in by_rank(late, self.free, {*made.graph.outputs}, rank):
+        late = late_nodes(recorded.graph, env)
+        filled = {n: self.rank_of_buffer[i] for n, i in env.items() if i in self.rank_of_buffer}
+        settle(late, self.free, filled, recorded.sums, rank)
+        for group in by_rank(late, self.free, {*recorded.graph.outputs}, rank):
             self._compute(group, env, rank)
-        return [self._result(o, env) for o in made.graph.outputs]
+        return [self._result(o, env) for o in recorded.graph.outputs]
 
     def _result(self, o: Node, env: Mapping[Node, int]) -> int:
-        made = self.made
-        found = env[o] if o in env else self.given[o]
+        made = self.recorded
+        found = env[o] if o in env else self.input_buffers[o]
         t, rests = self.types[found], made.back.get(o)
         # Losses, norms and other scalars go to the whole mesh: otherwise only the processes of one
         # stage could read them.
@@ -364,14 +370,14 @@ class _Pipeline:
             return found
         to = t.on(home)
         back = self.buffer(to)
-        stage = self.made_on.get(found, 0)
+        stage = self.rank_of_buffer.get(found, 0)
         self.steps.append(Send((found,), (back,), (to,), stage=stage, note="back"))
         if rests is None:
             return back
         return self.laid(back, rests) if set(rests.split_axes) - set(t.split_axes) else back
 
     def _rank(self, buffer: int) -> int:
-        return self.made_on.get(buffer, 0)
+        return self.rank_of_buffer.get(buffer, 0)
 
     def reduce(self, mine: Container[Node]) -> None:
         """Adds the step that runs the collectives of a stage that wait for the totals of `mine`."""
@@ -400,7 +406,7 @@ class _Pipeline:
         others read them."""
         users = self.users.get(n, [])
         moves = [u for u in users if u.is_collective]
-        if len(moves) < len(users) or not users or n in self.made.graph.outputs:
+        if len(moves) < len(users) or not users or n in self.recorded.graph.outputs:
             yield n, x
         for u in moves:
             made = b._add(replace(u, args=(x,), types=(moved_type(u.type, mesh),)))
@@ -409,7 +415,7 @@ class _Pipeline:
     def joined(self, n: Node) -> int:
         """The buffer of the rows of all microbatches for `n`; one microbatch's if they are the same
         for each."""
-        parts, (_, t) = self.parts[self.part_of[n]], self.made.sums[n]
+        parts, (_, t) = self.parts[self.part_of[n]], self.recorded.sums[n]
         if combined(t) == "same":
             return parts[0]
         b, rank = Builder("rows", self.options), self._rank(parts[0])
@@ -426,7 +432,7 @@ class _Pipeline:
         """Adds the step that runs `group`, nodes after the microbatches, all on one rank."""
         here = rank[group[0]]
         mine = set(group)
-        every = self.made.graph
+        every = self.recorded.graph
         outside = {o for o in every.outputs if o in mine}
         used = {a for n in every.nodes if n not in mine for a in n.args if a in mine}
         takes = dict.fromkeys(

@@ -102,13 +102,13 @@ def simulate(
     0.
     """
     order = run_order(table)
-    given = {
+    costs = {
         "forward_s": forward_s,
         "backward_input_s": backward_input_s,
         "backward_weight_s": backward_weight_s,
         "activation": activation,
     }
-    forward, inputs, weights, held = (_costs(k, v, table.stages) for k, v in given.items())
+    forward, inputs, weights, held = (_costs(k, v, table.stages) for k, v in costs.items())
     joined = None if joined_s is None else _costs("joined_s", joined_s, table.stages)
     send, kept = _number("send_s", send_s), _number("kept_for_weight", kept_for_weight)
     if kept > 1:
@@ -175,9 +175,9 @@ def _mean_idle(line: Timeline) -> float:
     return sum(line.idle_fraction) / len(line.idle_fraction)
 
 
-def _peak(row: Sequence[Action], held: Sequence[float], kept: float) -> float:
+def _peak(row: Sequence[Action], held: Sequence[float], kept_part: float) -> float:
     """The peak memory of a rank that runs `row`. A forward holds the activations of its stage; a
-    backward for the inputs keeps the part `kept` of them, which the backward for the weights
+    backward for the inputs keeps the part `kept_part` of them, which the backward for the weights
     frees."""
     now: float = 0
     peak: float = 0
@@ -188,9 +188,9 @@ def _peak(row: Sequence[Action], held: Sequence[float], kept: float) -> float:
             case "B":
                 now -= held[a.stage]
             case "I":
-                now -= held[a.stage] * (1 - kept)
+                now -= held[a.stage] * (1 - kept_part)
             case "W":
-                now -= held[a.stage] * kept
+                now -= held[a.stage] * kept_part
         peak = max(peak, now)
     return peak
 

@@ -15,7 +15,7 @@ from ....core.layout import TensorType
 from ....core.mesh import Mesh
 from ....core.options import ProgramOptions
 from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
-from ...graph.remat import kept
+from ...graph.remat import choose_saved
 from ...graph.turns import combining
 
 REGIONS = ("F", "I", "W")
@@ -113,7 +113,7 @@ def regions(
     needed = reachable(wanted)
     forward = reachable(results) | needed - depends(graph.nodes, origins)
     nodes = [n for n in graph.nodes if n in needed and n.op != "input" and n not in free]
-    _one_way(nodes, forward, stage)
+    _check_stage_order(nodes, forward, stage)
     # A backward node that another stage reads is in I, and so are the nodes that it depends on.
     crossing = [
         a for n in nodes for a in n.args
@@ -135,7 +135,7 @@ def regions(
     for s in {s for s, _ in groups}:
         behind = [k for k in ((s, "I"), (s, "W")) if k in groups]
         wants = [a for k in behind for a in takes[k]]
-        _, again = kept(wants, {*groups.get((s, "F"), ())}, free.union(graph.inputs))
+        _, again = choose_saved(wants, {*groups.get((s, "F"), ())}, free.union(graph.inputs))
         for k in behind:
             takes[k], made[k] = _through(takes[k], again, free)
     gives: dict[tuple[int, str], dict[Node, None]] = {k: {} for k in groups}
@@ -168,14 +168,14 @@ def _through(
 
 
 def whole_backward(
-    found: Mapping[tuple[int, str], Region], wanted: Sequence[Node]
+    regions: Mapping[tuple[int, str], Region], wanted: Sequence[Node]
 ) -> dict[tuple[int, str], Region]:
     """The regions by (stage, "B"): I and W of each backward as one region."""
     out: dict[tuple[int, str], Region] = {}
-    for s in dict.fromkeys(s for s, kind in found if kind != "F"):
-        halves = [found[s, k] for k in "IW" if (s, k) in found]
+    for s in dict.fromkeys(s for s, kind in regions if kind != "F"):
+        halves = [regions[s, k] for k in "IW" if (s, k) in regions]
         mine = {n for r in halves for n in r.nodes}
-        others = {a for r in found.values() if r not in halves for a in r.takes} | set(wanted)
+        others = {a for r in regions.values() if r not in halves for a in r.takes} | set(wanted)
         out[s, "B"] = Region(
             s,
             "B",
@@ -193,7 +193,9 @@ def _single(nodes: Iterable[Node]) -> list[Node]:
     return [n for n in nodes if len(n.types) == 1]
 
 
-def _one_way(nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int]) -> None:
+def _check_stage_order(
+    nodes: Sequence[Node], forward: set[Node], stage: Mapping[Node, int]
+) -> None:
     for n in nodes:
         for a in n.args:
             if n in forward and a in stage and a in forward and stage[a] > stage[n]:

@@ -121,17 +121,17 @@ class Table:
             raise _no_rows("rows", rows)
         read = tuple(_row(row, rank) for rank, row in enumerate(rows))
         if placement is None:
-            found: dict[int, int] = {}
+            rank_of: dict[int, int] = {}
             for rank, row in enumerate(read):
                 for a in row:
-                    found.setdefault(a.stage, rank)
-            if (top := max(found, default=0)) > (total := sum(map(len, read))):
+                    rank_of.setdefault(a.stage, rank)
+            if (top := max(rank_of, default=0)) > (total := sum(map(len, read))):
                 raise GraphError(
                     f"pipeline: a table of {total} actions names stage {top}",
                     fix="number the stages from 0, with none left out",
                     at="",
                 )
-            placement = [found.get(s, -1) for s in range(max(found, default=-1) + 1)]
+            placement = [rank_of.get(s, -1) for s in range(max(rank_of, default=-1) + 1)]
         if microbatches is None:
             microbatches = max((a.microbatch for row in read for a in row), default=-1) + 1
         return cls(name or "own", read, tuple(placement), microbatches)
@@ -259,10 +259,10 @@ def _row(row: object, rank: int) -> tuple[Action, ...]:
     )
 
 
-def _no_rows(what: str, given: object) -> UsageError:
+def _no_rows(label: str, value: object) -> UsageError:
     return UsageError(
         "pipeline: a table is a list of actions for each rank",
-        rows=[(what, f"an object of type {type(given).__name__}")],
+        rows=[(label, f"an object of type {type(value).__name__}")],
         fix='give e.g. [["0F0", "0B0"], ["1F0", "1B0"]]',
     )
 
@@ -275,11 +275,11 @@ def _read(cell: object, rank: int, slot: int) -> list[Action]:
     if text is not None:
         pair = _PAIR.fullmatch(text)
         parts = [p.strip() for p in pair.groups()[:2]] if pair else [text]
-        found = [_CELL.fullmatch(p) for p in parts]
-        if all(found):
+        matches = [_CELL.fullmatch(p) for p in parts]
+        if all(matches):
             return [
                 Action(m[2], int(m[1]), int(m[3]), joined=i > 0)  # type: ignore[arg-type]
-                for i, m in enumerate(found)
+                for i, m in enumerate(matches)
                 if m is not None
             ]
     sent = text is not None and _COMMUNICATION.fullmatch(text)
@@ -293,6 +293,6 @@ def _read(cell: object, rank: int, slot: int) -> list[Action]:
     )
 
 
-def count(what: str, value: object) -> int:
+def count(argument: str, value: object) -> int:
     """`value` as a whole number of at least 1. Raises UsageError if it is anything else."""
-    return whole("pipeline", what, value, 1)
+    return whole("pipeline", argument, value, 1)

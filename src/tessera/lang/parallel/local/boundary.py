@@ -54,16 +54,16 @@ class Borders:
         first = next(iter(rows.values()), 0)
         return frozenset(i for i, n in rows.items() if n == first)
 
-    def check_reach(self, blocks: Iterable[Node], made: Iterable[Node]) -> None:
+    def check_reach(self, blocks: Iterable[Node], nodes: Iterable[Node]) -> None:
         """Gives one StrategyWarning for each axis along which no argument or outer tensor
-        (`blocks`) is split, and no node of the body (`made`) reads the rank."""
+        (`blocks`) is split, and no node of the body (`nodes`) reads the rank."""
         every = {a for n in blocks for a in (*n.type.varying, *n.type.split_axes)}
-        for n in made:
+        for n in nodes:
             every.update(n.types[0].varying if n.op == axis_index.name else ())
             every.update(a for arg in n.args for t in arg.types for a in t.split_axes)
         data = {p.axis for p in self.data.parts}
-        here = {*self.view.axes, *self.view.data} - (set() if self.batch is None else data)
-        idle = here - every if self.strategy is not None else ()
+        axes = {*self.view.axes, *self.view.data} - (set() if self.batch is None else data)
+        idle = axes - every if self.strategy is not None else ()
         for axis in sorted(a for a in idle if self.view.mesh.sizes[a] > 1):
             say = 'name the batch: batch="x"; batch=() for none'
             if axis not in data:
@@ -143,18 +143,23 @@ class Borders:
         devices."""
         node = recorder.node(x)
         t = node.type
-        own = [a for a in self.view.axes if a in t.varying]
+        varying_axes = [a for a in self.view.axes if a in t.varying]
         home = like.type if like is not None and like.shape else None
-        if t.rest and not (home is not None and home.split_axes):
+        if t.rest_axes and not (home is not None and home.split_axes):
             return symbolic(node, recorder)  # optimizer state that one rank updates (owned.py)
-        if home is not None and home.mesh is not None and t.shape == home.shape and not own:
+        if (
+            home is not None
+            and home.mesh is not None
+            and t.shape == home.shape
+            and not varying_axes
+        ):
             return symbolic(recorder.builder.redistribute(node, home.complete()), recorder)
-        if home is not None and own and as_local(home, self.view.axes) is t:
+        if home is not None and varying_axes and as_local(home, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=home), recorder)
         spec = self.layouts.get("return") if not path else None
-        if spec is not None and (own or (self.view.data and t.rank)):
+        if spec is not None and (varying_axes or (self.view.data and t.rank)):
             return self._returned(recorder, node, spec)
-        if not own:
+        if not varying_axes:
             return symbolic(node, recorder)
         if laid is not None and as_local(laid, self.view.axes) is t:
             return symbolic(recorder.builder("reinterpret", node, layout=laid), recorder)
@@ -165,14 +170,14 @@ class Borders:
                 made_at=node.loc,
                 fix="combine it first: dist.all_reduce(x, axis), or reshape it to (1,)",
             )
-        whole = self._whole(node, own)
+        whole = self._whole(node, varying_axes)
         return symbolic(recorder.builder("reinterpret", node, layout=whole), recorder)
 
-    def _whole(self, block: Node, own: Sequence[str]) -> TensorType:
-        """Returns the type of the whole tensor whose `block` each device along the axes `own` has.
+    def _whole(self, block: Node, axes: Sequence[str]) -> TensorType:
+        """Returns the type of the whole tensor whose `block` each device along the axes `axes` has.
         Raises LayoutError if blocks of the arguments are not in the order of the devices, so that
         the order of the result's blocks is ambiguous."""
-        whole, odd = self.view.joined(block.type, own)
+        whole, odd = self.view.joined(block.type, axes)
         if odd is None:
             return whole
         raise LayoutError(
@@ -181,7 +186,7 @@ class Borders:
             made_at=block.loc,
             argument=f"{odd}, which is not in the order of the devices",
             fix='say it: layouts={"return": dist.ShardSpec(...)}; or lay the argument so that'
-            f" {', '.join(own)} split it in this order, before all others",
+            f" {', '.join(axes)} split it in this order, before all others",
         )
 
     def weight(
@@ -209,12 +214,14 @@ class Borders:
             axes = [a for f in dim for a in f.axes if a in t.varying]
             if axes:
                 t = joined(t, axes, d)
-        left = [a for a in t.varying if a in self.view.axes]
-        if left:
+        varying_axes = [a for a in t.varying if a in self.view.axes]
+        if varying_axes:
             raise LayoutError(
-                f"{self.name}: the layout of its result does not say where {left[0]!r} goes",
+                f"{self.name}: the layout of its result does not say where {varying_axes[0]!r} "
+                "goes",
                 result=node.type,
-                fix=f"name {left[0]!r} in the ShardSpec, or combine the value over it first",
+                fix=f"name {varying_axes[0]!r} in the ShardSpec, or combine the value over it "
+                "first",
             )
         if t is not node.type:
             node = recorder.builder("reinterpret", node, layout=t)

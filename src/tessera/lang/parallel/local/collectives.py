@@ -41,9 +41,9 @@ def reduced(x: Tensor, axes: tuple[str, ...], op: str) -> Tensor:
 
 
 def folded(recorder: Recorder, x: Tensor, axes: tuple[str, ...], kind: str) -> Tensor:
-    t = each_own(x, axes).type
+    t = as_varying(x, axes).type
     partial = (*t.partial, *((a, kind) for a in axes))
-    node = recorder.node(each_own(x, axes))
+    node = recorder.node(as_varying(x, axes))
     to = TensorType(t.dtype, t.dims, partial, t.mesh, (a for a in t.varying if a not in axes))
     made = recorder.builder("reinterpret", node, layout=to)
     return symbolic(recorder.builder.redistribute(made, completed(to, axes)), recorder)
@@ -52,7 +52,7 @@ def folded(recorder: Recorder, x: Tensor, axes: tuple[str, ...], kind: str) -> T
 def scattered(x: Tensor, axes: tuple[str, ...], dim: int, op: str) -> Tensor:
     """reduce_scatter: like `reduced`, but completed into a split dim, of which each device keeps
     its part."""
-    recorder, x = recorder_now(), each_own(x, axes)
+    recorder, x = recorder_now(), as_varying(x, axes)
     n = divided("reduce_scatter", x, dim, axes)
     t = x.type
     left = tuple(a for a in t.varying if a not in axes)
@@ -69,7 +69,7 @@ def scattered(x: Tensor, axes: tuple[str, ...], dim: int, op: str) -> Tensor:
 
 
 def collected(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
-    recorder, x = recorder_now(), each_own(x, axes)
+    recorder, x = recorder_now(), as_varying(x, axes)
     node = recorder.builder("reinterpret", recorder.node(x), layout=joined(x.type, axes, dim))
     return symbolic(recorder.builder.redistribute(node, gathered(node.type, axes)), recorder)
 
@@ -77,7 +77,7 @@ def collected(x: Tensor, axes: tuple[str, ...], dim: int) -> Tensor:
 def sent(x: Tensor, axes: tuple[str, ...], root: int) -> Tensor:
     """broadcast: the block of the device at `root` along `axes`, on each of them."""
     recorder = recorder_now()
-    x = each_own(x, axes)
+    x = as_varying(x, axes)
     if not set(axes) & set(x.type.varying):  # axes of one device each
         return x
     return symbolic(recorder.builder("broadcast", recorder.node(x), axes=axes, root=root), recorder)
@@ -100,7 +100,7 @@ def exchanged(x: Tensor, axes: tuple[str, ...], split: int, concat: int) -> Tens
     source = split if concat == split else at
     x = reshape(x, (*x.shape[:source], 1, *x.shape[source:]))
     parts = split + (source <= split)
-    x = each_own(x, axes)
+    x = as_varying(x, axes)
     t = joined(x.type, axes, source)
     to = with_dim(gathered(t, axes), parts, (Factor(n, axes),))
     node = recorder.builder("reinterpret", recorder.node(x), layout=t)
@@ -116,7 +116,7 @@ def exchanged(x: Tensor, axes: tuple[str, ...], split: int, concat: int) -> Tens
 
 
 def permuted(x: Tensor, axes: tuple[str, ...], pairs: tuple[tuple[int, int], ...]) -> Tensor:
-    recorder, x = recorder_now(), each_own(x, axes)
+    recorder, x = recorder_now(), as_varying(x, axes)
     if not set(axes) & set(x.type.varying):  # axes of one device each
         return x if pairs else functions.zeros(x.shape, x.dtype)
     return symbolic(recorder.builder("permute", recorder.node(x), axes=axes, pairs=pairs), recorder)
@@ -146,7 +146,7 @@ def rank_along(axes: tuple[str, ...]) -> Tensor:
     return whole.symbol(recorder)
 
 
-def each_own(x: Tensor, axes: Sequence[str]) -> Tensor:
+def as_varying(x: Tensor, axes: Sequence[str]) -> Tensor:
     """Returns `x` as a value that varies along `axes`, also if all devices have the same."""
     t = x.type if x.type.mesh is not None else x.type.on(mesh_of(x))
     return functions.relayout(x, t.with_varying((*t.varying, *axes)))

@@ -177,22 +177,22 @@ class Local(Generic[P, R]):
         given = [recorder.node(x) for x in blocks if isinstance(x, Tensor)]
         borders.check_reach(given, recorder.builder.nodes[mark[0] :])
         edits, put = out["edits"], out["leaves"]
-        known = {names[i]: t for i, t in laid.items() if i not in cut}
+        type_of = {names[i]: t for i, t in laid.items() if i not in cut}
         for i, path in enumerate(path for edit in edits for path in edit.paths()):
             if isinstance(put[i], Tensor):
                 at = places.get(path, ())
-                put[i] = borders.leave(recorder, put[i], path, whole.get(at), known.get(at))
+                put[i] = borders.leave(recorder, put[i], path, whole.get(at), type_of.get(at))
         Pending(edits, put, (args, kwargs)).put()
         for at, x in out["weights"].items():
             i = int(at)
             if recorder.node(x) is not recorder.node(blocks[i]):
                 leaves[i].put(borders.weight(recorder, x, names[i], leaves[i], laid[i]))
-        made, made_spec = flatten(out["out"])
+        results, made_spec = flatten(out["out"])
         for i, path in enumerate(spec_paths(made_spec)):
-            if isinstance(x := made[i], Tensor):
-                like = by_name(path, recorder.node(x).type, known, view.axes)
-                made[i] = borders.leave(recorder, x, (), None, like)
-        return unflatten(made_spec, made)
+            if isinstance(x := results[i], Tensor):
+                like = by_name(path, recorder.node(x).type, type_of, view.axes)
+                results[i] = borders.leave(recorder, x, (), None, like)
+        return unflatten(made_spec, results)
 
     def _by_ranks(
         self, recorder: Recorder, view: View, body: Callable[[], Any], before: dict[Path, Any]
@@ -292,7 +292,9 @@ def _full_paths(args: Any, kwargs: Any) -> list[Path]:
 
 def _on_tape(x: Any) -> bool:
     """Returns whether a gradient may be taken through `x`."""
-    made = isinstance(x, Tensor) and x.dtype.is_float and (x.of is not None or x._made is not None)
+    made = (
+        isinstance(x, Tensor) and x.dtype.is_float and (x.of is not None or x._history is not None)
+    )
     return made and not (x._past is not None and x._past.stopped)
 
 
@@ -312,25 +314,25 @@ def _forget(recorder: Recorder, mark: tuple[int, int]) -> None:
 
 # -- the decorators -------------------------------------------------------------------------------
 def _strategy(
-    given: str | Strategy | None, axes: tuple[str, ...], layouts: Mapping[str, ShardSpec]
+    strategy: str | Strategy | None, axes: tuple[str, ...], layouts: Mapping[str, ShardSpec]
 ) -> Strategy | None:
-    """Returns the strategy `given`. A name means the strategy over the axes of the body, without
+    """Returns `strategy` as an object. A name means the strategy over the axes of the body, without
     the axes that `layouts` use; its default axis is always included. Raises StrategyError if no
     axis is left."""
-    if given is None or isinstance(given, Strategy):
-        return given
-    usual = strategy_named(given)
+    if strategy is None or isinstance(strategy, Strategy):
+        return strategy
+    usual = strategy_named(strategy)
     if not axes:
         return usual
     own = {a for said in layouts.values() for a in said.mesh_axes if len(axes) > 1}
     over = [a for a in axes if a not in own or a in {p.axis for p in usual.parts}]
     if not over:
         raise StrategyError(
-            f"distribute: over which axis does {given!r} go? layouts cut arguments over all",
+            f"distribute: over which axis does {strategy!r} go? layouts cut arguments over all",
             mesh_axes=", ".join(axes),
-            fix=f"name its axis: strategy=dist.strategy({given!r}, axis={axes[0]!r})",
+            fix=f"name its axis: strategy=dist.strategy({strategy!r}, axis={axes[0]!r})",
         )
-    return Combined(tuple(p for a in over for p in strategy_named(given, a).parts))
+    return Combined(tuple(p for a in over for p in strategy_named(strategy, a).parts))
 
 
 def distribute(
@@ -379,13 +381,13 @@ def distribute(
     """
     axes = None if mesh_axes is None else axes_of("distribute", mesh_axes)
     where = mesh_or_none("distribute", mesh)
-    given = layouts or {}
-    rows = given.items() if isinstance(given, Mapping) else [(None, given)]
+    layouts_given = layouts or {}
+    rows = layouts_given.items() if isinstance(layouts_given, Mapping) else [(None, layouts_given)]
     if wrong := [(n, v) for n, v in rows if n is None or not isinstance(v, ShardSpec)]:
         name, value = wrong[0]
-        what = "layouts" if name is None else f"layouts[{name!r}]"
+        argument = "layouts" if name is None else f"layouts[{name!r}]"
         fix = 'give {"x": dist.ShardSpec(("row",), ("dp",))}'
-        raise unfit("distribute", what, value, fix, LayoutError)
+        raise unfit("distribute", argument, value, fix, LayoutError)
     chosen = _strategy(strategy, axes or (), layouts or {})
     names = (batch,) if isinstance(batch, str) else batch
     if names is not None and (

@@ -85,8 +85,8 @@ def _log() -> Log | None:
 def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
     """Issues a collective on `x`: built now, or after all ranks' operands are known."""
     log, recorder = _log(), current()
-    if recorder is not None and (seen := view()) is not None:
-        x = seen.handed_in(recorder, x)
+    if recorder is not None and (local_view := view()) is not None:
+        x = local_view.handed_in(recorder, x)
     if log is None or recorder is None:
         return build(x)
     if recorder is not log.recorder:
@@ -94,18 +94,18 @@ def issue(key: tuple[Any, ...], x: Tensor, build: Build) -> Tensor:
             f"{key[0]}: a collective in a loop's body, in a body that tells its ranks apart",
             fix="take it out of the loop, or do without the rank as a number",
         )
-    seen = log.view
-    t = x.type if x.type.mesh is not None else x.type.on(seen.mesh)
-    own = functions.relayout(x, t.with_varying((*t.varying, *seen.axes)))
-    result = recorder.builder.input(_type_of(recorder, own, build), f"{key[0]}{len(log.calls)}")
+    local_view = log.view
+    t = x.type if x.type.mesh is not None else x.type.on(local_view.mesh)
+    varying = functions.relayout(x, t.with_varying((*t.varying, *local_view.axes)))
+    result = recorder.builder.input(_type_of(recorder, varying, build), f"{key[0]}{len(log.calls)}")
     ordered = settings().ordered
 
     def later(block: Tensor) -> Tensor:
         with replaced(ordered=ordered):
             return build(block)
 
-    key = (*key, *(["in a fixed order"] if ordered else []), str(own.type))
-    log.calls.append(Issued(key, caller(), recorder.node(own), result, later))
+    key = (*key, *(["in a fixed order"] if ordered else []), str(varying.type))
+    log.calls.append(Issued(key, caller(), recorder.node(varying), result, later))
     return symbolic(result, recorder)
 
 

@@ -99,7 +99,7 @@ def progress(logs: Sequence[Log], waits: dict[int, Waits]) -> bool:
     return False
 
 
-def some_raise(
+def raised_error(
     logs: Sequence[Log], waits: dict[int, Waits], raised: dict[int, Exception]
 ) -> UsageError:
     """The error if the bodies of some ranks raised: it names them, and the lines where the others
@@ -109,8 +109,8 @@ def some_raise(
         if log.rank in raised:
             error = raised[log.rank]
             first = next(iter(str(error).splitlines()), "")
-            said = f"raises {type(error).__name__}: {first}".rstrip(": ")
-            text = said + (f" at {at}" if (at := line_of(error)) else "")
+            message = f"raises {type(error).__name__}: {first}".rstrip(": ")
+            text = message + (f" at {at}" if (at := line_of(error)) else "")
         elif log.rank in waits:
             wait = waits[log.rank]
             text = f"waits for {wait.name!r} of rank {wait.source} at {wait.loc or 'here'}"
@@ -143,14 +143,14 @@ def deadlock(waits: dict[int, Waits]) -> UsageError:
     )
 
 
-def differ(what: str, path: str, values: Sequence[Any]) -> UsageError:
+def differ(label: str, path: str, values: Sequence[Any]) -> UsageError:
     rows: list[tuple[str, object]] = []
     for rank, v in enumerate(values):
         text = str(v.type) if isinstance(v, Tensor) else str(v)
         if text not in [t for _, t in rows]:
             rows.append((f"rank {rank}", text))
     return UsageError(
-        f"ranks return different {what}" + (f" as {path}" if path else ""),
+        f"ranks return different {label}" + (f" as {path}" if path else ""),
         rows=rows[:4],
         fix="return values of one kind, shape and dtype from every rank",
     )

@@ -25,7 +25,7 @@ class Part:
     args: tuple[Part, ...]
     every: int
     ranks: set[int] = field(default_factory=set)
-    made: Node | None = None  # its node in the merged program
+    merged_node: Node | None = None  # its node in the merged program
     leaf: Any = None  # the source of an input's value; None for other nodes
 
     @property
@@ -62,9 +62,9 @@ def choose(
     part, ranks = next(iter(groups.items()))
     if len(groups) == 1:
         return _replayed(b, leaves, part, top)
-    rest = {p: r for p, r in groups.items() if p is not part}
+    other_groups = {p: r for p, r in groups.items() if p is not part}
 
-    def branch(some: dict[Part, list[int]]) -> Graph:
+    def branch(values: dict[Part, list[int]]) -> Graph:
         inner = Builder(b.name, b.options, b.strict, b.ordered)
         inner.scope, inner.loc = b.scope, b.loc if b.loc is not None else part.node.loc
         at = inner.input(rank.type.with_varying(()), "rank")
@@ -72,11 +72,11 @@ def choose(
             p: inner.input(n.type.with_varying(()), f"x{i}")
             for i, (p, n) in enumerate(leaves.items())
         }
-        return inner.graph([choose(inner, at, given, some, False)])
+        return inner.graph([choose(inner, at, given, values, False)])
 
-    yes, no = branch({part: ranks}), branch(rest)
-    made = b("cond", _among(b, rank, ranks), rank, *leaves.values(), yes=yes, no=no)
-    return b("item", made, index=0)
+    yes, no = branch({part: ranks}), branch(other_groups)
+    node = b("cond", _among(b, rank, ranks), rank, *leaves.values(), yes=yes, no=no)
+    return b("item", node, index=0)
 
 
 def _among(b: Builder, rank: Node, ranks: Sequence[int]) -> Node:

@@ -31,7 +31,7 @@ from .agreement import (
     deadlock,
     differ,
     progress,
-    some_raise,
+    raised_error,
 )
 from .graphs import Part, attrs_key, choose, each_element
 
@@ -75,7 +75,7 @@ def record_ranks(around: Recorder, body: Callable[[], Any], before: Mapping[Path
         if len(raised) == view.size:
             raise raised[0]
         if raised:
-            raise some_raise(logs, waits, raised) from next(iter(raised.values()))
+            raise raised_error(logs, waits, raised) from next(iter(raised.values()))
         if len(waits) == len(todo) and not progress(logs, waits):
             raise deadlock(waits)
         todo = list(waits)
@@ -93,7 +93,7 @@ class _Merge:
         self.of: list[dict[Node, Part]] = []  # per rank
         self.outside: dict[int, Tensor] = {}
         self.making: list[object] = []  # keys in progress, to detect a cycle
-        self.made: dict[object, Node] = {}
+        self.merged_nodes: dict[object, Node] = {}
         self.alike: dict[Part, Node] = {}
         self._symbol: Node | None = None
 
@@ -179,8 +179,8 @@ class _Merge:
         put = {k: p for k, p in enumerate(parts) if old is None or p.leaf != ("captured", id(old))}
         if 0 < len(put) < len(parts) and len(set(put.values())) == 1:
             owner, part = next(iter(put.items()))
-            made = self._alike(part) or self._everywhere(owner, part)
-            return symbolic(made, self.around)
+            node = self._alike(part) or self._everywhere(owner, part)
+            return symbolic(node, self.around)
         # A value that its owner returns, and the others return from `recv_from`, is one value.
         asked = {p.leaf for p in parts if p.leaf is not None and p.leaf[0] == "from"}
         if len(asked) == 1:
@@ -215,13 +215,13 @@ class _Merge:
 
     def _plain(self, part: Part) -> Node:
         """Returns the merged node of a part that all ranks have."""
-        if part.made is None:
+        if part.merged_node is None:
             if part.leaf is not None:
-                part.made = self._outside(part)
+                part.merged_node = self._outside(part)
             else:
-                part.made = replace(part.node, args=tuple(self._plain(a) for a in part.args))
-                self.around.builder.nodes.append(part.made)
-        return part.made
+                part.merged_node = replace(part.node, args=tuple(self._plain(a) for a in part.args))
+                self.around.builder.nodes.append(part.merged_node)
+        return part.merged_node
 
     def _outside(self, part: Part) -> Node:
         match part.leaf:
@@ -241,9 +241,9 @@ class _Merge:
     def _once(self, key: object, loc: str, make: Callable[[], Node]) -> Node:
         """Returns the node under `key`, made by `make` at the first request. Raises UsageError for
         a request during `make`: the ranks wait for each other in a cycle."""
-        known = self.made.get(key)
-        if known is not None:
-            return known
+        node_before = self.merged_nodes.get(key)
+        if node_before is not None:
+            return node_before
         if key in self.making:
             raise UsageError(
                 "ranks wait for each other and none goes on",
@@ -254,7 +254,7 @@ class _Merge:
         self.making.append(key)
         self.around.builder.loc = loc
         try:
-            self.made[key] = made = make()
+            self.merged_nodes[key] = made = make()
         finally:
             self.around.builder.loc = None
             self.making.pop()

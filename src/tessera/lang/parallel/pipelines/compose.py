@@ -11,7 +11,7 @@ from ....core.contexts import above
 from ....core.declared import Count
 from ....core.errors import UsageError
 from ....core.mesh import Mesh
-from ....ir.schedule.pipelines.orders import known_order
+from ....ir.schedule.pipelines.orders import named_schedule
 from ...program.training_step import Stage
 from .pipe import Pipe
 
@@ -23,7 +23,7 @@ def _checked(name: str, axis: object, schedule: object) -> str:
             f"{name}: a pipeline lies along one axis", axes=axes, fix='name one: mesh_axes=("pp",)'
         )
     if isinstance(schedule, str) and not schedule.endswith(".csv"):
-        known_order(schedule)
+        named_schedule(schedule)
     return axes[0]
 
 
@@ -105,9 +105,9 @@ def compose(
             f"compose: {len(parts)} functions for {stages} stages",
             fix="give a function for each stage, or fewer stages",
         )
-    made = Pipe(parts, axis, mesh, schedule, microbatches, chunks, "compose", stages)
-    made.batch = names_of("compose", batch)
-    return made
+    pipe = Pipe(parts, axis, mesh, schedule, microbatches, chunks, "compose", stages)
+    pipe.batch = names_of("compose", batch)
+    return pipe
 
 
 def run(

@@ -20,14 +20,14 @@ from ....core.mesh import Mesh, in_time
 from ....ir.graph.build import Builder
 from ....ir.graph.node import Graph, Node, reachable
 from ....ir.graph.remat import free_nodes
-from ....ir.graph.turns import at_rest, combined, depends_on_time, on_fewer_axes, one_turn
+from ....ir.graph.turns import combined, depends_on_time, on_fewer_axes, one_step, without_time_axis
 from ....ir.schedule.pipelines.pipeline import Recorded
 from ....ir.schedule.pipelines.stages import depends, stage_numbers
 from ....ir.schedule.pipelines.tables import Table
 from ....ops.elementwise import add
 from ....ops.movement import concat, pad
 from ....ops.redistribute import NAMES, shard, to_mesh
-from ....passes.time import Turns, in_turns, rested, turned
+from ....passes.time import StepLoops, lower_time, rested, step_node
 from ...record.recorder import KEY_TYPE, Held, Recorder
 from ...record.submesh import laid_on, with_two_axes
 
@@ -51,11 +51,11 @@ class Pipeline(Protocol):
 
 @dataclass(eq=False)
 class PipeState:
-    """The pipeline of a recording: its mesh as `given`, and `mesh` with at least two axes; `count`
-    microbatches of `rows` rows each."""
+    """The pipeline of a recording: its mesh as `user_mesh`, and `mesh` with at least two axes;
+    `count` microbatches of `rows` rows each."""
 
     pipe: Pipeline
-    given: Mesh
+    user_mesh: Mesh
     count: int
     rows: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list)  # each part's range of nodes
@@ -63,7 +63,7 @@ class PipeState:
 
     @cached_property
     def mesh(self) -> Mesh:
-        return with_two_axes(self.given)
+        return with_two_axes(self.user_mesh)
 
     @cached_property
     def slices(self) -> list[Mesh]:
@@ -82,7 +82,7 @@ class PipeState:
 
     def whole(self, t: TensorType) -> TensorType:
         """Returns the type in which a value of type `t` is an input of the program."""
-        return t if t.mesh in self.slices else laid_on(at_rest(t), self.mesh)
+        return t if t.mesh in self.slices else laid_on(without_time_axis(t), self.mesh)
 
     def scheduled(
         self, recorder: Recorder, results: Sequence[Node], held: Held
@@ -103,7 +103,7 @@ class Microbatch:
         self.recorder, self.state = recorder, recorder.stages
         self.whole, self.staged = self._on_stage(outputs)
         self.state.graph = self.whole
-        self.turns = self._turns()
+        self.step_loop = self._step_loop()
         self.rows: dict[Node, tuple[Node | None, TensorType]] = {}
         self.sums: dict[Node, tuple[Node, TensorType]] = {}
         self._early: dict[Node, Node] = {}  # nodes of `whole`, computed before: their inputs
@@ -139,13 +139,13 @@ class Microbatch:
         staged |= {old: staged[n] for old, n in b.replaced.items() if n in staged}
         return whole, staged
 
-    def _turns(self) -> Turns | _Once:
+    def _step_loop(self) -> StepLoops | _Once:
         """The nodes that are computed for each microbatch. Raises UsageError if no argument holds a
         batch."""
         meshes = (t.mesh for n in self.whole.nodes for t in n.types if t.mesh is not None)
         mesh = next((m for m in meshes if m.time), None)
         if mesh is not None:
-            return Turns(self.whole, mesh)
+            return StepLoops(self.whole, mesh)
         if self.state.count > 1:
             raise UsageError(
                 f"{self.state.pipe.name}: no argument of the pipeline holds a batch to cut",
@@ -163,18 +163,18 @@ class Microbatch:
         """Returns the graph of one microbatch and of the nodes after all. An input stands for each
         value of the whole batch that a node of the microbatch reads, and for each value of the
         microbatches that a later node reads."""
-        turns, b = self.turns, Builder(self.whole.name, self.whole.options)
+        turns, b = self.step_loop, Builder(self.whole.name, self.whole.options)
         late = depends(self.whole.nodes, turns.inner) - turns.inner
         before = {n for n in late if turns.phase[n]}
         # Nodes over rows that depend on results of all microbatches are computed after them.
         inner = self.inner = turns.inner - depends(self.whole.nodes, late - before)
-        self._add_up_apart()
+        self._accumulate_by_stage()
         number = b.input(plain(uint32, ()), "microbatch")
         self.rows[number] = None, number.type.on(turns.mesh)
 
         def early(a: Node) -> Node:
             if a not in self._early:
-                self._early[a] = b.input(at_rest(a.type), f"ahead{len(self._early)}")
+                self._early[a] = b.input(without_time_axis(a.type), f"ahead{len(self._early)}")
             return self._early[a]
 
         def of_microbatch(a: Node) -> Node:
@@ -188,7 +188,7 @@ class Microbatch:
             source = self.one[source] if source.op == "input" else early(source)
             known = next((k for k, v in self.rows.items() if v == (source, a.type)), None)
             if known is None:
-                known = b.input(one_turn(a.type), f"rows{len(self.rows)}")
+                known = b.input(one_step(a.type), f"rows{len(self.rows)}")
                 self.rows[known] = source, a.type
             return known
 
@@ -199,7 +199,7 @@ class Microbatch:
                     if combined(t) not in ("", "same", "sum") or t.dtype is bool_:
                         x = b.redistribute(x, x.type.complete())  # only sums may stay pending
                         t = t.with_partial(tuple(p for p in t.partial if p[0] in turns.mesh.time))
-                    made = self._after[a] = b.input(at_rest(t), f"sum{len(self.sums)}")
+                    made = self._after[a] = b.input(without_time_axis(t), f"sum{len(self.sums)}")
                     self.sums[made] = x, t
                 return self._after[a]
             if a in turns.again and depends_on_time(a.type):
@@ -213,7 +213,7 @@ class Microbatch:
                 continue
             if n in inner or n in turns.again:
                 args = list(map(of_microbatch, n.args))
-                x = turned(n, args, number)
+                x = step_node(n, args, number)
                 self.one[n] = x if x in args else b._add(x)
             elif n not in before:
                 self.one[n] = rested(b, n, list(map(of_all, n.args)))
@@ -221,7 +221,7 @@ class Microbatch:
         ends = tuple(b.inputs), outputs
         return Graph(self.whole.name, tuple(b.nodes), *ends, self.whole.options)
 
-    def _add_up_apart(self) -> None:
+    def _accumulate_by_stage(self) -> None:
         """Moves the nodes that join several gradients of a weight behind all microbatches: each
         gradient is accumulated on the stage that computes it."""
         needed = {a for n in self.inner for a in n.args}
@@ -254,7 +254,7 @@ class Microbatch:
                     at=n.loc,
                 )
         given = [n for n in self.whole.inputs if n in needed]
-        return in_turns(self.whole.part(given, [*self._early]))
+        return lower_time(self.whole.part(given, [*self._early]))
 
     # -- its stages -------------------------------------------------------------------------------
     @cached_property
@@ -307,7 +307,7 @@ class Microbatch:
         back = {
             made: state.whole(o.type)
             for o, made in zip(outputs, self.graph.outputs, strict=True)
-            if o in slopes and o.type.mesh in (state.given, state.mesh, *state.slices)
+            if o in slopes and o.type.mesh in (state.user_mesh, state.mesh, *state.slices)
         }
         marked = {n: s for s, nodes in enumerate(stages) for n in nodes}
         return Recorded(
@@ -317,8 +317,8 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class _Once:
-    """A batch in one microbatch, with the fields of `Turns`: `inner` has the nodes of the stages,
-    with gradients."""
+    """A batch in one microbatch, with the fields of `StepLoops`: `inner` has the nodes of the
+    stages, with gradients."""
 
     inner: set[Node]
     phase: Mapping[Node, int]

@@ -21,7 +21,7 @@ from ....core.mesh import Mesh
 from ....core.reshard import gathered
 from ....core.tracebacks import boundary
 from ....ir.graph.node import Node
-from ....ir.schedule.pipelines.orders import known_order, pipeline_table
+from ....ir.schedule.pipelines.orders import named_schedule, pipeline_table
 from ....ir.schedule.pipelines.tables import Table
 from ....ir.schedule.schedule import Schedule
 from ...jit.jit import jit
@@ -61,7 +61,7 @@ class Pipe:
     stages: int | None = None
     body: Callable[..., Any] | None = None  # calls the parts, which have scopes of their names
     batch: tuple[str, ...] | None = None  # the arguments that hold the batch
-    said: set[str] = field(default_factory=set, init=False)  # the warnings that were given
+    warned: set[str] = field(default_factory=set, init=False)  # the warnings that were given
     program: PipeProgram | None = field(default=None, init=False)  # of the last recording
     _jit: Any = field(default=None, init=False)
 
@@ -77,7 +77,7 @@ class Pipe:
             return self._jit.at_once(*args, **kwargs)
         here, known = collector(), recorder.root.stages
         if here is not None:
-            here.met(self.mesh)
+            here.check_mesh(self.mesh)
         if not recorder.compiles or settings().program.schedule.pipeline is False:
             recorder.root.piped = True
             return self._play(args, kwargs)  # as a plain function
@@ -121,14 +121,17 @@ class Pipe:
                 state.count = x.mesh.sizes[x.mesh.time[0]]
                 state.rows = x.shape[0] // state.count
 
-        def in_turns(arg: Any) -> Any:
+        def split_over_time(arg: Any) -> Any:
             """Returns an argument with its batch split over time; an argument without one, such as
             a module, as it is."""
             leaves, spec = flatten(arg)
             now = [cut.get(id(x), x) for x in leaves]
             return arg if all(map(is_, now, leaves)) else unflatten(spec, now)
 
-        args, kwargs = tuple(map(in_turns, args)), {k: in_turns(x) for k, x in kwargs.items()}
+        args, kwargs = (
+            tuple(map(split_over_time, args)),
+            {k: split_over_time(x) for k, x in kwargs.items()},
+        )
         return self._play(args, kwargs, state, recorder)
 
     def _batch(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor | None]:
@@ -138,17 +141,20 @@ class Pipe:
         each = [flatten(x)[0] for x in (*args, *kwargs.values())]
         if self.batch is not None:
             fn = self.body or self.parts[0]
-            given = bound(self.name, signature_of(self.name, fn), args, kwargs).arguments
-            each = [flatten(given.get(k))[0] for k in self.batch]
+            arguments = bound(self.name, signature_of(self.name, fn), args, kwargs).arguments
+            each = [flatten(arguments.get(k))[0] for k in self.batch]
         groups = [[x for x in group if isinstance(x, Tensor)] for group in each]
         alone = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         first = rows_of([x for group in groups for x in group], alone)
-        own = {id(x) for x in alone}
+        alone_ids = {id(x) for x in alone}
         near = [
             x
             for group in groups
             for x in group
-            if self.batch or id(x) in own or not x.dtype.is_float or any(first is y for y in group)
+            if self.batch
+            or id(x) in alone_ids
+            or not x.dtype.is_float
+            or any(first is y for y in group)
         ]
         return near, first
 
@@ -179,10 +185,10 @@ class Pipe:
         return out
 
     # -- the last recording -----------------------------------------------------------------------
-    def _recorded(self, what: str) -> PipeProgram:
+    def _recorded(self, method: str) -> PipeProgram:
         if self.program is None:
             raise UsageError(
-                f"{self.name}.{what}: the pipeline has not been called yet", fix="call it once"
+                f"{self.name}.{method}: the pipeline has not been called yet", fix="call it once"
             )
         return self.program
 
@@ -225,8 +231,8 @@ class Pipe:
         return [] if self.program is None else self.program.division.parts
 
     # -- from a recording to a schedule -----------------------------------------------------------
-    def _mesh(self, given: Sequence[Tensor]) -> Mesh:
-        theirs = next((x.mesh for x in given if x.mesh is not None and self.axis in x.mesh), None)
+    def _mesh(self, leaves: Sequence[Tensor]) -> Mesh:
+        theirs = next((x.mesh for x in leaves if x.mesh is not None and self.axis in x.mesh), None)
         mesh = self.mesh or settings().mesh or theirs
         if mesh is None or self.axis not in mesh:
             raise MeshError(
@@ -249,7 +255,7 @@ class Pipe:
         ranks = state.mesh.sizes[self.axis]
         chunks = self.chunks
         if chunks is None and isinstance(self.kind, str) and not self.kind.endswith(".csv"):
-            known = known_order(self.kind).chunks
+            known = named_schedule(self.kind).chunks
             chunks = known or max(1, (self.stages or 2 * ranks) // ranks)
         return pipeline_table(self.kind, ranks, state.count, chunks)
 

@@ -93,17 +93,17 @@ def pipe_program(
     table = state.pipe.table_of(state)
     division = divided(m, table.stages)
     told = f"idle: {table.name}, {table.ranks} ranks, {table.microbatches} microbatches"
-    if told not in state.pipe.said:  # the pipeline is recorded again once weights are placed
+    if told not in state.pipe.warned:  # the pipeline is recorded again once weights are placed
         warn_if_few(table, stacklevel=lines_up())
-        state.pipe.said.add(told)
+        state.pipe.warned.add(told)
     recorded = m.recorded(division.nodes, outputs)
-    made = pipelined(recorded, wholes, table, state.slices, state.mesh)
+    pipelined_program = pipelined(recorded, wholes, table, state.slices, state.mesh)
     names = {n: t.name for t, n in recorder.captured}
     homes: dict[str, int | None] = {}
     for n in recorder.builder.inputs:
         name = names.get(n) or str(n.attrs["name"])
-        homes[name] = made.homes.get(m.one[m.staged[n]])
-    return PipeProgram(state, division, made, homes)
+        homes[name] = pipelined_program.homes.get(m.one[m.staged[n]])
+    return PipeProgram(state, division, pipelined_program, homes)
 
 
 # Division of a pipeline's nodes into stages.

@@ -137,7 +137,7 @@ def pytest_runtest_teardown() -> None:
     if jax is None or next(_ended) % 8 or not MAPS.exists():
         return
     if MAPS.read_bytes().count(b"\n") > MOST_MAPS:
-        from tessera.runtime.stepped import forget
+        from tessera.runtime.stepped_executor import forget
 
         forget()
         gc.collect()

@@ -140,7 +140,7 @@ class _Checked:
 def checked() -> Iterator[None]:
     """Compares each program that is built inside with its schedule."""
     from tessera import compile
-    from tessera.runtime import stepped
+    from tessera.runtime import stepped_executor as stepped
     from tessera.runtime.program_cache import Program
 
     def seen(run: Any, steps: tuple[Step, ...], order: str) -> Any:

@@ -51,8 +51,8 @@ from .lang.autodiff.scan import scan
 from .lang.autodiff.tape import stop_gradient
 from .lang.autodiff.vmap import vmap
 from .lang.autodiff.while_loop import while_loop
+from .lang.jit.cache_limits import clear_caches, set_program_cache
 from .lang.jit.jit import jit
-from .lang.jit.program_cache import clear_caches, set_program_cache
 from .lang.math import functions as _functions
 from .lang.math import random
 from .lang.math.create import tensor

@@ -3,8 +3,9 @@
 `lang/jit/jit.py` records a user's function into a Graph (ir/graph); ir/graph/build.py settles
 layouts and inserts collectives on the way, with the rules in ops/. The options in force become the
 graph's. This module takes the graph through the passes (passes/plan.py) to a schedule, lowers that
-to one XLA program (runtime/lower.py) or to one for each step (runtime/stepped.py), and wraps it as
-a function from device arrays to device arrays. It is the engine of `lang/value/engine.py`.
+to one XLA program (runtime/lower.py) or to one for each step (runtime/stepped_executor.py), and
+wraps it as a function from device arrays to device arrays. It is the engine of
+`lang/value/engine.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from .runtime.processes.flight import flight
 from .runtime.processes.program_consistency import guarded, processes_of
 from .runtime.processes.replica_consistency import compare_facts, compare_values
 from .runtime.send import mover
-from .runtime.stepped import Stepped
+from .runtime.stepped_executor import Stepped
 from .runtime.transports import transports
 
 

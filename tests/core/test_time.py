@@ -20,7 +20,7 @@ from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph
 from tessera.ir.graph.oracle import evaluate
 from tessera.ir.graph.text import parse
-from tessera.ir.graph.turns import cut, joined
+from tessera.ir.graph.time_axis import cut, joined
 from tessera.ir.graph.verify import verify
 from tessera.passes.simplify import simplify
 from tessera.passes.time import lower_time

@@ -21,7 +21,7 @@ from tessera.ir.schedule.schedule import Schedule
 from tessera.lang.jit.trace import trace
 from tessera.passes.simplify import simplify
 from tessera.runtime import arrays
-from tessera.runtime.stepped import Stepped
+from tessera.runtime.stepped_executor import Stepped
 from tessera.show.plan_view import planned_memory
 from tessera.train.memory import ProgramBytes
 from tests.cases import LONG, short

@@ -20,7 +20,7 @@ from tessera.observe import profile as profiles
 from tessera.runtime.arrays import fetch, place, sharding
 from tessera.runtime.program_cache import Book
 from tessera.runtime.send import sender
-from tessera.runtime.stepped import Stepped
+from tessera.runtime.stepped_executor import Stepped
 from tessera.show.plan_view import traffic
 from tests.cases import LONG, grid
 from tests.core.test_pipeline import reduced

@@ -20,7 +20,7 @@ from tessera.core.options import PLAIN, ProgramOptions, ScheduleOptions
 from tessera.ir.schedule.schedule import Schedule
 from tessera.runtime.arrays import array_shape, sharding
 from tessera.runtime.lower import lower
-from tessera.runtime.stepped import Stepped
+from tessera.runtime.stepped_executor import Stepped
 from tests.cases import LONG
 from tests.compilations import compilations
 from tests.core.scheduled import scheduled

@@ -15,7 +15,7 @@ from tessera import dist, nn, optim
 from tessera.compile import Engine
 from tessera.lang.math import create
 from tessera.lang.record.tree import flatten
-from tessera.lang.value.recipe import MOST_STEPS
+from tessera.lang.value.deferred_values import MOST_STEPS
 from tessera.train.recipe import initialize_model_weights
 
 FAR = dist.Mesh(("dp", "tp"), shape=(128, 8))

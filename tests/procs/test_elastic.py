@@ -13,7 +13,7 @@ import pytest
 
 import tessera as ts
 from tessera.launch.commands import Run
-from tessera.launch.generations import Generations, elastic_sizes
+from tessera.launch.elastic_runs import Generations, elastic_sizes
 from tessera.train.metrics import read_metrics
 from tests.cases import LONG
 from tests.procs.elastic_torture import Disturbed, alone

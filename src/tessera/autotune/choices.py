@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from ..core.checks import shown
 from ..core.errors import UsageError
-from ..core.kinds import is_whole
 from ..core.options import ScheduleOptions
+from ..core.value_checks import is_whole
 
 Value = str | int | bool
 Candidate = Mapping[str, Value]

@@ -22,7 +22,7 @@ from ..core.checks import mapping, unfit, whole
 from ..core.declared import Count, Flag, Natural, String
 from ..core.devices import process_index
 from ..core.errors import CheckpointError, UsageError
-from ..core.kinds import is_whole
+from ..core.value_checks import is_whole
 from ..core.wording import nearest
 from .names import DATA, MOST_BYTES, NAME, TAG
 from .pieces import Reader

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .errors import ShapeError, TesseraError, UsageError
-from .kinds import is_list, is_whole, numbers, python_numbers, whole_numbers, within
+from .value_checks import is_list, is_whole, numbers, python_numbers, whole_numbers, within
 from .version import DISTRIBUTION
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, get_args
 
 from .checks import flag, function_of, instance, listed, mapping, number, one_of, string, whole
 from .errors import TesseraError
-from .kinds import is_number
+from .value_checks import is_number
 
 
 class Check:

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from .errors import DTypeError
-from .kinds import is_whole
+from .value_checks import is_whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)

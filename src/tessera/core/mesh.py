@@ -28,7 +28,6 @@ import numpy as np
 
 from . import context, devices
 from .errors import MeshError
-from .kinds import is_whole
 from .mesh_input import (
     Devices,
     Shape,
@@ -42,6 +41,7 @@ from .mesh_input import (
     times,
 )
 from .topology import Topology
+from .value_checks import is_whole
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 
 from .errors import MeshError
-from .kinds import is_whole
+from .value_checks import is_whole
 
 # A nested list has no finite type; its contents are checked at run time.
 Devices: TypeAlias = Sequence[Any] | np.ndarray[Any, Any] | int | None

@@ -7,7 +7,7 @@ level first, then inwards, a level at a time.
 >>> cluster = CLUSTERS["h100"].of(2)
 >>> print(cluster)
 h100, 16 devices: 2 all (infiniband 400G, 9.6 µs, 50 GB/s) x 8 all (nvlink 4, 3.4 µs, 450 GB/s)
->>> [str(port) for port in cluster.way(3, 12)]
+>>> [str(port) for port in cluster.route(3, 12)]
 ['infiniband 400G out of 3', 'infiniband 400G into 11', 'nvlink 4 out of 11', 'nvlink 4 into 12']
 """
 
@@ -252,7 +252,7 @@ def cluster(name: str | Topology) -> Topology:
 def flat(n: int, link: Link, wiring: Wiring = "all") -> Topology:
     """Returns `n` devices with one class of links.
 
-    >>> flat(4, Link("wire", 1e-6, 1e9), "ring").way(0, 3)[0].text
+    >>> flat(4, Link("wire", 1e-6, 1e9), "ring").route(0, 3)[0].text
     'wire from 0 to 3'
     """
     return Topology(f"{wiring} of {n}", (Level(n, link, wiring),))

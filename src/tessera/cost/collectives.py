@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 from ..core.checks import number, one_of, unfit, whole
 from ..core.errors import UsageError
-from ..core.kinds import is_list, is_whole
 from ..core.topology import Link, Port, Topology, cluster
+from ..core.value_checks import is_list, is_whole
 from ..ir.graph.text import size_text
 from ..ir.schedule.algorithms.build import FLAT, NAMES, build, can_segment, named
 from ..ir.schedule.algorithms.check import in_pairs

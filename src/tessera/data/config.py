@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core import kinds
+from ..core import value_checks as kinds
 from ..core.checks import MOST, axes_of, mapping, shown
 from ..core.errors import UsageError
 from ..core.peers import fix_for

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from ..core.checks import shown, unfit
 from ..core.devices import process_count
 from ..core.errors import BackendError, TesseraError, UsageError, lines_up
-from ..core.kinds import is_whole
 from ..core.mesh import Mesh
+from ..core.value_checks import is_whole
 from ..lang.value.engine import engine
 from ..lang.value.tensor import Tensor
 from .config import DataConfig

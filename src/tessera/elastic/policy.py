@@ -10,7 +10,7 @@ from types import TracebackType
 from ..core.checks import one_of, whole
 from ..core.declared import Flag
 from ..core.errors import EngineWarning, lines_up, warn_no_effect
-from ..core.kinds import is_whole
+from ..core.value_checks import is_whole
 
 
 class elastic:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.checks import shown, unfit
 from ..core.errors import TesseraError, UsageError
-from ..core.kinds import is_whole
+from ..core.value_checks import is_whole
 from ..nn.positions import SCALINGS, Rope
 
 KINDS = ("full_attention", "sliding_attention")

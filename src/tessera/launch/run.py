@@ -19,7 +19,7 @@ from ..core.errors import TesseraError, UsageError
 from ..core.ranks import split_address, started_as, with_port
 from ..runtime.processes.rendezvous import listen
 from . import bindings, commands
-from .generations import REJOIN_AFTER_S, Generations, elastic_sizes
+from .elastic_runs import REJOIN_AFTER_S, Generations, elastic_sizes
 from .guard import TIES, Guard
 from .supervisor import GRACE_S, Supervisor
 

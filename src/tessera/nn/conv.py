@@ -16,8 +16,8 @@ from ..core.checks import MOST, divides, shown, unfit, whole
 from ..core.declared import Count, Flag, Real
 from ..core.dtypes import f32
 from ..core.errors import ShapeError, UsageError
-from ..core.kinds import is_whole
 from ..core.tensor_checks import ranked, shaped
+from ..core.value_checks import is_whole
 from ..lang.math import functions as F
 from ..lang.record.operands import as_tensor, emit, matched
 from ..lang.value.tensor import Like, Tensor

@@ -23,17 +23,17 @@ from ..core.declared import Flag, Mapped
 from ..core.dtypes import dtype_of
 from ..core.errors import DTypeError, UnknownNameError, UsageError, lines_up
 from ..core.interrupts import whole
-from ..core.kinds import is_number
 from ..core.locks import RECORDING_LOCK
 from ..core.peers import SPACES, no_attribute
 from ..core.tracebacks import boundary
+from ..core.value_checks import is_number
 from ..lang.math.create import Init, dist_tensor
 from ..lang.record.module_items import ITEMS, converted, stored
 from ..lang.record.operands import as_tensor
 from ..lang.record.parameter import Parameter
-from ..lang.record.places import is_plain
 from ..lang.record.recorder import current
 from ..lang.record.tree import register
+from ..lang.record.variables import is_plain
 from ..lang.value.engine import engine
 from ..lang.value.host_data import is_array
 from ..lang.value.tensor import Tensor

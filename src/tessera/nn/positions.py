@@ -17,7 +17,7 @@ from ..core.checks import number, unread
 from ..core.declared import Count, Flag, Listed, Number, OneOf, Scale
 from ..core.dtypes import f32
 from ..core.errors import UsageError
-from ..core.kinds import is_number
+from ..core.value_checks import is_number
 from ..lang.math import functions as F
 from ..lang.record.operands import as_tensor
 from ..lang.value.tensor import Tensor

@@ -23,10 +23,10 @@ from ..core.context import settings
 from ..core.declared import Flag, Real
 from ..core.dtypes import DType, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError
-from ..core.kinds import is_number
 from ..core.layout import TensorType, plain
 from ..core.locks import RECORDING_LOCK
 from ..core.peers import no_attribute
+from ..core.value_checks import is_number
 from ..ir.graph.build import Builder
 from ..lang.autodiff.tape import mark_as_updates
 from ..lang.math import functions as F

@@ -24,7 +24,7 @@ from ..core.mesh import Mesh
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node
 from ..ir.graph.remat import choose_saved, is_form, is_free
-from ..ir.graph.turns import (
+from ..ir.graph.time_axis import (
     combined,
     combining,
     cut,

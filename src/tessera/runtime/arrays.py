@@ -25,7 +25,7 @@ from ..core.layout import Factor, TensorType, plain, shard_count
 from ..core.locks import LAUNCH
 from ..core.mesh import Mesh
 from ..ir.graph.oracle import FOLD
-from ..ir.graph.turns import without_time_axis
+from ..ir.graph.time_axis import without_time_axis
 from ..lang.value.engine import Parts
 from .devices import failed, jax_mesh, start
 from .jax_private import ArrayImpl, gone

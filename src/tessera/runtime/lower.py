@@ -1,6 +1,6 @@
 """Lowering of a schedule to one XLA program, step by step and node by node.
 
-This is the fused executor; runtime/stepped.py runs the steps one by one.
+This is the fused executor; runtime/stepped_executor.py runs the steps one by one.
 """
 
 from __future__ import annotations

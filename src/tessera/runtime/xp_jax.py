@@ -23,9 +23,9 @@ from .cpu import erf as cpu_erf
 from .cpu.narrow_floats import bits_of, floats_of, moved
 from .cpu.narrow_floats import cast as cast
 from .cpu.narrow_floats import wide as _wide
+from .cpu.pooling_windows import window as window
 from .cpu.products import contract as contract
 from .cpu.products import sum as sum
-from .cpu.windows import window as window
 from .user_op import user as user  # a user's own function; part of the protocol
 
 Array = Any

@@ -29,8 +29,8 @@ from ..checkpoint import Keep
 from ..core.checks import mapping, shown
 from ..core.dtypes import DType, bf16, f16
 from ..core.errors import UsageError
-from ..core.kinds import FLAG, Kind, choices, is_list, numbers, or_none, whole_numbers
 from ..core.peers import fix_for
+from ..core.value_checks import FLAG, Kind, choices, is_list, numbers, or_none, whole_numbers
 from ..data import config as data
 from ..nn.gpt_config import GPTConfig
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from ..core.checks import MOST, unfit, whole
 from ..core.declared import Called, Flag, Given, Natural, Rate
 from ..core.errors import ShapeError, UsageError, warn_no_effect
-from ..core.kinds import is_whole
 from ..core.mesh import Mesh
 from ..core.public import checked, not_callable
+from ..core.value_checks import is_whole
 from ..lang.jit.jit import Jit
 from ..lang.math import functions as F
 from ..lang.math.create import tensor

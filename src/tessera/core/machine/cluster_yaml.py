@@ -18,7 +18,9 @@ from typing import Any, get_args
 
 from ..checks import shown
 from ..errors import TesseraError
-from ..kinds import (
+from ..mesh_input import times
+from ..topology import Level, Link, Topology, Wiring
+from ..value_checks import (
     FLAG,
     STRING,
     Kind,
@@ -29,8 +31,6 @@ from ..kinds import (
     numbers,
     whole_numbers,
 )
-from ..mesh_input import times
-from ..topology import Level, Link, Topology, Wiring
 from ..wording import nearest
 from .faults import Faults
 from .machine import MOST_DEVICES, Machine

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import UsageError
-from ...core.kinds import is_whole
 from ...core.peers import fix_for, name_fix
+from ...core.value_checks import is_whole
 from ..math import functions as F
 from ..record.operands import as_tensor, binary
 from ..value.tensor import Like, Tensor, method

@@ -15,9 +15,9 @@ from typing import Any
 
 from ...core.checks import shown
 from ...core.errors import ShapeError, UsageError
-from ...core.kinds import is_whole
 from ...core.reshard import gathered
 from ...core.tracebacks import boundary
+from ...core.value_checks import is_whole
 from ...ir.graph.node import Graph, Node
 from ...ops.control import item
 from ...ops.local import reinterpret

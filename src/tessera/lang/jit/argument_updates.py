@@ -20,7 +20,6 @@ from typing import Any
 
 from ..record.module_items import TensorDict, TensorList
 from ..record.parameter import Parameter
-from ..record.places import GONE, Place
 from ..record.tree import (
     BOX,
     EMPTY,
@@ -34,6 +33,7 @@ from ..record.tree import (
     spec_paths,
     unflatten,
 )
+from ..record.variables import GONE, Place
 from ..value.tensor import Tensor
 
 OUTSIDE = 2

@@ -10,9 +10,9 @@ from ...autotune.choices import Timing
 from ...core.context import Settings
 from ...core.layout import TensorType
 from ..record.parameter import FREEZING, Parameter
-from ..record.places import GONE
 from ..record.recorder import Check
 from ..record.static_arguments import Same, cache_key
+from ..record.variables import GONE
 from ..value.engine import Program
 from ..value.tensor import Tensor
 from .guards import Guards

@@ -24,7 +24,6 @@ from ...core.reshard import completed
 from ...ir.graph.node import Node
 from ...ops.elementwise import stop_gradient
 from ..record.parameter import Parameter
-from ..record.places import Place
 from ..record.recorder import (
     WHOLE,
     Frame,
@@ -37,6 +36,7 @@ from ..record.recorder import (
 from ..record.submesh import NeedsSlices, need_one_mesh
 from ..record.to_host import is_local, local_value
 from ..record.tree import Path, Spec, call_paths, flatten, path_name, spec_paths, unflatten
+from ..record.variables import Place
 from ..value.checks import bound
 from ..value.host_outputs import HostOutput, HostValue
 from ..value.tensor import Past, Tensor, wrapped

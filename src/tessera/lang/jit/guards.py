@@ -19,10 +19,10 @@ from typing import Any
 from weakref import ref
 
 from ..record.box import Box
-from ..record.places import GONE, Place, is_plain, mark_of
 from ..record.recorder import Recorder
 from ..record.static_arguments import Same
 from ..record.tree import flatten, is_registered
+from ..record.variables import GONE, Place, is_plain, mark_of
 from ..value.tensor import Tensor
 from .argument_updates import MOST_ITEMS, Variables
 

@@ -21,7 +21,7 @@ from ...core import environment
 from ...core.checks import function_of
 from ...core.context import Settings, replaced, settings
 from ...core.contexts import above
-from ...core.errors import DonatedError, NotYetError, TraceWarning, UsageError, caller, lines_up
+from ...core.errors import DonatedError, NotYetError, TraceWarning, caller, lines_up
 from ...core.interrupts import handle_waiting, whole
 from ...core.layout import TensorType
 from ...core.locks import DONATION_LOCK, RECORDING_LOCK, put_back
@@ -34,18 +34,19 @@ from ...passes.plan import plan, prepared
 from ..math import ragged_padding, random
 from ..record.operands import as_tensor
 from ..record.parameter import Parameter
-from ..record.places import Place
-from ..record.tree import Spec, call_paths, flatten, path_name, spec_paths, tree_map
-from ..value.checks import bound, signature_of
+from ..record.tree import Spec, flatten, path_name, spec_paths
+from ..record.variables import Place
+from ..value.checks import signature_of
 from ..value.eager import EAGER, current_trace
 from ..value.engine import Program, engine
 from ..value.host_data import is_array
 from ..value.tensor import Tensor
 from .cache_entry import Entry
 from .call import Call, Recorded
+from .donation import donated_leaves, donated_names
 from .guards import contents
 from .modules_read import around
-from .retraces import changing, restructured
+from .retraces import changed_arguments
 from .schedule_options import Chosen, warn_if_unused
 from .segments import Reads, Recording, Run, define, held, source_of
 from .side_effects import warn
@@ -75,7 +76,7 @@ class Jit(Generic[P, R]):
         self.name = getattr(fn, "__name__", "function")
         self.reduce_partial, self._quiet = reduce_partial, quiet
         self._signature = signature_of("jit", fn)
-        self._donate = self._names(donate)
+        self._donate = donated_names(self.name, self._signature, donate)
         self._pads = ragged_padding.checked(self.name, self._signature, pad or {}, self._donate)
         self._entries: dict[Any, list[Entry]] = {}
         self.chosen: Chosen | None = fn.chosen if isinstance(fn, Jit) else None
@@ -99,21 +100,6 @@ class Jit(Generic[P, R]):
     def compiled(self) -> Jit[P, R]:
         """The function itself: the compiled function of `@schedule(...)`."""
         return self
-
-    def _names(self, donate: str | int | Sequence[str | int] | None) -> frozenset[str]:
-        params = list(self._signature.parameters)
-        names = set()
-        given = () if donate is None else donate
-        for n in given if isinstance(given, (tuple, list, set, frozenset)) else [given]:
-            name = params[n] if isinstance(n, int) and 0 <= n < len(params) else n
-            if name not in params:
-                raise UsageError(
-                    f"jit: {self.name} has no argument {n!r} to donate",
-                    arguments=", ".join(params),
-                    fix="name one of them",
-                )
-            names.add(str(name))
-        return frozenset(names)
 
     @property
     def graph(self) -> Graph:
@@ -272,7 +258,7 @@ class Jit(Generic[P, R]):
             entry = self._matching_entry(leaves, more, key, setting)
         if entry is None:
             entry = Entry(
-                leaves + more, setting, self._marks(args, kwargs), self._owners, len(leaves)
+                leaves + more, setting, self._donated(args, kwargs), self._owners, len(leaves)
             )
             entry.key = key
             more = self._record(entry, leaves, more, spec, [])
@@ -298,7 +284,7 @@ class Jit(Generic[P, R]):
         own = len(spec_paths(spec))
 
         def record() -> Entry:
-            again = Entry(leaves, settings(), self._marks(args, kwargs), self._owners, own)
+            again = Entry(leaves, settings(), self._donated(args, kwargs), self._owners, own)
             again.key = entry.key
             self._recorded(again, leaves[:own], leaves[own:], spec, [])
             again.settle()
@@ -402,18 +388,8 @@ class Jit(Generic[P, R]):
             with RECORDING_LOCK:
                 more = self._record(entry, leaves, more, spec, run.values)
 
-    def _marks(self, args: Any, kwargs: Any) -> list[bool]:
-        """Returns whether the argument of each leaf is donated."""
-        if not self._donate:
-            return [False] * len(flatten((args, kwargs))[0])
-        names = bound(self.name, self._signature, args, kwargs).arguments
-        given = {id(v) for k, v in names.items() if k in self._donate}
-
-        def mark(value: Any) -> Any:
-            yes = id(value) in given
-            return tree_map(lambda _: yes, value)
-
-        return flatten((tuple(map(mark, args)), {k: mark(v) for k, v in kwargs.items()}))[0]
+    def _donated(self, args: Any, kwargs: Any) -> list[bool]:
+        return donated_leaves(self.name, self._signature, self._donate, args, kwargs)
 
     # -- recording --------------------------------------------------------------------------------
     def _record(
@@ -494,14 +470,9 @@ class Jit(Generic[P, R]):
         # Padded arguments have one recording for each size.
         many = 3 + ragged_padding.count(self._pads)
         if self._recordings == many and not along_a_cut and not self._quiet:
-            before = [e for k, same in self._entries.items() if k[0] == spec for e in same]
-            structures = dict.fromkeys([*(k[0] for k in self._entries), spec])
-            names = [list(map(path_name, call_paths(self._signature, s))) for s in structures]
-            if len(before) > 1 or len(self._entries) == 1:
-                mine = [*names[[*structures].index(spec)], *self._names_around()]
-                changes = changing([*reversed(before), entry], mine)
-            else:
-                changes = restructured(names)
+            changes = changed_arguments(
+                self._signature, self._entries, entry, spec, self._names_around()
+            )
             warnings.warn(
                 f"{self.name} is recorded for the {'third' if many == 3 else f'{many}th'} time"
                 f" ({caller() or 'here'}): {changes}",

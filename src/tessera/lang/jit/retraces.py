@@ -3,17 +3,37 @@ fix."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...core.layout import TensorType
-from ..record.places import GONE, Place, mark_of
 from ..record.static_arguments import Same
+from ..record.tree import Spec, call_paths, path_name
+from ..record.variables import GONE, Place, mark_of
 from .cache_entry import Entry
 from .guards import Leaf
 
 _FEW = 3
+
+
+def changed_arguments(
+    signature: inspect.Signature,
+    entries: Mapping[Any, Sequence[Entry]],
+    new: Entry,
+    spec: Spec,
+    around: Sequence[str],
+) -> str:
+    """Returns a text with the arguments in which `new`, of the structure `spec`, differs from the
+    other `entries` of a function, and the fix. `around` are the names of its outer variables."""
+    before = [e for key, same in entries.items() if key[0] == spec for e in same]
+    structures = dict.fromkeys([*(key[0] for key in entries), spec])
+    names = [list(map(path_name, call_paths(signature, s))) for s in structures]
+    if len(before) > 1 or len(entries) == 1:
+        return changing([*reversed(before), new], [*names[[*structures].index(spec)], *around])
+    return restructured(names)
 
 
 def changing(entries: Sequence[Entry], names: Sequence[str]) -> str:

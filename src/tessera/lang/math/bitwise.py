@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...core.checks import whole
 from ...core.dtypes import DType, bool_, dtype_of
 from ...core.errors import DTypeError
-from ...core.kinds import is_whole
+from ...core.value_checks import is_whole
 from ..record.operands import as_tensor, binary, emit
 from ..value.tensor import Like, Tensor, method
 

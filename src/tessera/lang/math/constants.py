@@ -10,7 +10,7 @@ from ...core.checks import number, sizes, unfit
 from ...core.declared import Natural
 from ...core.dtypes import DType, counts_to, dtype_of, f32, int32
 from ...core.errors import DTypeError, UsageError, lines_up
-from ...core.kinds import is_whole
+from ...core.value_checks import is_whole
 from ..record.operands import as_tensor, emit
 from ..value.checks import fitting
 from ..value.tensor import Tensor

@@ -14,10 +14,10 @@ from ...core.checks import axes_of, shown, sizes, string, unfit
 from ...core.context import settings
 from ...core.dtypes import dtype_of, f32
 from ...core.errors import DTypeError, LayoutError, ShapeError, UsageError
-from ...core.kinds import is_whole
 from ...core.layout import Factor, TensorType, parse_type, plain
 from ...core.mesh import Mesh
 from ...core.options import ProgramOptions
+from ...core.value_checks import is_whole
 from ...ir.graph.node import Graph
 from ..record.box import Box
 from ..record.local_view import view
@@ -25,10 +25,10 @@ from ..record.mesh_transfer import moved
 from ..record.operands import as_tensor
 from ..record.recorder import KEY_TYPE, Recorder, current, recording, symbolic
 from ..value.checks import mesh_or_none
+from ..value.deferred_values import Recipe
 from ..value.eager import run_graph
 from ..value.engine import Engine, Program, engine
 from ..value.host_data import engine_array, host_array, host_recipe, remembered
-from ..value.recipe import Recipe
 from ..value.tensor import Tensor
 from . import functions, random
 

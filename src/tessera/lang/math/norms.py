@@ -8,7 +8,7 @@ from ...core.checks import number, shown, unfit
 from ...core.declared import Flag
 from ...core.dtypes import f32
 from ...core.errors import ShapeError
-from ...core.kinds import is_whole
+from ...core.value_checks import is_whole
 from ..record.operands import as_tensor, emit_many
 from ..value.tensor import Like, Tensor
 from . import functions as F

@@ -14,7 +14,7 @@ from ...core.checks import shown, unfit
 from ...core.declared import Real
 from ...core.dtypes import bool_, held_as
 from ...core.errors import ShapeError, UsageError
-from ...core.kinds import is_whole
+from ...core.value_checks import is_whole
 from ..record.operands import as_tensor
 from ..value.checks import bound, fitting
 from ..value.host_data import is_array

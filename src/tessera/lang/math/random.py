@@ -18,10 +18,10 @@ from ...core.checks import shown, sizes, unfit, whole
 from ...core.declared import Count, Flag, Integer, Real, Share, Whole
 from ...core.dtypes import beyond, dtype_of, f32, int32, uint32
 from ...core.errors import ShapeError, UsageError
-from ...core.kinds import is_whole
 from ...core.layout import TensorType, plain
 from ...core.public import public
 from ...core.tensor_checks import ranked
+from ...core.value_checks import is_whole
 from ...ops.local import as_local
 from ...ops.random import GOLDEN
 from ..record import recorder as recorder_module

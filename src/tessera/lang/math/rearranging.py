@@ -11,7 +11,7 @@ import numpy as np
 from ...core.checks import several, sizes, whole
 from ...core.declared import Integer, Natural, OneOf
 from ...core.errors import ShapeError, UsageError
-from ...core.kinds import is_list, is_whole
+from ...core.value_checks import is_list, is_whole
 from ..record.operands import as_tensor, emit
 from ..value.checks import fitting
 from ..value.tensor import Like, Tensor, method

@@ -12,7 +12,7 @@ from ...core.checks import several, sizes, unfit, whole
 from ...core.declared import Integer
 from ...core.dtypes import promote
 from ...core.errors import ShapeError, UsageError
-from ...core.kinds import is_whole
+from ...core.value_checks import is_whole
 from ..record.operands import as_tensor, emit
 from ..value.tensor import Like, Tensor, method
 

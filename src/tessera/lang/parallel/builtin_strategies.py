@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from ...core.checks import one_of, shown
 from ...core.errors import StrategyError
-from ...core.kinds import is_whole
 from ...core.layout import Factor, TensorType
 from ...core.public import checked
+from ...core.value_checks import is_whole
 from ...core.wording import nearest
 from .strategy import (
     NAMED,

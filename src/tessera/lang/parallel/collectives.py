@@ -24,9 +24,9 @@ from ...core.errors import (
     lines_up,
     warn_no_effect,
 )
-from ...core.kinds import is_whole
 from ...core.layout import PARTIAL_KINDS, Dim, Factor, TensorType, shard_count, unknown_axis
 from ...core.reshard import completed, gathered
+from ...core.value_checks import is_whole
 from ..math import functions
 from ..math.shape import one_dim
 from ..record.determinism import sums_in_order

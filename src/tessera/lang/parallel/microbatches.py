@@ -10,7 +10,7 @@ from ...core.context import settings
 from ...core.errors import lines_up
 from ...core.layout import Factor, shard_count
 from ...core.mesh import Mesh, in_time
-from ...ir.graph.turns import place_of_time, step_count
+from ...ir.graph.time_axis import place_of_time, step_count
 from ...ir.schedule.pipelines.simulate import PipelineWarning
 from ..math.functions import permute, relayout, reshape
 from ..record.parameter import Parameter

@@ -18,10 +18,10 @@ from ...core.context import put, settings
 from ...core.contexts import above
 from ...core.declared import Count, Flag, Natural, OneOf
 from ...core.errors import UsageError, warn_no_effect
-from ...core.kinds import is_whole
 from ...core.options import ScheduleOptions
 from ...core.public import asking
 from ...core.topology import Topology, cluster
+from ...core.value_checks import is_whole
 from ...ir.schedule.algorithms.build import NAMES, named, nest_size
 from ...ir.schedule.algorithms.table import COLLECTIVES
 from ...passes.algorithms import CHEAPEST

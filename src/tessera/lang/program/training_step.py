@@ -34,9 +34,9 @@ from ..parallel.idle_axes import idle_axes
 from ..parallel.strategy import Strategy, check_reach, place, strategy_or_none
 from ..record.box import Box
 from ..record.operands import as_tensor
-from ..record.places import Place
 from ..record.recorder import current, named_scope
 from ..record.tree import flatten
+from ..record.variables import Place
 from ..value.checks import asked_function, signature_of
 from ..value.host_data import is_array
 from ..value.tensor import Tensor

@@ -14,8 +14,8 @@ from ...core.tracebacks import boundary
 from ...ops.user import Groups, add_function, parse_groups
 from ..jit.guards import variables
 from ..record.operands import as_tensor, emit, emit_many
-from ..record.places import mark_of
 from ..record.recorder import current
+from ..record.variables import mark_of
 from ..value.checks import bound, signature_of
 
 __all__ = ["UserOp", "user_op"]

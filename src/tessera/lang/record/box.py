@@ -17,9 +17,9 @@ from ...core.errors import caller
 from ...core.layout import TensorType
 from ...core.locks import RECORDING_LOCK
 from ...core.tensor_checks import alike
+from ..value.deferred_values import Recipe
 from ..value.eager import eager
 from ..value.engine import engine
-from ..value.recipe import Recipe
 from ..value.tensor import HistoryEntry, Past, Tensor, behind
 from .mesh_transfer import moved
 from .recorder import Recorder, current, symbolic

@@ -11,8 +11,8 @@ from ...core.checks import flag, shown, sizes, unfit
 from ...core.context import settings
 from ...core.dtypes import dtype_of
 from ...core.errors import DTypeError, ShapeError, UsageError
-from ...core.kinds import is_whole
 from ...core.layout import plain
+from ...core.value_checks import is_whole
 from ..math.create import first_values
 from ..value.eager import eager
 from ..value.tensor import Like, Tensor

@@ -16,7 +16,7 @@ from weakref import ref
 from ...core.layout import TensorType
 from ...ir.graph.node import Node
 from ..value.tensor import Past, Tensor
-from .places import Place
+from .variables import Place
 
 X = TypeVar("X")
 _FAR = 4096  # values: a whole history, except for the longest ones

@@ -1,7 +1,7 @@
 """Eager execution: an op outside of recorded functions runs at once, as a cached one-op program.
 
-An op on a tensor whose data are not made yet waits until its result is read (recipe.py). A result
-remembers how it was made, so that `ts.grad` works there too (lang/autodiff/tape.py).
+An op on a tensor whose data are not made yet waits until its result is read (deferred_values.py). A
+result remembers how it was made, so that `ts.grad` works there too (lang/autodiff/tape.py).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ...ir.graph.node import Graph
 from ...ops.create import full
 from ...ops.movement import broadcast_to
 from ...ops.op import Op, infer, op_named
+from .deferred_values import Recipe, can_wait, wanted
 from .engine import Engine, Program, engine
 from .host_outputs import Act, HostOutput
-from .recipe import Recipe, can_wait, wanted
 from .tensor import HistoryEntry, Tensor, Trace
 
 # The most cached programs; the least recently used are dropped.

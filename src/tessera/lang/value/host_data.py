@@ -25,8 +25,8 @@ from ...core.dtypes import (
     largest,
 )
 from ...core.errors import DTypeError, ShapeError, UsageError
+from .deferred_values import Recipe
 from .engine import engine
-from .recipe import Recipe
 from .tensor import Tensor
 
 

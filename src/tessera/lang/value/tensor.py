@@ -25,8 +25,8 @@ from ...core.public import asking
 from ...core.tracebacks import boundary
 from ...ir.graph.node import Node
 from .annotations import TensorSpec, spec_of
+from .deferred_values import Recipe
 from .engine import engine
-from .recipe import Recipe
 
 Scalar = int | float | bool
 Like = Union["Tensor", Scalar, "np.ndarray[Any, Any]"]  # `|` does not take a string

@@ -24,7 +24,7 @@ import numpy as np
 from ...core.checks import divides, shown, unfit, whole
 from ...core.declared import Given, Whole
 from ...core.errors import UsageError
-from ...core.kinds import is_whole
+from ...core.value_checks import is_whole
 
 MOST = 2**16  # experts, replicas or owners
 Some = Annotated[int, Whole(1, MOST)]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .windows import in_memory
+from .pooling_windows import in_memory
 
 Array = Any
 Convolution = Callable[[Array, Array], Array]

@@ -18,7 +18,7 @@ from ....core.reshard import gathered
 from ...graph.build import Builder
 from ...graph.node import Graph, Node
 from ...graph.remat import free_nodes
-from ...graph.turns import combined, cut, joined
+from ...graph.time_axis import combined, cut, joined
 from ..build import with_regions
 from ..schedule import Compute, Schedule, Send
 from .check import run_order

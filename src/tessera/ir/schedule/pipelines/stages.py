@@ -16,7 +16,7 @@ from ....core.mesh import Mesh
 from ....core.options import ProgramOptions
 from ...graph.node import Emit, Graph, Node, copied, input_node, reachable
 from ...graph.remat import choose_saved
-from ...graph.turns import combining
+from ...graph.time_axis import combining
 
 REGIONS = ("F", "I", "W")
 

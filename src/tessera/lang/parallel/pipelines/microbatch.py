@@ -20,7 +20,13 @@ from ....core.mesh import Mesh, in_time
 from ....ir.graph.build import Builder
 from ....ir.graph.node import Graph, Node, reachable
 from ....ir.graph.remat import free_nodes
-from ....ir.graph.turns import combined, depends_on_time, on_fewer_axes, one_step, without_time_axis
+from ....ir.graph.time_axis import (
+    combined,
+    depends_on_time,
+    on_fewer_axes,
+    one_step,
+    without_time_axis,
+)
 from ....ir.schedule.pipelines.pipeline import Recorded
 from ....ir.schedule.pipelines.stages import depends, stage_numbers
 from ....ir.schedule.pipelines.tables import Table

@@ -26,15 +26,7 @@ from ..core.wording import ranks_text
 from ..ir.graph.node import Graph
 from ..ir.schedule.donation import donation_aliases
 from ..ir.schedule.listener import watcher
-from ..ir.schedule.schedule import (
-    Collective,
-    Compute,
-    Loop,
-    Region,
-    Schedule,
-    Send,
-    Step,
-)
+from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from .arrays import array_shape, sharding
 from .cpu.throttle import throttle_of
 from .folds import Blocks

@@ -1,0 +1,1 @@
+"""Kernels on tiles: value, text, verifier, NumPy oracle and cost."""

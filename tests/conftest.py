@@ -103,7 +103,8 @@ def everything(request: pytest.FixtureRequest) -> bool:
 
 # These are compiled as for users: tests of reproducible bits (in their own processes), and with
 # --long the documentation's output and PyTorch's samples.
-AS_USERS, AS_USERS_IF_LONG = ("test_bits.py", "test_gpu.py"), ("test_docs.py", "test_opinfo.py")
+AS_USERS = ("test_bits.py", "test_gpu.py", "test_gpu_aot.py")
+AS_USERS_IF_LONG = ("test_docs.py", "test_opinfo.py")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -70,7 +70,7 @@ class Executable:
         self.types = tuple(types[b] for b in schedule.outputs)
         self.wants = tuple(types[b] for b in schedule.inputs)
         self._is_stepped = schedule.is_staged or schedule.options.executor == "stepped"
-        self._donate = donate
+        self.donate = donate
         # Empty for the stepped executor, which copies an array that is passed twice.
         self.donated_args: Sequence[int] = () if self._is_stepped else tuple(donate)
 
@@ -83,13 +83,18 @@ class Executable:
         since a program that is only planned needs no device."""
         self.start()
         s = self.schedule
-        ordered = any("order" in n.attrs for n, _ in s.collectives())
-        base, under = determinism_of(s.options, ordered)
-        fast = under.determinism == "fast"
-        options = {**(base or {}), **compile_options.compiler_options(s, fast)} or None
+        options, under = self.options()
         if self._is_stepped:
             return guarded(Stepped(s, options=options, under=under), s, False)
-        return guarded(lower(s, self._donate, options, under), s, True)
+        return guarded(lower(s, self.donate, options, under), s, True)
+
+    def options(self) -> tuple[dict[str, Any] | None, ProgramOptions]:
+        """Returns (compiler options, the options that this backend keeps)."""
+        s = self.schedule
+        ordered = any("order" in n.attrs for n, _ in s.collectives())
+        base, under = determinism_of(s.options, ordered)
+        chosen = compile_options.compiler_options(s, under.determinism == "fast")
+        return {**(base or {}), **chosen} or None, under
 
     def __call__(
         self,
@@ -169,7 +174,7 @@ def determinism_of(
     options: dict[str, Any] = {"xla_allow_excess_precision": False} if ordered else {}
     if by.determinism == "fast":
         return options or None, by
-    backend = jax.default_backend()
+    backend = devices.platform()
     if backend != "cpu":
         if by.mesh_invariant:
             devices.lower_level(backend, by)

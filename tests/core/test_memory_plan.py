@@ -16,7 +16,7 @@ from tessera import dist, nn, optim
 from tessera.core.layout import TensorType, parse_type
 from tessera.core.mesh import Mesh
 from tessera.cost import memory
-from tessera.cost.liveness import Liveness, Occupied
+from tessera.cost.liveness import WORKSPACE, Liveness, Occupied
 from tessera.cost.memory import memory_plan, stage_plans
 from tessera.cost.program import of_graph, of_schedule
 from tessera.ir.graph.build import Builder
@@ -245,6 +245,36 @@ def test_narrow_floats_are_widened_for_products_where_the_device_needs_it(
     for has, want in ((True, narrow), (False, wide)):
         monkeypatch.setattr(memory, "MULTIPLIES_BF16", has)
         assert memory.memory_plan(b.graph([out])).temporary == want
+
+
+def test_a_gpu_computes_elementwise_values_again_and_its_products_have_a_workspace() -> None:
+    b = Builder("f")
+    y = b("exp", square(b))
+    shares = b("div", y, b("reshape", b("sum", y, dims=(1,)), shape=(64, 1)))
+    assert need(b, total(b, shares)) == 16 * KIB + 64 * 4
+    assert need(b, total(b, shares), gpu=True) == 64 * 4 + 4
+    b = Builder("f")
+    x = square(b, dtype="bf16")
+    out = total(b, product(b, product(b, x, x), x))
+    graph = b.graph([out])
+    assert memory.memory_plan(graph, on="gpu").temporary == 2 * 8 * KIB + WORKSPACE
+    assert memory.memory_plan(graph, on="cpu", widens=False).temporary == 2 * 8 * KIB
+
+
+def test_a_loop_that_runs_once_is_its_body() -> None:
+    def loops(x: ts.Tensor, w: ts.Tensor, n: int) -> ts.Tensor:
+        def body(h: ts.Tensor, row: ts.Tensor) -> Any:
+            return ts.tanh(h @ w) * row, (h @ w).sum()
+
+        y, ys = ts.scan(body, x, ts.ones((n, 64)))
+        return ys.sum() + y.sum()
+
+    x = parse_type("f32[64, 64]")
+    one, two = (planned(lambda x, w, n=n: loops(x, w, n), x, x) for n in (1, 2))
+    assert not [n for n in of_graph(one).nodes if n.op in ("scan", "item")]
+    assert [n.op for n in of_graph(two).nodes].count("scan") == 1
+    assert Liveness(of_graph(one)).peak == 2 * 16 * KIB + 4  # no carry besides the two products
+    assert Liveness(of_graph(two)).peak > 3 * 16 * KIB
 
 
 def test_a_loop_needs_its_stack_from_the_beginning_and_one_turn_inside() -> None:

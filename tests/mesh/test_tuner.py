@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -392,7 +391,7 @@ def test_choices_give_the_compilers_options(monkeypatch: pytest.MonkeyPatch) -> 
     fn(ts.tensor(X))
     assert compiler_options(fn.schedule, True) == {**LIBRARIES["older"], **LEAST_MEMORY}
     assert "library" in compile_options.open_choices(fn.schedule)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(compile_options, "platform", lambda: "gpu")
     PRODUCT(ts.tensor(X))
     assert compiler_options(PRODUCT.schedule, True) == LIBRARIES["vendor"]
     assert compile_options.open_choices(PRODUCT.schedule) == {"library": ("engine",)}

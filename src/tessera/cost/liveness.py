@@ -1,7 +1,8 @@
 """Lifetimes of a program's buffers, and the peak of their bytes.
 
 A buffer is live from the node that fills it until its last reader has run. The rules are those of
-XLA's buffer assignment on a CPU, as far as they affect large buffers.
+XLA's buffer assignment on a CPU, as far as they affect large buffers; where a GPU's differ, an
+argument says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ..ir.graph.node import Graph, Node
 from ..ops.redistribute import all_reduce
 from .program import Program, of_graph
 
+WORKSPACE = 32 << 20  # of a GPU's library of products (cuBLAS on Hopper), in bytes
+
 
 class Liveness:
     """The buffers of one program, or of the body of a loop.
@@ -24,16 +27,17 @@ class Liveness:
     `held` are the nodes with a buffer, in order; `spans` has the first and last live index (into
     `held`) of each, `bytes_of` its size. `widens`: products of narrow floats widen their operands
     to f32. `fresh`: results have their own buffers, which may hold other values before; except
-    those in `reuse`, which take the memory of an argument.
+    those in `reuse`, which take the memory of an argument. `gpu`: elementwise values are computed
+    again in each reader, also expensive ones and in sums, and a product has a WORKSPACE.
     """
 
     def __init__(
         self, program: Program, widens: bool = True, fresh: bool = False, body: bool = False,
-        reuse: Container[Node] = (),
+        reuse: Container[Node] = (), gpu: bool = False,
     ) -> None:  # fmt: skip
         self.program, self.widens, self.fresh, self.body = program, widens, fresh, body
-        self.reuse = reuse
-        self.held = buffered(program)
+        self.reuse, self.gpu = reuse, gpu
+        self.held = buffered(program, gpu)
         self._place = {n: i for i, n in enumerate(self.held)}
         self._reads = [self._sources(program.args[n]) for n in self.held]
 
@@ -150,8 +154,10 @@ class Liveness:
         """Returns the bytes that `n` needs while it runs, besides its operands and results."""
         if n.kind.bodies:
             bodies = [v for v in n.attrs.values() if isinstance(v, Graph)]
-            return max((body_bytes(b, self.widens) for b in bodies), default=0)
+            return max((body_bytes(b, self.widens, self.gpu) for b in bodies), default=0)
         own = n.kind.scratch(tuple(a.type for a in n.args), n.types, n.attrs)
+        if self.gpu and n.kind.memory == "product":
+            return own + WORKSPACE
         if not own:
             return 0
         # The scratch copy is made first; the result may then reuse memory of operands read last.
@@ -215,9 +221,9 @@ def _viewed_node(n: Node) -> Node:
     return n
 
 
-def body_bytes(body: Graph, widens: bool) -> int:
+def body_bytes(body: Graph, widens: bool, gpu: bool) -> int:
     """Returns the peak of one iteration of `body`."""
-    return Liveness(of_graph(body), widens, body=True).peak
+    return Liveness(of_graph(body), widens, body=True, gpu=gpu).peak
 
 
 def _bytes(n: Node) -> int:
@@ -235,15 +241,15 @@ def _is_narrow(t: TensorType) -> bool:
 # `memory` of an op (ops/op.py) is its class in these rules.
 
 
-def buffered(program: Program) -> list[Node]:
+def buffered(program: Program, gpu: bool = False) -> list[Node]:
     """Returns the nodes of `program` whose values get a buffer, in order."""
-    fusion = _Fusion(program)
+    fusion = _Fusion(program, gpu)
     return [n for n in program.nodes if fusion.has_buffer(n)]
 
 
 class _Fusion:
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, gpu: bool) -> None:
+        self.program, self.gpu = program, gpu
         self._conv: dict[Node, bool] = {}
 
     def has_buffer(self, n: Node) -> bool:
@@ -252,7 +258,7 @@ class _Fusion:
         if not n.kind.fuses:
             return True
         readers, is_result = self.program.uses(n)
-        if is_result or not all(_fuses_into(n, r) for r in readers):
+        if is_result or not all(_fuses_into(n, r, self.gpu) for r in readers):
             return True
         return len(readers) > 1 and self._is_expensive(n)
 
@@ -260,7 +266,7 @@ class _Fusion:
         """Returns whether `n` is stored rather than recomputed for each reader."""
         match n.kind.memory:
             case "expensive":
-                return True
+                return not self.gpu
             case "cheap":
                 size = n.type.local_bytes
                 as_large = sum(a.type.local_bytes >= size for a in {*self.program.args[n]})
@@ -283,13 +289,16 @@ class _Fusion:
 WINDOW = 32  # largest dim that is reduced at once; a larger one is read in windows from a buffer
 
 
-def _fuses_into(n: Node, reader: Node) -> bool:
+def _fuses_into(n: Node, reader: Node, gpu: bool) -> bool:
     """Returns whether `reader` computes `n` element by element. A product does so for values
-    without operands, and reads a transposed operand in the other order of dims."""
+    without operands, and reads a transposed operand in the other order of dims. On a GPU every sum
+    does so."""
     match reader.kind.memory:
         case "product":
             return n.kind.memory in ("created", "transposed")
         case "reduced":
+            if gpu:
+                return True
             size = reader.args[0].type.local_shape
             return all(size[d] <= WINDOW for d in reader.attrs["dims"])
     return reader.kind.fuses

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..core.checks import mapping, unfit
+from ..core.devices import platform
 from ..core.flags import MULTIPLIES_BF16
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -87,15 +88,17 @@ def memory_plan(
     *,
     donated: bool = True,
     widens: bool | None = None,
+    on: str | None = None,
 ) -> MemoryPlan:
     """Returns the memory of one run of `program` on each device.
 
     `held` has the types of the arguments that stay between runs, by category ("weights",
     "optimizer"); the others are the batch. `gradients` are the types by which waiting gradients are
     told from waiting activations. `donated`: results take the memory of arguments of their type.
-    `widens`: the device multiplies narrow floats as f32; None: as this CPU does.
+    `on` is the kind of device, "cpu" or "gpu"; None: the kind that programs run on. `widens`: the
+    device multiplies narrow floats as f32; None: as this CPU does, and no GPU.
     """
-    widens = not MULTIPLIES_BF16 if widens is None else widens
+    widens, gpu = _rules(widens, on)
     if isinstance(program, Schedule):
         p = of_schedule(program)
     else:
@@ -114,9 +117,15 @@ def memory_plan(
             free[n.type] -= 1
         else:
             results += n.type.local_bytes
-    live = Liveness(p, widens, fresh=not donated)
+    live = Liveness(p, widens, fresh=not donated, gpu=gpu)
     mine, other = _Gradients(gradients).split_bytes(live.waiting())
     return MemoryPlan(rows, batch, results, mine, other, live.peak - mine - other)
+
+
+def _rules(widens: bool | None, on: str | None) -> tuple[bool, bool]:
+    """Returns (widens, gpu) as `Liveness` takes them, for a kind of device."""
+    gpu = (platform() if on is None else on) == "gpu"
+    return not (gpu or MULTIPLIES_BF16) if widens is None else widens, gpu
 
 
 def _checked(
@@ -190,6 +199,7 @@ def stage_plans(
     gradients: Iterable[TensorType] = (),
     *,
     widens: bool | None = None,
+    on: str | None = None,
 ) -> dict[Mesh, MemoryPlan]:
     """Returns the memory of each slice of the mesh that `schedule` runs on, in the order of the
     stages, at that slice's own peak.
@@ -198,7 +208,7 @@ def stage_plans(
     its internal buffers. The other arguments are as in `memory_plan`.
     """
     need_schedule("stage_plans", schedule)
-    widens = not MULTIPLIES_BF16 if widens is None else widens
+    widens, gpu = _rules(widens, on)
     held, gradients = _checked("stage_plans", held, gradients)
     ranks: dict[Mesh, int] = {}
     last = len(schedule.steps)  # the rank of a slice without compute: a send has its source's stage
@@ -214,7 +224,7 @@ def stage_plans(
         s.graph: {s.graph.outputs[w] for w in pairs.values()}
         for s, pairs in zip(schedule.steps, donation_aliases(schedule), strict=True)
     }
-    inside = {g: Liveness(of_graph(g), widens, True, reuse=r) for g, r in reuse.items()}
+    inside = {g: Liveness(of_graph(g), widens, True, reuse=r, gpu=gpu) for g, r in reuse.items()}
     homes = _homes(schedule)
     return {m: _stage_plan(schedule, m, homes, inside, held, gradients) for m in slices}
 

@@ -1,14 +1,16 @@
 """Nodes of a program in execution order, with their operands; the same for a graph and a
-schedule."""
+schedule. A loop that runs once is not a loop: the compiler puts its body in its place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..ir.graph.node import Graph, Node, input_node
+from ..ir.graph.node import Graph, Node, copied, input_node
 from ..ir.schedule.schedule import Schedule
+from ..ops.control import item, scan
+from ..ops.movement import reshape
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ def of_graph(graph: Graph) -> Program:
     """Returns the program of `graph`."""
     nodes: list[Node] = []
     args: dict[Node, tuple[Node, ...]] = {}
-    _add(graph, {}, nodes, args)
-    return Program(tuple(nodes), args, graph.inputs, graph.outputs)
+    stands: dict[Node, Node] = {}
+    _add(graph.nodes, stands, nodes, args)
+    outs = tuple(stands.get(o, o) for o in graph.outputs)
+    return Program(tuple(nodes), args, graph.inputs, outs)
 
 
 def of_schedule(schedule: Schedule) -> Program:
@@ -63,20 +67,45 @@ def of_schedule(schedule: Schedule) -> Program:
     args: dict[Node, tuple[Node, ...]] = {}
     for step in schedule.steps:
         stands = dict(zip(step.graph.inputs, (made[b] for b in step.reads), strict=True))
-        _add(step.graph, stands, nodes, args)
+        _add(step.graph.nodes, stands, nodes, args)
         outs = [stands.get(o, o) for o in step.graph.outputs]
         made.update(zip(step.writes, outs, strict=True))
     return Program(tuple(nodes), args, given, tuple(made[b] for b in schedule.outputs))
 
 
 def _add(
-    graph: Graph,
-    stands: Mapping[Node, Node],
+    those: Iterable[Node],
+    stands: dict[Node, Node],
     nodes: list[Node],
     args: dict[Node, tuple[Node, ...]],
 ) -> None:
-    """Adds the nodes of `graph`; `stands` maps nodes of `graph` to their replacements."""
-    for n in graph.nodes:
-        if n.op != "input" and n not in args:
+    """Adds `those`, without inputs. `stands` maps nodes to their replacements, and gets those of
+    the results of loops that run once."""
+    once: dict[Node, list[Node]] = {}
+    for n in those:
+        if n.op == "input" or n in args:
+            continue
+        given = tuple(stands.get(a, a) for a in n.args)
+        if n.op == scan.name and n.attrs["length"] == 1:
+            once[n] = _body(n, given, nodes, args)
+        elif n.op == item.name and n.args[0] in once:
+            stands[n] = once[n.args[0]][n.attrs["index"]]
+        else:
             nodes.append(n)
-            args[n] = tuple(stands.get(a, a) for a in n.args)
+            args[n] = given
+
+
+def _body(
+    loop: Node, given: Sequence[Node], nodes: list[Node], args: dict[Node, tuple[Node, ...]]
+) -> list[Node]:
+    """Adds a copy of the body of `loop`, which runs once on `given`; returns its results."""
+    body: Graph = loop.attrs["body"]
+    new: dict[Node, Node] = {}
+    for own, x in zip(body.inputs, given, strict=True):
+        same = own.type.shape == x.type.shape
+        new[own] = x if same else Node(reshape.name, (x,), own.types, {"shape": own.type.shape})
+    rows = [x for x in new.values() if x not in args]
+    made = copied([n for n in body.nodes if n.op != "input"], new)
+    stands: dict[Node, Node] = {}
+    _add([*rows, *made], stands, nodes, args)
+    return [stands.get(new[o], new[o]) for o in body.outputs]

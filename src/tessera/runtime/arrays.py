@@ -27,7 +27,7 @@ from ..core.mesh import Mesh
 from ..ir.graph.oracle import FOLD
 from ..ir.graph.time_axis import without_time_axis
 from ..lang.value.engine import Parts
-from .devices import failed, jax_mesh, start
+from .devices import every, failed, jax_mesh, start
 from .jax_private import ArrayImpl, gone
 from .processes.replica_consistency import compare_values
 
@@ -94,8 +94,7 @@ def sharding(t: TensorType) -> Any:
     mesh."""
     t = without_time_axis(t)
     if t.mesh is None:
-        start()
-        return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.sharding.SingleDeviceSharding(every()[0])
     return NamedSharding(jax_mesh(t.mesh), spec(t))
 
 

@@ -26,6 +26,8 @@ from .processes.join import gpus, join
 # Default number of virtual devices of a CPU backend; with several processes, each has one.
 VIRTUAL = 8
 _started: list[bool] = []  # not empty if Tessera started the backend, and so chose its devices
+# Devices of a described machine in place of this one's, while programs are compiled for it.
+DESCRIBED: list[Sequence[jax.Device]] = []
 
 
 def start(needed: int = 1, mesh: Mesh | None = None) -> None:
@@ -33,6 +35,9 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
 
     Raises BackendError if it already runs with fewer, or if fewer are visible.
     """
+    if DESCRIBED:
+        _need_described(needed, mesh)
+        return
     join()
     if not flags.engine_runs():
         processes = place()[1]
@@ -69,6 +74,15 @@ def start(needed: int = 1, mesh: Mesh | None = None) -> None:
             + ([("visible", ",".join(map(str, ids)))] if ids else []),
             fix=f"{_smaller(mesh, device_count)}, or "
             f"{'more visible devices' if _visible() else more}",
+        )
+
+
+def _need_described(needed: int, mesh: Mesh | None) -> None:
+    if needed > (have := len(DESCRIBED[-1])):
+        raise BackendError(
+            f"mesh: needs {needed} devices, the described machine has {have}",
+            backend=f"{have} x {DESCRIBED[-1][0].device_kind}",
+            fix=f"{_smaller(mesh, have)}, or a description of more devices",
         )
 
 
@@ -238,15 +252,22 @@ def process_place() -> tuple[int, int]:
 
 def platform() -> str:
     """Returns the kind of devices; before the backend starts, the kind that it will take."""
+    if DESCRIBED:
+        return DESCRIBED[-1][0].platform
     if flags.engine_runs():
         return jax.default_backend()
     return "gpu" if gpus() else "cpu"
 
 
+def every() -> Sequence[jax.Device]:
+    """Returns the devices that programs are compiled for, by number; starts the backend."""
+    start()
+    return DESCRIBED[-1] if DESCRIBED else jax.devices()
+
+
 def device_count() -> int:
     """Returns the number of devices of the run; starts the backend."""
-    start()
-    return len(jax.devices())
+    return len(every())
 
 
 def answers(device: int) -> bool:
@@ -265,6 +286,6 @@ def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     few."""
     mesh = mesh.physical
     start(max(mesh.device_ids) + 1, mesh)
-    every = jax.devices()
-    grid = np.array([every[i] for i in mesh.device_ids], dtype=object).reshape(mesh.shape)
+    there = every()
+    grid = np.array([there[i] for i in mesh.device_ids], dtype=object).reshape(mesh.shape)
     return jax.sharding.Mesh(grid, mesh.axes)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.dtypes import DType
-from .devices import platform, start
+from .devices import DESCRIBED, platform, start
 
 Array = Any
 Shape = tuple[int, ...]
@@ -33,6 +33,8 @@ def why_not(causal: bool, dtype: DType, *shapes: Shape) -> str:
     kind = platform()
     if kind != "gpu":
         return f"it runs on a GPU, not on a {kind}"
+    if DESCRIBED:
+        return "it is compiled on a GPU only, not ahead of time"
     return _refused(causal, dtype.numpy, *(shape[-2:] for shape in shapes))
 
 
@@ -50,7 +52,11 @@ def _refused(causal: bool, dtype: Any, *sizes: Shape) -> str:
 
 def _pulled(q: Array, k: Array, v: Array, causal: bool, scale: float) -> Any:
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
-    refused = platform() != "gpu" or _refused(causal, q.dtype, *(x.shape[-2:] for x in (q, k, v)))
+    refused = (
+        platform() != "gpu"
+        or DESCRIBED
+        or _refused(causal, q.dtype, *(x.shape[-2:] for x in (q, k, v)))
+    )
     return jax.vjp(partial(_plain if refused else _by_cudnn, causal, scale), q, k, v)
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from ..core.layout import TensorType
@@ -20,7 +19,7 @@ from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, 
 from ..passes.channels_last import channels_last
 from . import xp_jax
 from .arrays import block_shape, sharding, spec
-from .devices import jax_mesh
+from .devices import jax_mesh, platform
 from .folds import Blocks, Folds
 from .interpreter import Interpreter
 from .program_cache import Program
@@ -43,6 +42,9 @@ class _Reordered:
     def lower(self, *arrays: Any) -> Any:
         return self.run.lower(*arrays)
 
+    def trace(self, *arrays: Any) -> Any:
+        return self.run.trace(*arrays)
+
     @property
     def is_compiled(self) -> bool:
         return bool(self.run.is_compiled)
@@ -53,7 +55,7 @@ def run_step(step: Step, values: Sequence[Blocks], interpreter: Interpreter) -> 
     match step:
         case Compute(graph=graph):
             # XLA for GPUs chooses layouts itself; mesh_invariant fixes the order of sums.
-            if jax.default_backend() == "cpu" and not interpreter.under.mesh_invariant:
+            if platform() == "cpu" and not interpreter.under.mesh_invariant:
                 graph = channels_last(graph)
             return interpreter.run(graph, values)
         case Collective():
@@ -84,21 +86,11 @@ def run_steps(schedule: Schedule, args: Sequence[Blocks], under: ProgramOptions)
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
             if isinstance(step, Collective) and step.nodes[0].attrs.get("again"):
-                values = [Blocks(_after(x, behind[0][0]) for x in v) for v in values]
+                values = [Blocks(xp_jax.after(x, behind[0][0]) for x in v) for v in values]
         outs = run_step(step, values, interpreter)
         env.update(zip(step.writes, outs, strict=True))
         ends.append(outs)
     return [env[b] for b in schedule.outputs]
-
-
-def _after(x: Array, first: Array) -> Array:
-    """Returns `x` with a data dependency on `first`. XLA for CPUs drops barriers early, and would
-    merge two equal collectives of one operand."""
-    if jax.default_backend() != "cpu" or not first.size:
-        return x
-    bits = lax.bitcast_convert_type(first.ravel()[0].astype(jnp.float32), jnp.int32)
-    never = (bits * bits) & 3 == 2  # no square is 2 mod 4, which the compiler does not know
-    return jnp.where(never, jnp.zeros_like(x), x)
 
 
 def _by_buffers(schedule: Schedule, i: int) -> set[int]:

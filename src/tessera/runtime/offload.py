@@ -78,7 +78,13 @@ def program_bytes(executable: Any) -> dict[str, int]:
         )
         for t in executable.wants
     ]
-    found = inspect.unwrap(executable.run).lower(*args).compile().memory_analysis()
+    return bytes_of(inspect.unwrap(executable.run).lower(*args).compile())
+
+
+def bytes_of(compiled: Any) -> dict[str, int]:
+    """Returns XLA's memory analysis of a program that jax compiled, in the words of
+    `program_bytes`."""
+    found = compiled.memory_analysis()
     return {
         "arguments": found.argument_size_in_bytes,
         "results": found.output_size_in_bytes,

@@ -200,17 +200,24 @@ class Stepped:
         return Stepped(body, True, self.options, self.under)
 
     def _compiled(self, step: Compute | Collective | Region) -> Program:
-        """Returns `step` as a program of its own."""
-        mesh = step.mesh or self.schedule.mesh
-
-        def body(args: Sequence[Blocks]) -> list[Blocks]:
-            return run_step(step, args, Interpreter(mesh, self.under))
-
-        ins = [n.type for n in step.graph.inputs]
-        outs = [n.type for n in step.graph.outputs]
-        name = f"{self.schedule.name}_{step.kind}"
         aliases = self._aliases[step.runs]
-        return jitted(name, body, ins, outs, mesh, aliases, self.options, step.mesh is not None)
+        return step_program(self.schedule, step, aliases, self.options, self.under)
+
+
+def step_program(
+    schedule: Schedule, step: Compute | Collective | Region, aliases: Mapping[int, int],
+    options: Mapping[str, Any] | None, under: ProgramOptions,
+) -> Program:  # fmt: skip
+    """Returns `step` of `schedule` as a program of its own."""
+    mesh = step.mesh or schedule.mesh
+
+    def body(args: Sequence[Blocks]) -> list[Blocks]:
+        return run_step(step, args, Interpreter(mesh, under))
+
+    ins = [n.type for n in step.graph.inputs]
+    outs = [n.type for n in step.graph.outputs]
+    name = f"{schedule.name}_{step.kind}"
+    return jitted(name, body, ins, outs, mesh, aliases, options, step.mesh is not None)
 
 
 def _maker_text(s: Schedule, i: int | None) -> str:

@@ -26,6 +26,7 @@ from .cpu.narrow_floats import wide as _wide
 from .cpu.pooling_windows import window as window
 from .cpu.products import contract as contract
 from .cpu.products import sum as sum
+from .devices import platform
 from .user_op import user as user  # a user's own function; part of the protocol
 
 Array = Any
@@ -207,10 +208,32 @@ def scan(
         made[:] = [of(ys)]
         return carry, jax.tree.map(bits_of, ys)
 
+    if length == 1 and reverse:
+        # The compiler takes one iteration for its body, and would merge a layer that is computed
+        # again for its gradient with the layer itself. The loop of a gradient is in reverse.
+        xs = _behind(xs, carry)
     carry, ys = lax.scan(
         scan_step, carry, jax.tree.map(bits_of, xs), length=length, reverse=reverse
     )
     return carry, jax.tree.map(floats_of, ys, made[0])
+
+
+def _behind(xs: tuple[Array, ...], carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Returns `xs` as values that exist only after `carry`."""
+    if not (first := jax.tree.leaves(carry)):
+        return xs
+    late, _ = lax.optimization_barrier((xs, carry))
+    return jax.tree.map(lambda x: after(x, first[0]), late)
+
+
+def after(x: Array, first: Array) -> Array:
+    """Returns `x` with a data dependency on `first`. XLA for CPUs drops barriers early, and would
+    merge two equal collectives or layers with one operand."""
+    if platform() != "cpu" or not first.size:
+        return x
+    bits = lax.bitcast_convert_type(first.ravel()[0].astype(jnp.float32), jnp.int32)
+    never = (bits * bits) & 3 == 2  # no square is 2 mod 4, which the compiler does not know
+    return jnp.where(never, jnp.zeros_like(x), x)
 
 
 def while_loop(

@@ -203,10 +203,10 @@ def _memory_table(held: Mapping[str, Any]) -> Table:
     return table
 
 
-def planned_memory(graph: Graph, held: Mapping[str, Any]) -> MemoryPlan:
-    """The peak of one run of `graph`; `held` is as in `render_plan`. Gradients count where the
+def planned_memory(program: Graph | Schedule, held: Mapping[str, Any]) -> MemoryPlan:
+    """The peak of one run of `program`; `held` is as in `render_plan`. Gradients count where the
     program computes them, all other trees as its arguments."""
-    return memory_plan(graph, *_kinds(held))
+    return memory_plan(program, *_kinds(held))
 
 
 def planned_stages(program: Graph | Schedule, held: Mapping[str, Any]) -> list[MemoryPlan]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-import platform
+import platform as python_platform
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,9 @@ from ...core.version import VERSION
 from ...ir.graph.node import Graph, Node
 from ...ir.schedule.schedule import Region, Schedule
 from ...ops.conv import conv
+from ...ops.redistribute import all_gather, all_reduce, reduce_scatter
 from ..compile_once import processor
+from ..devices import platform
 from ..processes.program_consistency import processes_of
 
 Options = dict[str, Any]
@@ -42,6 +44,12 @@ LIBRARIES: dict[str, Options] = {
     "vendor": {"xla_gpu_enable_triton_gemm": False},
     "engine": {},
 }
+# On a GPU each collective stays the one that the schedule has. Else XLA merges several into one,
+# which begins when the last operand is there and holds all results at once.
+SEPARATE_COLLECTIVES: Options = {
+    f"xla_gpu_{op.name}_combine_threshold_bytes": 0
+    for op in (all_gather, all_reduce, reduce_scatter)
+}
 LEAST_MEMORY: Options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
@@ -49,9 +57,10 @@ def compiler_options(schedule: Schedule, fast: bool) -> Options:
     """Returns the compiler options for `schedule`. By the rules, at levels above "fast" the library
     is the engine's own: bits may not depend on the number of cores."""
     chosen = dict(schedule.options.schedule.choices or ())
-    backend = jax.default_backend()
+    backend = platform()
     if backend == "gpu":
-        return LIBRARIES[chosen.get("library", "vendor")]
+        separate = SEPARATE_COLLECTIVES if _is_ordered(schedule) else {}
+        return {**LIBRARIES[chosen.get("library", "vendor")], **separate}
     if backend != "cpu":
         return {}
     library = chosen.get("library") or (_library(schedule) if fast else "preferred")
@@ -65,7 +74,7 @@ def compiler_options(schedule: Schedule, fast: bool) -> Options:
 def open_choices(schedule: Schedule) -> dict[str, tuple[str, ...]]:
     """Returns the choices that this module reads for `schedule`, with the values besides those of
     the rules."""
-    backend = jax.default_backend()
+    backend = platform()
     if backend == "gpu":
         return {"library": ("engine",)}
     if backend != "cpu":
@@ -87,7 +96,8 @@ def machine(mesh: Mesh | None) -> dict[str, str]:
     arch = jax.devices()[0].device_kind
     if backend == "cpu":
         own = f"{cores()} cores, {cores_of_a_device(mesh)} a device"
-        arch = f"{platform.machine()} {processor()[:12]}, {own}, {jax.local_device_count()} devices"
+        kind = f"{python_platform.machine()} {processor()[:12]}"
+        arch = f"{kind}, {own}, {jax.local_device_count()} devices"
         arch += "" if flags.fuses() else ", without library fusions"
     versions = f"tessera {VERSION}, jax {jax.__version__}, jaxlib {jaxlib.version.__version__}"
     return {"arch": arch, "backend": backend, "versions": versions}
@@ -100,6 +110,14 @@ def memory_bytes() -> int:
         return pages * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
     stats = jax.local_devices()[0].memory_stats() or {}
     return int(stats.get("bytes_limit", 0))
+
+
+def _is_ordered(schedule: Schedule) -> bool:
+    """Returns whether the order of its collectives is chosen, or bounds the memory of weights that
+    are gathered again."""
+    o = schedule.options.schedule
+    asked = o.overlap is not None or o.prefetch is not None or bool(o.bucket_bytes)
+    return asked or any(n.attrs.get("again") for n, _ in schedule.collectives())
 
 
 def _library(schedule: Schedule) -> str:

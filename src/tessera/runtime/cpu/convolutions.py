@@ -12,10 +12,10 @@ from functools import partial, reduce
 from operator import add
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..devices import platform
 from .pooling_windows import in_memory
 
 Array = Any
@@ -231,7 +231,7 @@ def _sums(x: Array) -> Any:
     """Returns the accumulation dtype for narrow floats: f32, also as the dtype of the result. None
     on a GPU, whose library accumulates in f32 but can return only x's dtype; and None for wide
     dtypes."""
-    wide = x.dtype.itemsize < 4 and jax.default_backend() == "cpu"
+    wide = x.dtype.itemsize < 4 and platform() == "cpu"
     return jnp.float32 if wide else None
 
 
@@ -248,7 +248,7 @@ def _last(how: Sequence[Any], x: Array, w: Array) -> Array:
     else:
         x = x.reshape(*x.shape[:-2], -1)
     w = w.reshape(*w.shape[:-2], groups * outs)
-    if any(s > 1 for s in spread) and not of_weight and jax.default_backend() == "gpu":
+    if any(s > 1 for s in spread) and not of_weight and platform() == "gpu":
         # XLA calls the library's gradient of the input if it sees the kernel reversed.
         places = range(rank - 2)
         w = lax.rev(lax.optimization_barrier(lax.rev(w, places)), places)

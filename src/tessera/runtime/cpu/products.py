@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from ...core import flags
 from ...core.dtypes import DType
+from ..devices import platform
 from .narrow_floats import cast, wide
 
 Array = Any
@@ -84,7 +84,7 @@ def _dot(
     narrow = x.dtype.itemsize < 4 and jnp.issubdtype(x.dtype, jnp.floating)
     # Sums are f32 on all devices. A GPU's library rounds its result itself, and writes half as
     # many bytes.
-    sums = jnp.float32 if jax.default_backend() == "cpu" else dtype.numpy
+    sums = jnp.float32 if platform() == "cpu" else dtype.numpy
     product = partial(lax.dot_general, preferred_element_type=sums if narrow else None)
     plain = partial(product, dimension_numbers=dims)
     count = len(inner)

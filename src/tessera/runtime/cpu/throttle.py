@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from ...core.mesh import Mesh
+from ..devices import platform
 from . import malloc
 
 LAUNCHES = 6
@@ -90,7 +91,7 @@ class Queue:
 
 def queue_of(mesh: Mesh | None) -> Queue | None:
     """Returns the queue of programs over `mesh`; None if they need none."""
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return None
     every, here = jax.devices(), jax.local_devices()
     ids = mesh.physical.device_ids if mesh is not None else (every.index(here[0]),)

@@ -98,18 +98,20 @@ def best(fn: Tuned, entry: Entry, call: Callable[[], Entry], leaves: Any) -> Ent
                 fix="leave it out",
             )
         return entry
-    found = tuner.recorded()
-    if found is None and wanted:
-        if word in ("read", "freeze"):
-            if word == "read":
-                return entry
-            raise UsageError(
-                f"tune: no choice is recorded for {fn.name}, and {environment.TUNE}=freeze",
-                program=tuner.id,
-                fix=f"tune it before: {environment.TUNE}=search, or `tessera tune SCRIPT`",
-            )
-        return tuner.search()
-    return entry if found is None else found
+    state = random.state()
+    try:
+        found = tuner.recorded()
+        if found is None and wanted and word not in ("read", "freeze"):
+            found = tuner.search()
+    finally:
+        random.set_state(state)  # timed runs draw numbers
+    if found is None and wanted and word == "freeze":
+        raise UsageError(
+            f"tune: no choice is recorded for {fn.name}, and {environment.TUNE}=freeze",
+            program=tuner.id,
+            fix=f"tune it before: {environment.TUNE}=search, or `tessera tune SCRIPT`",
+        )
+    return found or entry
 
 
 class Tuner:
@@ -223,18 +225,14 @@ class Tuner:
 
         self._first = process_index() == 0
         self._add(key=self.key)
-        state = random.state()
         candidates = self._pruned(self._candidates())
-        try:
-            with _progress(self.fn.name, self._first) as advance:
-                timings = search(
-                    candidates,
-                    lambda choices: self._sample(choices, advance),
-                    left,
-                    self._temporary_bytes,
-                )
-        finally:
-            random.set_state(state)
+        with _progress(self.fn.name, self._first) as advance:
+            timings = search(
+                candidates,
+                lambda choices: self._sample(choices, advance),
+                left,
+                self._temporary_bytes,
+            )
         chosen = next(t for t in timings if t.chosen)
         timed = sum(not t.error for t in timings)
         times = round(gain(timings), 4)
@@ -275,25 +273,28 @@ class Tuner:
         """Returns the seconds of a step, the maximum over processes; or an error's first line."""
         advance(choices)
         entry = self._entry(choices)
-        measured: float | str = entry if isinstance(entry, str) else self._seconds(entry)
+        measured = self._slowest(entry if isinstance(entry, str) else self._seconds(entry, 1))
+        if isinstance(measured, float) and measured < SHORT_S and isinstance(entry, Entry):
+            measured = self._slowest(self._seconds(entry, int(SHORT_S / measured)))
+        if isinstance(measured, str):
+            self._add(choices=dict(choices), error=measured)
+        else:
+            self._add(choices=dict(choices), time_s=round(measured, 9))
+        return measured
+
+    def _slowest(self, measured: float | str) -> float | str:
+        """Returns the maximum over processes, or an error of one of them."""
         every = self._gathered(measured)
         wrong = [x for x in every if isinstance(x, str)]
-        if wrong:
-            self._add(choices=dict(choices), error=wrong[0])
-            return wrong[0]
-        step_s: float = max(every)
-        self._add(choices=dict(choices), time_s=round(step_s, 9))
-        return step_s
+        return wrong[0] if wrong else float(max(every))
 
-    def _seconds(self, entry: Entry) -> float | str:
+    def _seconds(self, entry: Entry, count: int) -> float | str:
+        """Returns the mean seconds of `count` runs, or an error's first line."""
         try:
             if not entry.is_warm:
                 self._run(entry)  # compiles
                 entry.is_warm = True
-            first = self._run(entry)
-            count = self._agreed(max(1, int(SHORT_S / first)))[0]
-            more = [self._run(entry) for _ in range(count - 1)]
-            return float((first + sum(more)) / count)
+            return sum(self._run(entry) for _ in range(count)) / count
         except TesseraError as error:
             return str(error).splitlines()[0]
 

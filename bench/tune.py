@@ -90,7 +90,7 @@ def main() -> None:
     ap.add_argument("net", choices=("gpt", "convnet", "moe"))
     ap.add_argument("--devices", type=int, default=1)
     ap.add_argument("--rounds", type=int, default=15)
-    ap.add_argument("--limit", type=float, default=120.0, help="seconds of the search")
+    ap.add_argument("--limit", type=float, default=45.0, help="seconds of the search")
     a = ap.parse_args()
     start(a.devices)
     with tempfile.TemporaryDirectory() as folder:

@@ -118,6 +118,19 @@ class Mixed(nn.Module):
         return nn.cross_entropy(self.head(h), labels)
 
 
+def example(net: str) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Returns (the model, a batch, its labels) of "convnet", "depthwise" or "moe"."""
+    rng = np.random.default_rng(0)
+    ts.seed(0)
+    if net == "moe":
+        shape = MOE.batch, MOE.seq
+        return Mixed(), rng.integers(0, MOE.vocab, shape), rng.integers(0, MOE.vocab, shape)
+    model: Any = ConvNet() if net == "convnet" else Depthwise()
+    sizes: Any = CONVNET if net == "convnet" else DEPTHWISE
+    x = rng.normal(size=(sizes.batch, 3, 32, 32)).astype(np.float32)
+    return model, x, rng.integers(0, sizes.classes, sizes.batch)
+
+
 def ours(
     model: Any, x: ts.Tensor, labels: ts.Tensor, tune: bool = False, dtype: str = "f32"
 ) -> tuple[Callable[[], float], Any]:
@@ -165,17 +178,7 @@ def main() -> None:
     a = ap.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     start_few(1)
-    rng = np.random.default_rng(0)
-    ts.seed(0)
-    if a.net != "moe":
-        model: Any = ConvNet() if a.net == "convnet" else Depthwise()
-        sizes: Any = CONVNET if a.net == "convnet" else DEPTHWISE
-        x: Any = rng.normal(size=(sizes.batch, 3, 32, 32)).astype(np.float32)
-        labels = rng.integers(0, sizes.classes, sizes.batch)
-    else:
-        model = Mixed()
-        x = rng.integers(0, MOE.vocab, (MOE.batch, MOE.seq))
-        labels = rng.integers(0, MOE.vocab, (MOE.batch, MOE.seq))
+    model, x, labels = example(a.net)
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {n: w.numpy() for n, w in model.parameters().items()}
         np.savez(Path(folder) / "given.npz", __x=x, __labels=labels, **given)

@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import jax
-import numpy as np
 from gpt_step import ours as gpt_step
-from nets import CONVNET, MOE, ConvNet, Mixed
+from nets import example
 from peers import jax_gpt
 
 import tessera as ts
@@ -35,22 +35,17 @@ from tessera.runtime.devices import start
 RATE = 1e-3
 
 
-def net_step(net: str, devices: int) -> Callable[[], Any]:
-    """Returns a function that runs a step of "convnet" or "moe", data-parallel over `devices`."""
-    ts.seed(0)
-    rng = np.random.default_rng(0)
+Step = tuple[Callable[[], Any], Any]
+
+
+def net_step(net: str, devices: int) -> Step:
+    """Returns (a function that runs a step of "convnet" or "moe", data-parallel over `devices`; the
+    compiled step)."""
+    model, *batch = example(net)
     mesh = dist.Mesh(("dp",), shape={"dp": devices})
-    if net == "convnet":
-        model: Any = ConvNet()
-        x: Any = rng.normal(size=(CONVNET.batch, 3, 32, 32)).astype(np.float32)
-        labels = rng.integers(0, CONVNET.classes, CONVNET.batch)
-    else:
-        model = Mixed()
-        x = rng.integers(0, MOE.vocab, (MOE.batch, MOE.seq))
-        labels = rng.integers(0, MOE.vocab, (MOE.batch, MOE.seq))
     plan = dist.strategy("data_parallel")
     dist.place(model, plan, mesh)
-    given = [dist.place(ts.tensor(a), plan, mesh, kind="batch") for a in (x, labels)]
+    given = [dist.place(ts.tensor(a), plan, mesh, kind="batch") for a in batch]
     opt = ts.optim.AdamW(lr=RATE, weight_decay=0.0)
 
     @ts.jit(donate=("model", "state"))
@@ -67,16 +62,13 @@ def net_step(net: str, devices: int) -> Callable[[], Any]:
         loss, box["state"] = step(model, box["state"], *given)
         return loss
 
-    run.step = step  # type: ignore[attr-defined]
-    return run
+    return run, step
 
 
-def step_of(net: str, devices: int) -> Callable[[], Any]:
+def step_of(net: str, devices: int) -> Step:
     if net != "gpt":
         return net_step(net, devices)
-    run, compiled = gpt_step(jax_gpt.GPTConfig(), {"dp": devices}, wait=False)
-    run.step = compiled  # type: ignore[attr-defined]
-    return run
+    return gpt_step(jax_gpt.GPTConfig(), {"dp": devices}, wait=False)
 
 
 def timed_s(run: Callable[[], Any]) -> float:
@@ -95,7 +87,7 @@ def main() -> None:
     start(a.devices)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TESSERA_PROGRAM_CACHE"] = folder
-        plain, tuned = step_of(a.net, a.devices), step_of(a.net, a.devices)
+        (plain, _), (tuned, step) = (step_of(a.net, a.devices) for _ in range(2))
         losses = [float(plain())]
         begin_s = time.perf_counter()
         with ts.tune(limit_s=a.limit):
@@ -105,7 +97,7 @@ def main() -> None:
         for _ in range(a.rounds):
             times["plain"].append(timed_s(plain))
             times["tuned"].append(timed_s(tuned))
-        again, spent_s = step_of(a.net, a.devices), [0.0]
+        (again, _), spent_s = step_of(a.net, a.devices), [0.0]
         find = Tuner.recorded
 
         def recorded(self: Tuner) -> Any:
@@ -115,10 +107,8 @@ def main() -> None:
             finally:
                 spent_s[0] += time.perf_counter() - begin_s
 
-        Tuner.recorded = recorded  # type: ignore[method-assign]
-        with ts.tune(limit_s=a.limit):
+        with mock.patch.object(Tuner, "recorded", recorded), ts.tune(limit_s=a.limit):
             again()
-        step = tuned.step  # type: ignore[attr-defined]
         median = {k: statistics.median(v) for k, v in times.items()}
         print(json.dumps({
             "net": a.net, "devices": a.devices, "plain_s": median["plain"],

@@ -39,6 +39,7 @@ from .lang.value.engine import Parts, Program
 from .passes.plan import prepared, scheduled
 from .runtime import (
     arrays,
+    compile_options,
     devices,
     fused_attention,
     jax_private,
@@ -47,7 +48,6 @@ from .runtime import (
     program_cache,
     pytrees,
 )
-from .runtime.cpu import compile_options
 from .runtime.lower import NONE, lower
 from .runtime.processes import exchange, first_process
 from .runtime.processes.call_order import compare_calls

@@ -57,6 +57,7 @@ def chosen(table: dict[str, Any], left: Any = lambda: 1.0) -> tuple[str, Clock]:
         ({"": 1.0, "a=1": "no memory", "b=1": 0.8}, "b=1"),
         ({"": 1.0, "a=1": 0.5, "b=1": 0.8, "a=1 b=1": "no memory"}, "a=1"),
         ({"": "no memory", "a=1": 0.5}, ""),  # a program that fails is not tuned
+        ({"": 1.0, "a=1": "no memory", "b=1": "no memory"}, ""),
         ({"": 1.0}, ""),
     ],
 )
@@ -91,6 +92,12 @@ def test_when_the_time_is_over_those_that_were_timed_decide() -> None:
     name, clock = chosen({"": 1.0, "a=1": 0.5, "b=1": 0.1}, lambda: next(parts, 0.0))
     assert name == "a=1" and "b=1" not in clock.calls
     assert chosen({"": 1.0, "a=1": 0.5}, lambda: 0.0)[0] == ""
+
+
+def test_if_all_fail_in_the_final_the_defaults_stay() -> None:
+    calls = iter(range(100))
+    rows = search([{"a": 1}], lambda c: 1.0 if next(calls) < 2 else "no memory", lambda: 1.0)
+    assert [t.chosen for t in rows] == [True, False] and gain(rows) == 1.0
 
 
 def test_an_interrupt_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +179,17 @@ def test_damaged_foreign_and_old_lines_have_no_effect_and_stay(tmp_path: Path) -
             {"v": 2, "chosen": {"block_rows": 16}},  # another version
             {"chosen": {"flux": 3}}, {"chosen": {"block_rows": "many"}}, {"chosen": 5},
             {"id": 5, "chosen": {}}, {"at": "now", "chosen": {}},
+            {"chosen": {"block_rows": 16}},  # without its gain
+            {"chosen": {"overlap": "yes"}, "gain": 2.0, "timed": 3},
+            {"chosen": {"block_rows": 16}, "gain": "2", "timed": 3},
+            {"choices": {}, "time_s": "1"}, {"time_s": 1.0}, {"key": 5},
         )),
     ]  # fmt: skip
     (tmp_path / "foreign.jsonl").write_bytes(b"\n".join(odd))
     row = records.choice("ab")
     assert row is not None and row["chosen"] == {"block_rows": 8}
     assert records.choice("a") is None and len(records.table()) == 1
+    assert [t.step_s for t in records.timings("ab")] == [2.0] and records.failed("ab") == []
     records.close()
     records.merge()
     kept = (tmp_path / "merged.jsonl").read_bytes().split(b"\n")

@@ -20,8 +20,8 @@ from tessera.ir.schedule.schedule import Schedule
 from tessera.lang.jit.trace import trace
 from tessera.passes.plan import plan
 from tessera.runtime import ahead_of_time, devices
+from tessera.runtime.compile_options import LIBRARIES, SEPARATE_COLLECTIVES, compiler_options
 from tessera.runtime.compiled_text import read
-from tessera.runtime.cpu.compile_options import LIBRARIES, SEPARATE_COLLECTIVES, compiler_options
 
 TEXT = """\
 HloModule step, is_scheduled=true, input_output_alias={ {1}: (0, {}, may-alias), {0}: (2, {}) }

@@ -23,8 +23,7 @@ from tessera import dist, nn
 from tessera.core import flags
 from tessera.core.dtypes import f32
 from tessera.core.layout import parse_type
-from tessera.runtime import xp_jax
-from tessera.runtime.cpu import compile_options
+from tessera.runtime import compile_options, xp_jax
 from tessera.runtime.devices import start
 from tests.cases import LONG
 from tests.core.table import apart, positive

@@ -23,8 +23,8 @@ from tessera.ir.schedule.text import parse
 from tessera.lang.jit import tuner
 from tessera.lang.jit.tuner import Tuner
 from tessera.launch.cli import app
-from tessera.runtime.cpu import compile_options
-from tessera.runtime.cpu.compile_options import LEAST_MEMORY, LIBRARIES, compiler_options
+from tessera.runtime import compile_options
+from tessera.runtime.compile_options import LEAST_MEMORY, LIBRARIES, compiler_options
 from tessera.runtime.devices import start
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -192,6 +192,32 @@ def test_choices_of_the_recording_are_tuned_too(table: dict[str, float]) -> None
     np.testing.assert_allclose(
         value.numpy(), ts.jit(loss)(model, ids).numpy(), rtol=1e-5, atol=1e-5
     )
+
+
+def test_the_form_of_attention_is_open_where_the_user_names_none(table: dict[str, float]) -> None:
+    table |= {"attention=sequences": 0.5}
+    q = ts.tensor(np.random.default_rng(0).normal(size=(4, 2, 64, 8)).astype(np.float32))
+
+    def attend(q: ts.Tensor) -> ts.Tensor:
+        return nn.flash_attention(q, q, q, causal=True)
+
+    tuned = schedule(tune=True)(ts.jit(attend))
+    got, want = tuned(q), ts.jit(attend)(q)
+    assert picked(tuned) == "attention=sequences"
+    np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-4, atol=1e-5)
+    fixed = schedule(choices={"attention": "sequences"})(ts.jit(attend))
+    assert np.array_equal(fixed(q).numpy(), got.numpy())
+
+
+def test_a_program_that_fails_has_no_record(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def run(self: Tuner, entry: Any) -> float:
+        raise ts.BackendError("out of memory", fix="none")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tuner, "_run", run)
+        schedule(tune=True)(PRODUCT)(ts.tensor(X))
+    lines = [json.loads(line) for line in records.records_in(folder).lines() if line]
+    assert lines and not any("chosen" in row for row in lines)
 
 
 def test_what_the_user_has_set_is_not_open(table: dict[str, float]) -> None:

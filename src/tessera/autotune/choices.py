@@ -24,17 +24,26 @@ Candidate = Mapping[str, Value]
 
 
 class Choice(NamedTuple):
-    """`kind`: "tune" or "speed". `words`: the known values; None stands for numbers from 1 on."""
+    """`kind`: "tune" or "speed". `values`: the known values; None stands for numbers from 1 on."""
 
     kind: str
-    words: tuple[str, ...] | None = None
+    values: tuple[Value, ...] | None = None
 
 
+FIELDS = {
+    "overlap": Choice("speed", (True, False)),
+    "bucket_bytes": Choice("speed"),
+    "prefetch": Choice("speed"),
+    "reshard_after_forward": Choice("speed", (True, False)),
+    "algorithm": Choice("tune", ("ring", "halving")),
+    "microbatches": Choice("tune"),
+}
 CHOICES = {
     # The compiler: its library for products and convolutions, and the order of instructions.
     "library": Choice("tune", ("preferred", "products", "older", "vendor", "engine")),
     "instruction_order": Choice("tune", ("parallel", "least_memory")),
-    # Attention: scores of one tile on a device. Losses and MLPs: rows of a block.
+    # Attention: its form, and scores of one tile on a device. Losses and MLPs: rows of a block.
+    "attention": Choice("tune", ("tiles", "sequences", "cudnn")),
     "attention_scores": Choice("tune"),
     "block_rows": Choice("tune"),
     # Repeated layers of a stack.
@@ -42,10 +51,7 @@ CHOICES = {
     # Experts: buckets in which the tokens are sent.
     "expert_buckets": Choice("speed"),
 }
-FIELDS = {
-    "overlap": "speed", "bucket_bytes": "speed", "prefetch": "speed",
-    "reshard_after_forward": "speed", "algorithm": "tune", "microbatches": "tune",
-}  # fmt: skip
+_EVERY = {**FIELDS, **CHOICES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +85,20 @@ def words(candidate: Candidate) -> str:
 
 def kind_of(name: str) -> str:
     """Returns the kind of the choice `name`: "tune" or "speed"."""
-    return FIELDS[name] if name in FIELDS else CHOICES[name].kind
+    return _EVERY[name].kind
 
 
 def is_known(candidate: object) -> bool:
     """Returns whether `candidate` is a dict of known choices with possible values."""
     return isinstance(candidate, dict) and all(
-        _fits(CHOICES[k], v) if k in CHOICES else k in FIELDS for k, v in candidate.items()
+        k in _EVERY and _fits(_EVERY[k], v) for k, v in candidate.items()
     )
 
 
 def _fits(choice: Choice, value: object) -> bool:
-    return is_whole(value) and value > 0 if choice.words is None else value in choice.words
+    if choice.values is None:
+        return is_whole(value) and value > 0
+    return any(value is v or (isinstance(v, str) and value == v) for v in choice.values)
 
 
 def checked(choices: object) -> tuple[tuple[str, Any], ...]:
@@ -103,7 +111,7 @@ def checked(choices: object) -> tuple[tuple[str, Any], ...]:
             names = ", ".join(CHOICES)
             raise UsageError(f"schedule: {shown(name or value)} is no choice", fix=f"use {names}")
         if not _fits(choice, value):
-            fix = ", ".join(choice.words) if choice.words else "a whole number of at least 1"
+            fix = ", ".join(map(str, choice.values or ("a whole number of at least 1",)))
             raise UsageError(f"schedule: {name} cannot be {shown(value)}", fix=f"use {fix}")
     return tuple(sorted(table.items()))
 
@@ -126,10 +134,9 @@ def is_set(options: ScheduleOptions, name: str) -> bool:
     return name in dict(options.choices or ())
 
 
-Open = Mapping[str, Sequence[Value]]
-"""The open choices of a program: the values of each that are timed, besides the default."""
-
-
-def singles(choices: Open, allowed: Callable[[str], bool]) -> list[Candidate]:
-    """Returns the candidates that differ from the defaults in one allowed choice."""
+def singles(
+    choices: Mapping[str, Sequence[Value]], allowed: Callable[[str], bool]
+) -> list[Candidate]:
+    """Returns the candidates that differ from the defaults in one allowed choice. `choices` has the
+    values of each open choice, besides the default."""
     return [{name: v} for name, values in choices.items() if allowed(name) for v in values]

@@ -28,12 +28,13 @@ import socket
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 from ..core.files import write_whole
+from ..core.value_checks import is_number, is_whole
 from .choices import Candidate, Timing, is_known
 
 VERSION = 1
@@ -78,7 +79,7 @@ class Records:
 
     def choice(self, id: str) -> dict[str, Any] | None:
         """Returns the latest line with the choice for the program `id`; None without one."""
-        rows = [row for row in self.rows(id) if is_known(row.get("chosen"))]
+        rows = [row for row in self.rows(id) if "chosen" in row]
         return rows[-1] if rows else None
 
     def timings(self, id: str) -> tuple[Timing, ...]:
@@ -171,11 +172,24 @@ def _locks(file: IO[bytes]) -> bool:
     return True
 
 
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("id", "error", "pruned"), lambda x: isinstance(x, str)),
+    **dict.fromkeys(("at", "time_s", "gain"), is_number),
+    **dict.fromkeys(("choices", "chosen"), is_known),
+    "key": lambda x: isinstance(x, dict),
+    "timed": is_whole,
+}
+
+
 def _row(line: bytes) -> dict[str, Any] | None:
     """Returns the contents of a line; None if it is damaged or of another version."""
     try:
         row = json.loads(line)
     except ValueError:
         return None
-    fits = isinstance(row, dict) and row.get("v") == VERSION and isinstance(row.get("id"), str)
-    return row if fits and isinstance(row.get("at"), (int, float)) else None
+    if not isinstance(row, dict) or row.get("v") != VERSION or not {"id", "at"} <= row.keys():
+        return None
+    whole = {"time_s": "choices", "error": "choices", "chosen": "gain", "gain": "timed"}
+    if any(field in row and other not in row for field, other in whole.items()):
+        return None
+    return row if all(_FIELDS[k](v) for k, v in row.items() if k in _FIELDS) else None

@@ -43,14 +43,14 @@ class _Run:
 def search(
     candidates: Sequence[Candidate],
     seconds: Callable[[Candidate], float | str],
-    left: Callable[[], float],
+    remaining: Callable[[], float],
     bytes_of: Callable[[Candidate], int | None] = lambda candidate: None,
 ) -> list[Timing]:
     """Returns the timings of the defaults and of `candidates`, one of which is chosen.
 
     `seconds` returns the seconds of a step, or the text of an error: a failed candidate is not
-    timed again. `left` returns the part of the time limit that is left: no new candidate is timed
-    from RESERVE on, so that the final has its time.
+    timed again. `remaining` returns the part of the time limit that remains: no new candidate is
+    timed from RESERVE on, so that the final has its time.
     """
     runs = [_Run({}, 0)]
     base = runs[0]
@@ -65,7 +65,7 @@ def search(
         return not run.error
 
     def enter(choices: Candidate) -> _Run | None:
-        if left() < RESERVE:
+        if remaining() < RESERVE:
             return None
         runs.append(run := _Run(choices, len(runs)))
         timed(run)
@@ -75,7 +75,7 @@ def search(
         return _timings(runs, base, bytes_of)
     alive = [made for c in candidates if (made := enter(c)) is not None]
     repeats = 1
-    while len(alive := _hopeful(alive, base)) > FINALISTS and left() > RESERVE:
+    while len(alive := _hopeful(alive, base)) > FINALISTS and remaining() > RESERVE:
         for _ in range(repeats):
             for run in (base, *alive):
                 timed(run)
@@ -90,7 +90,7 @@ def search(
         if (combined := enter(both)) is not None:
             alive.append(combined)
     final = [base, *_hopeful(alive, base)]
-    if len(final) > 1 and left() > 0:
+    if len(final) > 1 and remaining() > 0:
         total_s = sum(r.step_s for r in final)
         for run in final:
             run.times_s.clear()  # those of the final count
@@ -98,11 +98,11 @@ def search(
             for run in final:
                 if not run.error:
                     timed(run)
-            if left() <= 0:
+            if remaining() <= 0:
                 break
     fit = sorted((r for r in final if not r.error), key=lambda r: r.index)
-    chosen = next(r for r in fit if NEAR * r.step_s <= min(x.step_s for x in fit))
-    return _timings(runs, chosen, bytes_of)
+    near = (r for r in fit if NEAR * r.step_s <= min(x.step_s for x in fit))
+    return _timings(runs, next(near, base), bytes_of)  # base, if all have failed
 
 
 def _hopeful(runs: Sequence[_Run], base: _Run) -> list[_Run]:
@@ -113,21 +113,16 @@ def _timings(
     runs: Sequence[_Run], chosen: _Run, bytes_of: Callable[[Candidate], int | None]
 ) -> list[Timing]:
     return [
-        Timing(
-            r.choices,
-            r.step_s,
-            bytes_of(r.choices) if not r.error else None,
-            r.error,
-            r is chosen,
-        )
+        Timing(r.choices, r.step_s, None if r.error else bytes_of(r.choices), r.error, r is chosen)
         for r in runs
     ]
 
 
 def gain(timings: Sequence[Timing]) -> float:
-    """Returns how many times as fast as the defaults the chosen candidate is."""
-    chosen = next(t for t in timings if t.chosen)
-    return timings[0].step_s / chosen.step_s if chosen.step_s else 1.0
+    """Returns how many times as fast as the defaults the chosen candidate is; 1.0 if the defaults
+    were not timed to the end."""
+    step_s = next(t.step_s for t in timings if t.chosen)
+    return timings[0].step_s / step_s if not timings[0].error and step_s else 1.0
 
 
 def summary(chosen: Candidate, gain: float, timed: int) -> str:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -184,7 +184,7 @@ def listed(
 ) -> tuple[Any, ...]:
     """Returns numbers as a tuple, `count` of them if given. Raises UsageError."""
     if is_list(value, of, count):
-        return tuple(map(python_numbers, value))  # type: ignore[call-overload]
+        return tuple(map(python_numbers, cast(Sequence[Any], value)))
     many = f"a tuple of {count}" if count else "a list of whole" if of is is_whole else "a list of"
     raise unfit(name, what, value, f"give {many} numbers")
 

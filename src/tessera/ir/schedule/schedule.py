@@ -344,8 +344,12 @@ class Schedule:
 
         Two processes with the same schedule have the same hash, even if the user's lines differ.
         """
-        bare = "\n".join(line.partition("  # ")[0].rstrip() for line in self.text.split("\n"))
-        return hashlib.sha256(bare.encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the text without comments; the first has the name and the options."""
+        return [line.partition("  # ")[0].rstrip() for line in self.text.split("\n")]
 
 
 @lru_cache(maxsize=1024)

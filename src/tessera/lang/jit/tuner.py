@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...autotune import records as store
-from ...autotune.choices import Candidate, applied, is_set, kind_of, singles
+from ...autotune.choices import Candidate, applied, is_set, kind_of, singles, words
 from ...autotune.predict import predict, why_not
 from ...autotune.search import gain, search, summary
 from ...core import environment
@@ -128,9 +128,8 @@ class Tuner:
         self._fast = self.schedule.options.determinism == "fast"
         mesh = self.schedule.mesh
         self._processes = engine().processes(mesh) if mesh is not None else (0,)
-        self._turn = next(_numbers) if len(self._processes) > 1 else 0
-        self._words = itertools.count(1)
-        self._first = True  # whether this process writes the records
+        self._number = next(_numbers) if len(self._processes) > 1 else 0
+        self._messages = itertools.count(1)
 
     def why_not(self) -> str:
         """Returns why the function is not tuned; "" if it is."""
@@ -163,7 +162,7 @@ class Tuner:
         return None if place is None else store.records_in(place)
 
     def _add(self, **row: Any) -> None:
-        if self._records is None or not self._first:
+        if self._records is None or process_index():  # the first process records
             return
         try:
             self._records.add(self.id, **row)
@@ -220,19 +219,20 @@ class Tuner:
         )
         end_s = time.monotonic() + limit_s
 
-        def left() -> float:
+        def remaining() -> float:
             return float(self._agreed((end_s - time.monotonic()) / limit_s)[0])
 
-        self._first = process_index() == 0
         self._add(key=self.key)
         candidates = self._pruned(self._candidates())
-        with _progress(self.fn.name, self._first) as advance:
+        with _progress(self.fn.name, not process_index()) as advance:
             timings = search(
                 candidates,
                 lambda choices: self._sample(choices, advance),
-                left,
+                remaining,
                 self._temporary_bytes,
             )
+        if timings[0].error:  # the call itself will raise it
+            return self.entry
         chosen = next(t for t in timings if t.chosen)
         timed = sum(not t.error for t in timings)
         times = round(gain(timings), 4)
@@ -248,7 +248,8 @@ class Tuner:
         failed = [] if self._records is None else self._records.failed(self.id)
         failed = self._agreed(failed)[0]
         base, memory, found = predict(self.schedule), engine().memory_bytes(), []
-        texts = {_steps_of(self.schedule)}
+        steps = {tuple(self.schedule.lines[1:])}
+        compiled = {*engine().open_choices(self.schedule)}
         for choices in candidates:
             if dict(choices) in failed:
                 continue
@@ -257,15 +258,14 @@ class Tuner:
                 self._add(choices=dict(choices), error=entry)
                 continue
             schedule = entry.root.program().schedule
-            text = (
-                "" if engine().open_choices(self.schedule).keys() & choices else _steps_of(schedule)
-            )
+            # A choice without effect on the steps is left out, unless the compiler reads it.
+            same = compiled.isdisjoint(choices) and tuple(schedule.lines[1:]) in steps
             now = predict(schedule)
             why = why_not(now, base, memory) if base and now else ""
             if why:
                 self._add(choices=dict(choices), pruned=why)
-            elif text not in texts:  # else the choice has no effect, or that of another
-                texts.update(filter(None, [text]))
+            elif not same:
+                steps.add(tuple(schedule.lines[1:]))
                 found.append(choices)
         return found
 
@@ -326,9 +326,9 @@ class Tuner:
 
     # -- several processes ------------------------------------------------------------------------
     def _gathered(self, value: Any) -> list[Any]:
-        if not self._turn:
+        if not self._number:
             return [value]
-        name = f"tune/{self._turn}/{next(self._words)}"
+        name = f"tune/{self._number}/{next(self._messages)}"
         return engine().gather(name, value, limits().collective_s)
 
     def _agreed(self, value: Any) -> list[Any]:
@@ -339,18 +339,12 @@ class Tuner:
 def folder() -> Path | None:
     """Returns the folder of the records, beside the compiled programs; None if these are off."""
     named = environment.text(environment.PROGRAM_CACHE)
-    if named.lower() in environment.OFF and named:
+    if named.lower() in environment.OFF:
         return None
     try:
         return (Path(named).expanduser() if named else environment.cache_folder()) / "tuning"
     except RuntimeError:  # there is no home folder
         return None
-
-
-def _steps_of(schedule: Schedule) -> str:
-    """Returns the text of the steps, without the options and the source lines."""
-    lines = schedule.text.split("\n")[1:]
-    return "\n".join(line.partition("  # ")[0] for line in lines)
 
 
 def _schedule_choices(schedule: Schedule) -> dict[str, tuple[Any, ...]]:
@@ -383,7 +377,6 @@ def _progress(name: str, shown: bool) -> Iterator[Callable[[Candidate], None]]:
         task = bar.add_task(f"tuning {name}", total=None)
 
         def advance(choices: Candidate) -> None:
-            what = " ".join(f"{k}={v}" for k, v in choices.items()) or "the defaults"
-            bar.update(task, description=f"tuning {name}: {what}")
+            bar.update(task, description=f"tuning {name}: {words(choices)}")
 
         yield advance

@@ -2,6 +2,6 @@
 
 `malloc` keeps freed memory, `throttle` bounds the programs in flight, `narrow_floats` moves bf16
 and fp8 as bits, `erf` replaces calls of the C library, `pooling_windows`, `products` and
-`convolutions` are forms that the CPU's libraries compute fast, `compile_options` has the compiler's
-options. A file goes when a release of the engine is as fast without it (`bench/RESULTS.md`).
+`convolutions` are forms that the CPU's libraries compute fast. A file goes when a release of the
+engine is as fast without it (`bench/RESULTS.md`).
 """

@@ -1,6 +1,6 @@
 """Convolutions in the engine, with channels last, and faster forms of them for CPUs.
 
-The CPU library that computes one is chosen in runtime/cpu/compile_options.py.
+The CPU library that computes one is chosen in runtime/compile_options.py.
 """
 
 from __future__ import annotations

@@ -21,16 +21,16 @@ from typing import Any
 import jax
 import jaxlib.version
 
-from ...core import flags
-from ...core.mesh import Mesh
-from ...core.version import VERSION
-from ...ir.graph.node import Graph, Node
-from ...ir.schedule.schedule import Region, Schedule
-from ...ops.conv import conv
-from ...ops.redistribute import all_gather, all_reduce, reduce_scatter
-from ..compile_once import processor
-from ..devices import platform
-from ..processes.program_consistency import processes_of
+from ..core import flags
+from ..core.mesh import Mesh
+from ..core.version import VERSION
+from ..ir.graph.node import Graph, Node
+from ..ir.schedule.schedule import Region, Schedule
+from ..ops.conv import conv
+from ..ops.redistribute import all_gather, all_reduce, reduce_scatter
+from .compile_once import processor
+from .devices import platform
+from .processes.program_consistency import processes_of
 
 Options = dict[str, Any]
 SMALL = 1 << 17  # elements of a kernel from which the preferred library takes several cores

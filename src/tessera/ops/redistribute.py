@@ -356,4 +356,4 @@ SILENT = frozenset(op.name for op in (shard, to_partial, to_mesh))
 CHANGES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))
 NAMES = SILENT | CHANGES
 MOVES = frozenset({"broadcast", "permute"})  # of whole blocks, in ops/local.py
-COLLECTIVES = CHANGES | MOVES
+COLLECTIVES = CHANGES | MOVES | {"mesh_kernel"}  # ir/tile/node.py

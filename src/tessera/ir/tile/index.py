@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from types import CodeType
 from typing import Any
 
@@ -80,6 +80,10 @@ class Index(_Expression):
         """Its value under the values of `names`."""
         return int(self._value(names))
 
+    def traced(self, names: Mapping[str, Any]) -> Any:
+        """Its value, where values of names may be arrays that JAX traces."""
+        return self._value(names)
+
 
 class Test(_Expression):
     """A condition: comparisons of indices, joined by `and`, `or`, `not`."""
@@ -90,6 +94,10 @@ class Test(_Expression):
     def value(self, names: Mapping[str, int]) -> bool:
         """Its value under the values of `names`."""
         return bool(self._value(names))
+
+    def traced(self, names: Mapping[str, Any]) -> Any:
+        """Its value, where values of names may be arrays that JAX traces."""
+        return eval(_without_branches(self.text), _BARE, names)
 
 
 @lru_cache(maxsize=4096)
@@ -156,6 +164,27 @@ def _read(text: str, is_test: bool) -> tuple[str, frozenset[str], CodeType]:
     except (RecursionError, MemoryError):
         raise no("it is too deep") from None
     return one, frozenset(names), code
+
+
+@lru_cache(maxsize=256)
+def _without_branches(text: str) -> CodeType:
+    """The code of a condition with & and | in place of `and` and `or`."""
+
+    def bits(node: ast.expr) -> ast.expr:
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                one: ast.operator = ast.BitAnd() if isinstance(op, ast.And) else ast.BitOr()
+                return reduce(lambda a, b: ast.BinOp(a, one, b), map(bits, values))
+            case ast.UnaryOp(operand=operand):
+                return ast.Compare(bits(operand), [ast.Eq()], [ast.Constant(False)])
+            case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
+                ends = zip([left, *others], ops, others)  # noqa: B905  # one end more
+                pairs = [ast.Compare(a, [op], [b]) for a, op, b in ends]
+                return bits(ast.BoolOp(ast.And(), list(pairs)))
+        return node
+
+    tree = ast.Expression(bits(ast.parse(text, mode="eval").body))
+    return compile(ast.fix_missing_locations(tree), "<tile>", "eval")
 
 
 def sizes_of(texts: tuple[Index, ...], names: Mapping[str, int]) -> tuple[int, ...]:

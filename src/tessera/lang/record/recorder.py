@@ -149,6 +149,7 @@ class Recorder:
         self.chosen: dict[
             Any, None
         ] = {}  # the schedule options of the functions that it calls: jit/schedule_options.py
+        self.kernel_sizes: dict[str, int] = {}  # sizes of tiles of its kernels, and their warps
         self.open_choices: dict[str, tuple[Any, ...]] = {}  # that it reads, with further values
         self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE

@@ -251,7 +251,7 @@ class _Run:
         return number
 
     def _mask(self, ranks: Sequence[Rank]) -> Array | None:
-        """Whether this device is one of `ranks`; None if all are."""
+        """A traced bool: True on the devices `ranks`; None if these are all devices."""
         if len(ranks) == len(self.k.ranks):
             return None
         chosen = [r in ranks for r in self.k.ranks]

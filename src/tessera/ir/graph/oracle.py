@@ -25,7 +25,6 @@ from ...ops.local import axis_index, broadcast, reinterpret
 from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
 from ..tile.node import mesh_kernel
-from ..tile.oracle import evaluate as kernel_outputs
 from . import xp_numpy
 from .node import Graph, Node, need_graph
 from .verify import verify
@@ -226,7 +225,7 @@ def _put(n: Node, args: Sequence[Sequence[Array]]) -> list[list[Array]]:
             continue
         group = [every.index({**coords, **dict(zip(axes, at))}) for at in product(*map(range, sizes))]
         given = [np.stack([x[i] for i in group]).reshape(*sizes, *x[0].shape) for x in args]
-        for out, made in zip(outs, kernel_outputs(n.attrs["kernel"], *given), strict=True):
+        for out, made in zip(outs, xp_numpy.kernel(n.attrs["kernel"], axes, given), strict=True):
             for i, block in zip(group, made.reshape(-1, *made.shape[len(axes) :]), strict=True):
                 out[i] = block
     return outs

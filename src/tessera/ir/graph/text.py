@@ -35,7 +35,6 @@ from ...core.mesh import Mesh, in_time
 from ...core.mesh_input import ids_of, ids_text
 from ...core.options import PLAIN, ProgramOptions, parse_options
 from ..tile.kernel import Kernel
-from ..tile.text import parse as parse_kernel
 from .node import NO_ATTRS, Graph, Node
 
 VERSION = 1
@@ -454,6 +453,8 @@ class _Parser:
 
     def kernel(self, head: _Line) -> Kernel:
         """The kernel of the lines below that begin with `|`."""
+        from ..tile.text import parse as parse_kernel  # only for programs with kernels
+
         head.end()
         rows = []
         while self.at < len(self.lines) and self.lines[self.at].sees("kernel"):

@@ -120,7 +120,8 @@ def checked(choices: object) -> tuple[tuple[str, Any], ...]:
             names = ", ".join(CHOICES)
             raise UsageError(f"schedule: {shown(name or value)} is no choice", fix=f"use {names}")
         if not _fits(choice, value):
-            fix = ", ".join(map(str, choice.values or ("a whole number of at least 1",)))
+            known = choice.values if isinstance(choice.values, tuple) else ()
+            fix = ", ".join(map(str, known)) or "a whole number of at least 1"
             raise UsageError(f"schedule: {name} cannot be {shown(value)}", fix=f"use {fix}")
     return tuple(sorted(table.items()))
 

@@ -25,8 +25,8 @@ from ..core.topology import Topology
 from ..ir.graph.node import Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
-from ..ir.tile.node import mesh_kernel
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from ..ir.tile.node import mesh_kernel
 from ..ops.redistribute import all_gather, all_reduce, reduce_scatter
 from .collectives import price
 
@@ -110,8 +110,8 @@ def _row(
         size = first.wire_bytes * n // max(1, n - 1)
         op, name, table = first.attrs["kernel"].name, "puts", named("all_gather", "direct", n)
     elif first.op in COLLECTIVES and n <= MOST_RANKS:
-        op, name, size = first.op, first.attrs.get("algorithm", "engine"), sum(map(whole_bytes, nodes))
-        table = named(op, name, n)
+        op, name = first.op, first.attrs.get("algorithm", "engine")
+        size, table = sum(map(whole_bytes, nodes)), named(op, name, n)
     else:
         return
     time_s = None

@@ -102,7 +102,8 @@ class _Run:
                 case Load():
                     values[s.result] = self._load(s, names, values)
                 case Store():
-                    self._store(s.ref, s.at, names, values[s.value], self._mask(ranks))
+                    start = self._start(s.ref, s.at, names)
+                    self._store(s.ref, start, values[s.value], self._mask(ranks))
                 case Loop():
                     self._repeated(s, names, values, ranks)
                 case When():
@@ -150,12 +151,10 @@ class _Run:
         return xp_jax.reshape(x, self.k.types[s.result].shape)
 
     def _store(
-        self, ref: str, at: tuple[Index, ...] | Sequence[Any], names: Names, value: Array,
-        mask: Array | None,
-    ) -> None:  # fmt: skip
-        """Writes a tile, on the devices where `mask` is true. `at` are indices, or starts."""
+        self, ref: str, start: Sequence[Any], value: Array, mask: Array | None
+    ) -> None:
+        """Writes a tile from `start` on, on the devices where `mask` is true."""
         old, tile = self.memory[ref], self.k.tile(self.refs[ref])
-        start = self._start(ref, at, names) if isinstance(at[0], Index) else list(at)
         value = xp_jax.reshape(value, tile)
         if mask is not None:
             value = jnp.where(mask, value, _cut(old, start, tile))
@@ -186,9 +185,7 @@ class _Run:
         self.memory.update(zip(kept, state[1], strict=True))
         values.update(zip(s.results, state[0], strict=True))
 
-    def _when(
-        self, s: When, names: Names, values: dict[str, Array], ranks: Sequence[Rank]
-    ) -> None:
+    def _when(self, s: When, names: Names, values: dict[str, Array], ranks: Sequence[Rank]) -> None:
         if self.k.mesh:
             chosen = [r for r in ranks if s.test.value(self._static(names, r))]
             if chosen:
@@ -219,24 +216,24 @@ class _Run:
         for rank in ranks:
             own = self._static(names, rank)
             to = sizes_of(s.rank, own)
-            start = [i * n for i, n in zip(sizes_of(s.dst_at, own), size, strict=True)]
+            first = [i * n for i, n in zip(sizes_of(s.dst_at, own), size, strict=True)]
             free = next((r for r in rounds if number[to] not in r), None)
             if free is None:
                 rounds.append(free := {})
-            free[number[to]] = number[rank], start
+            free[number[to]] = number[rank], first
             self.slots.add((to, s.sig, sizes_of(s.slot, own)))
         for came in rounds:
             pairs = [(src, to) for to, (src, _) in came.items()]
             got = xp_jax.permute(tile, self.axes, pairs)
             table = np.zeros((len(number), len(size)), np.int32)
-            for to, (_, start) in came.items():
-                table[to] = start
+            for at, (_, first) in came.items():
+                table[at] = first
             here = self._number(names)
             starts = list(jnp.asarray(table)[here])
             mask = None
             if len(came) < len(number):
-                mask = jnp.asarray([n in came for n in range(len(number))])[here]
-            self._store(s.dst, starts, names, got, mask)
+                mask = jnp.asarray([i in came for i in range(len(number))])[here]
+            self._store(s.dst, starts, got, mask)
 
     # ---- ranks ---------------------------------------------------------------------------------
     def _static(self, names: Names, rank: Rank) -> dict[str, int]:
@@ -245,7 +242,7 @@ class _Run:
         return {**names, **self.k.at(rank)}
 
     def _number(self, names: Names) -> Array:
-        number = jnp.int32(0)
+        number: Array = jnp.int32(0)
         for axis, n in self.k.mesh:
             number = number * n + names[f"rank_{axis}"]
         return number

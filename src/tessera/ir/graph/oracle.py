@@ -223,7 +223,9 @@ def _put(n: Node, args: Sequence[Sequence[Array]]) -> list[list[Array]]:
     for coords in every:
         if any(coords[a] for a in axes):
             continue
-        group = [every.index({**coords, **dict(zip(axes, at))}) for at in product(*map(range, sizes))]
+        group = [
+            every.index({**coords, **dict(zip(axes, at))}) for at in product(*map(range, sizes))
+        ]
         given = [np.stack([x[i] for i in group]).reshape(*sizes, *x[0].shape) for x in args]
         for out, made in zip(outs, xp_numpy.kernel(n.attrs["kernel"], axes, given), strict=True):
             for i, block in zip(group, made.reshape(-1, *made.shape[len(axes) :]), strict=True):

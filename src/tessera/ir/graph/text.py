@@ -15,8 +15,8 @@ True
 
 A line is a node: its number, op, arguments, attributes, the types of its results, and a comment
 with the user's line, the scope, and for a collective why it was inserted and what one device
-receives. A `scan` prints its body below itself, a kernel its text behind `|`. Node numbers are places in `Graph.nodes`. The mesh
-stands in the header and holds for every type.
+receives. A `scan` prints its body below itself, a kernel its text behind `|`. Node numbers are
+places in `Graph.nodes`. The mesh stands in the header and holds for every type.
 """
 
 from __future__ import annotations

@@ -479,7 +479,7 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
     return found
 
 
-# -- a kernel of Tile IR, and a user's function ----------------------------------------------------------------------------
+# -- a kernel of Tile IR, and a user's function ---------------------------------------------------
 def kernel(k: Any, axes: tuple[str, ...], arrays: Sequence[Array]) -> tuple[Array, ...]:
     from ..tile.oracle import evaluate  # which computes with the functions above
 

@@ -189,7 +189,7 @@ def _without_branches(text: str) -> CodeType:
             case ast.UnaryOp(operand=operand):
                 return ast.Compare(bits(operand), [ast.Eq()], [ast.Constant(False)])
             case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
-                ends = zip([left, *others], ops, others)  # noqa: B905  # one end more
+                ends = zip([left, *others], ops, others)  # one end more
                 pairs = [ast.Compare(a, [op], [b]) for a, op, b in ends]
                 return bits(ast.BoolOp(ast.And(), list(pairs)))
         return node

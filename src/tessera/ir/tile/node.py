@@ -36,9 +36,7 @@ def groups_of(k: Kernel) -> tuple[Groups, dict[str, int]]:
 
     def letters(r: Ref) -> tuple[str, ...]:
         dims = dict(k.dims)
-        named = [
-            d.text if d.text in dims else f"{r.name}.{i}" for i, d in enumerate(r.shape)
-        ]
+        named = [d.text if d.text in dims else f"{r.name}.{i}" for i, d in enumerate(r.shape)]
         sizes.update(zip(named, k.shape(r), strict=True))
         return tuple(n if named.count(n) == 1 else f"{r.name}.{i}" for i, n in enumerate(named))
 
@@ -57,7 +55,7 @@ def on_block(k: Kernel, blocks: Sequence[tuple[int, ...]]) -> Kernel:
 
 def _checked(k: Kernel, ins: Sequence[TensorType]) -> None:
     refs = _refs(k, "in")
-    rows = [(r.name, f"{r.dtype}{list(k.shape(r))}") for r in refs]
+    rows: list[tuple[str, object]] = [(r.name, f"{r.dtype}{list(k.shape(r))}") for r in refs]
     rows += [(f"arg {i}", t) for i, t in enumerate(ins)]
     if len(refs) != len(ins):
         what = f"{k.name}: {len(ins)} tensors for {len(refs)} inputs"
@@ -99,9 +97,7 @@ def _mesh_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         fix = "call it in an @op.kernel, on a mesh that is not folded"
         raise LayoutError(f"{k.name}: each device puts its own blocks", rows=rows, fix=fix)
     varying = tuple(dict.fromkeys((*(a for t in ins for a in t.varying), *axes)))
-    outs = tuple(
-        plain(r.dtype, k.shape(r)).on(mesh).with_varying(varying) for r in _refs(k, "out")
-    )
+    outs = tuple(plain(r.dtype, k.shape(r)).on(mesh).with_varying(varying) for r in _refs(k, "out"))
     return Inferred(tuple(t.complete() for t in ins), outs)
 
 
@@ -121,9 +117,7 @@ def _grad(b: Build, n: Any, g: Any) -> NoReturn:
     raise GraphError(f"{name}: a kernel has no gradient by itself", fix=fix, at=n.loc or None)
 
 
-define(
-    Op("kernel", _rule, _local, _grad, flops=_flops, attrs="kernel split", invariance="library")
-)
+define(Op("kernel", _rule, _local, _grad, flops=_flops, attrs="kernel split", invariance="library"))
 mesh_kernel = define(
     Op("mesh_kernel", _mesh_rule, _local, _grad, flops=_flops, attrs="kernel axes", varying=True,
        invariance="library")

@@ -113,7 +113,7 @@ class Chosen:
             self._warn_of_collectives(recorder)
         self._warn_of_kernels(recorder)
         buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
-        if o.epoch == "hard" and max(buckets, default=1) == 1:
+        if o.epoch == "hard" and o.backend != "nvshmem" and max(buckets, default=1) == 1:
             warn_no_effect(
                 "schedule: epoch='hard'",
                 f"no experts of {self.name} are sent tokens in several buckets",
@@ -133,8 +133,7 @@ class Chosen:
                     f"schedule: {text}",
                     f"no kernel of {self.name} has the size {name}",
                     means="a size of the tiles of kernels, or their warps",
-                    fix=f"use one of {nearest(name, known)}" if known else "leave it out; the blocks"
-                    " of attention and losses are their argument rows=",
+                    fix=f"use one of {nearest(name, known)}" if known else "leave it out",
                 )
 
     def _warn_of_collectives(self, recorder: Recorder) -> None:

@@ -17,7 +17,7 @@ from ...core.checks import function_of, one_of, shown, unfit
 from ...core.context import put, settings
 from ...core.contexts import above
 from ...core.declared import Count, Flag, Natural, OneOf
-from ...core.errors import UsageError, warn_no_effect
+from ...core.errors import UsageError
 from ...core.options import ScheduleOptions
 from ...core.public import asking
 from ...core.topology import Topology, cluster

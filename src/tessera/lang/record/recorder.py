@@ -258,7 +258,8 @@ class Recorder:
         if op == "redistribute":
             moved = self.node(args[0])
             to = self.frame.laid(attrs["to"], moved.type)
-            return [symbolic(self.builder.redistribute(moved, to), self)]
+            by = attrs.get("algorithm", "")
+            return [symbolic(self.builder.redistribute(moved, to, algorithm=by), self)]
         node = self.builder(op, *map(self.node, args), **attrs)
         nodes = [node]
         if len(node.types) > 1 or node.kind.many:

@@ -1,7 +1,9 @@
 """Collectives as puts of tiles, and products with them.
 
-Each device puts to each other one, beginning with the next: one slot for each put. Sums are in the
-order of devices, so bits do not depend on what comes first.
+Each device puts to each other one, beginning with the next: one slot for each put. A sum begins
+with the own block, then come those of the devices before it, so bits do not depend on what arrives
+first. An epoch is one run. A "soft" one ends with the slots of its own puts; a "hard" one ends with
+a barrier of all devices.
 """
 
 from __future__ import annotations
@@ -35,38 +37,40 @@ _SCATTER = """\
       put a[(rank_x+s)%x, i, 0] -> box[rank_x, i, 0] at (rank_x+s)%x sig got[rank_x, i]
   loop i in 0..M//bm
     %own = load a[rank_x, i, 0]
-    store box[rank_x, i, 0] = %own
-    %zero = full shape=bm,K value=0
-    %sum = loop s in 0..x carry %zero
-      when s != rank_x: wait got[s, i]
-      %part = load box[s, i, 0]
+    %first = cast %own to=f32
+    %sum = loop s in 1..x carry %first
+      wait got[(rank_x-s+x)%x, i]
+      %part = load box[(rank_x-s+x)%x, i, 0]
       %wide = cast %part to=f32
-      %next = add %zero %wide
+      %next = add %first %wide
       next %next
     %y = cast %sum to={dtype}
     store y[i, 0] = %y
   quiet"""
 
 
-def all_gather(dtype: str = "f32") -> str:
+_END = {"soft": "", "hard": "\n  enter x"}
+
+
+def all_gather(dtype: str = "f32", epoch: str = "soft") -> str:
     """The text that gives each device the blocks of all, in order."""
-    form = _HEAD + _GATHER
+    form = _HEAD + _GATHER + _END[epoch]
     return form.format(
         name="all_gather", dtype=dtype, blocks="", one="", out="x, M, K", tile="1, bm, K"
     )
 
 
-def exchange(dtype: str = "f32") -> str:
+def exchange(dtype: str = "f32", epoch: str = "soft") -> str:
     """The text of an all-to-all: block t of device s becomes block s of device t."""
     body = _GATHER.replace("a[i,", "a[(rank_x+s)%x, i,", 1).replace("load a[i", "load a[rank_x, i")
-    return (_HEAD + body).format(
+    return (_HEAD + body + _END[epoch]).format(
         name="exchange", dtype=dtype, blocks="x, ", one="1, ", out="x, M, K", tile="1, bm, K"
     )
 
 
-def reduce_scatter(dtype: str = "f32") -> str:
+def reduce_scatter(dtype: str = "f32", epoch: str = "soft") -> str:
     """The text that sums the blocks t of all devices, in f32, on device t."""
-    return (_HEAD + _SCATTER).format(
+    return (_HEAD + _SCATTER + _END[epoch]).format(
         name="reduce_scatter", dtype=dtype, blocks="x, ", one="1, ", out="M, K", tile="bm, K"
     )
 

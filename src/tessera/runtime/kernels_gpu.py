@@ -1,0 +1,520 @@
+"""Kernels of Tile IR on NVIDIA GPUs, by Mosaic: a step of the grid is a block of one warpgroup.
+
+Tiles are copied to shared memory and back (TMA), those that a loop loads `stages` turns ahead.
+Values are in registers, in layouts that the backend infers; products are those of the tensor cores
+(wgmma). A put is a copy to the memory of another device, and then a signal to its semaphore.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, assert_never
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from ..core.dtypes import DType, bf16, f32
+from ..core.errors import BackendError
+from ..ir.tile.body import (
+    Enter,
+    Load,
+    Loop,
+    Op,
+    Put,
+    Quiet,
+    Statement,
+    Store,
+    Wait,
+    When,
+    every,
+    where,
+)
+from ..ir.tile.index import Index
+from ..ir.tile.kernel import Kernel
+from ..ir.tile.op import Call, Type
+from ..ir.tile.ops import op_of
+from . import xp_jax
+
+Array = Any
+Names = Mapping[str, Any]  # sizes and indices: numbers, or traced
+MOST = 256  # elements of a copy along a dim
+# The terms of a product of f32 in three parts of bf16 each, the smallest first.
+TERMS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
+
+
+def gpu_call(
+    k: Kernel, *arrays: Array, axes: tuple[str, ...] = (), interpret: Any = None
+) -> tuple[Array, ...]:
+    """The outputs of a kernel for the arrays of its inputs, on the device that runs it. For one on
+    a mesh, `axes` are those axes of the program's mesh, inside `shard_map`. `interpret` has the
+    parameters of the backend's interpreter, which runs on CPUs.
+
+    Raises BackendError, with the line, for what the lowering does not have."""
+    ins, made = ([r for r in k.refs if (r.kind == "in") == own] for own in (True, False))
+    entries = [s for s in every(k.body) if isinstance(s, Enter)]
+    slots = [k.counts(s) for s in k.signals]
+    slots += [tuple(dict(k.mesh)[a] for a in s.axes) for s in entries]
+
+    def body(*refs: Any) -> None:
+        names: dict[str, Any] = dict(k.sizes)
+        names |= {n: lax.axis_index(f"grid {n}") for n in k.extents}
+        names |= {f"rank_{a}": lax.axis_index(axis) for (a, _), axis in zip(k.mesh, axes)}
+        memory = dict(zip((r.name for r in (*ins, *made)), refs))
+        semaphores = refs[len(memory) :]
+        signals = dict(zip((s.name for s in k.signals), semaphores))
+        entered = dict(zip(map(id, entries), semaphores[len(signals) :]))
+        mine = dict(zip((a for a, _ in k.mesh), axes))
+        _Run(k, memory, signals, entered, mine, interpret is not None).block(k.body, names, {})
+
+    call = plgpu.kernel(
+        body,
+        out_type=tuple(jax.ShapeDtypeStruct(k.shape(r), r.dtype.numpy) for r in made),
+        scratch_types=tuple(map(plgpu.SemaphoreType.REGULAR, slots)),
+        grid=tuple(k.extents.values()),
+        grid_names=tuple(f"grid {n}" for n in k.extents),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+        ),
+        kernel_name=k.name,
+        interpret=interpret,
+    )
+    return tuple(x for x, r in zip(call(*arrays), made) if r.kind == "out")
+
+
+def refused(what: str, s: Statement, fix: str) -> BackendError:
+    """The error that the lowering does not have a statement."""
+    return BackendError(f"kernels on GPUs: {what}", line=where(s), fix=fix)
+
+
+# ---- values ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Shared:
+    """A value in shared memory."""
+
+    ref: Any
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that is still to come: its result is added to another value, so it is summed there
+    from the beginning."""
+
+    x: Any
+    y: Any
+    op: Op
+
+
+Values = dict[str, Any]  # arrays in registers, which lack the dims of size 1; Shared; Product
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _place(shape: Sequence[int], dim: int) -> int:
+    """The place of a dim among those that are kept."""
+    return len(_flat(shape[:dim]))
+
+
+def _fit(x: Array, have: tuple[int, ...], want: tuple[int, ...]) -> Array:
+    """A value of the shape `have`, broadcast to `want`."""
+    if _flat(have) == _flat(want):
+        return x
+    dims = tuple(_place(want, d) for d, n in enumerate(have) if n != 1)
+    return lax.broadcast_in_dim(x, _flat(want), dims)
+
+
+def _shared(t: Type) -> Any:
+    """A buffer in shared memory."""
+    return plgpu.SMEM(_flat(t.shape), t.dtype.numpy)
+
+
+def _pieces(t: Type) -> list[tuple[Any, ...]]:
+    """The parts of a tile that are copied at once: at most MOST elements along each dim."""
+    starts = product(*(range(0, n, MOST) for n in _flat(t.shape)))
+    sizes = _flat(t.shape)
+    return [tuple(pl.ds(i, min(MOST, n - i)) for i, n in zip(at, sizes)) for at in starts]
+
+
+def _indices(at: Sequence[Index], names: Names) -> tuple[Any, ...]:
+    return tuple(i.traced(names) for i in at)
+
+
+def _cast(x: Array, dtype: DType) -> Array:
+    return lax.convert_element_type(x, dtype.numpy)
+
+
+def _scalar(text: str, dtype: DType) -> Array:
+    return dtype.numpy.type(float(text) if dtype.is_float else int(text))
+
+
+def _sqrt(x: Array) -> Array:
+    ends = lax.bitwise_or(lax.eq(x, lax.full_like(x, 0)), lax.eq(x, lax.full_like(x, jnp.inf)))
+    return lax.select(ends, x, lax.mul(x, lax.rsqrt(x)))
+
+
+# The functions of `xp` that the backend lacks, or that have another form on CPUs.
+_OWN: dict[str, Callable[..., Array]] = {
+    "sum": lambda x, dims: lax.reduce_sum(x, axes=dims),
+    "sqrt": _sqrt,
+    "erf": lax.erf,
+    "logical_not": lambda x: lax.bitwise_xor(x, lax.full_like(x, True)),
+}
+_XP = SimpleNamespace(**{**vars(xp_jax), **_OWN})
+
+
+def _thirds(x: Array) -> list[Array]:
+    """Three values in bf16, whose sum is `x` to the bits of f32."""
+    parts = []
+    for _ in range(3):
+        parts.append(_cast(x, bf16))
+        x = lax.sub(x, _cast(parts[-1], f32))
+    return parts
+
+
+@dataclass
+class _Run:
+    """The recording of a kernel's body: its memory, its semaphores, its axes."""
+
+    k: Kernel
+    memory: dict[str, Any]
+    signals: dict[str, Any]
+    entered: dict[int, Any]  # the semaphores of each `enter`, by the id of the statement
+    axes: dict[str, str]
+    interpreted: bool
+
+    def __post_init__(self) -> None:
+        self.refs = {r.name: r for r in self.k.refs}
+        self.stages = dict(self.k.speed).get("stages", 2)
+        self.added = _added(self.k)
+
+    def tile(
+        self, ref: str, at: tuple[Index, ...], names: Names, memory: Any = None,
+        row: tuple[int, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """A tile in global memory, or a row of it: (dim, index of the element)."""
+        parts = []
+        for d, (i, n) in enumerate(zip(_indices(at, names), self.k.tile(self.refs[ref]))):
+            if row is not None and d == row[0]:
+                parts.append(row[1])
+            else:
+                parts.append(i if n == 1 else pl.ds(i * n, n))
+        return (self.memory[ref] if memory is None else memory).at[tuple(parts)]
+
+    def registers(self, x: Any) -> Array:
+        """A value in registers."""
+        if isinstance(x, Product):
+            return self.multiply(x)
+        return x.ref[...] if isinstance(x, Shared) else x
+
+    def value(self, name: str, values: Values) -> Array:
+        """A value in registers, by its name."""
+        return self.registers(values[name])
+
+    # ---- statements ----------------------------------------------------------------------------
+    def block(
+        self, body: Sequence[Statement], names: Names, values: Values,
+        results: Sequence[str] = (), ready: Mapping[int, Any] = MappingProxyType({}),
+    ) -> tuple[Array, ...]:  # fmt: skip
+        """Records statements, and returns the values `results`. `ready` has the buffers of loads
+        that are done, by the id of the statement."""
+        loads = [s for s in body if isinstance(s, Load) and id(s) not in ready]
+        loads = [s for s in loads if _flat(self.k.types[s.result].shape)]
+
+        def within(*scratch: Any) -> tuple[Array, ...]:
+            pairs = zip(scratch[: len(loads)], scratch[len(loads) :])
+            buffers = dict(zip(map(id, loads), pairs))
+            coming: list[Any] = []
+            for s in body:
+                if not isinstance(s, Load) or s.rows is not None:
+                    for barrier in coming:
+                        plgpu.barrier_wait(barrier)
+                    coming = []
+                if isinstance(s, Load):
+                    if id(s) in ready:
+                        values[s.result] = Shared(ready[id(s)])
+                    elif id(s) in buffers:
+                        buffer, barrier = buffers[id(s)]
+                        self.copy_in(s, names, values, buffer, barrier)
+                        values[s.result] = Shared(buffer)
+                        coming.append(barrier)
+                    else:
+                        values[s.result] = self.tile(s.ref, s.at, names)[...]
+                else:
+                    self.statement(s, names, values)
+            for barrier in coming:
+                plgpu.barrier_wait(barrier)
+            return tuple(self.value(v, values) for v in results)
+
+        if not loads:
+            return within()
+        types = [self.k.types[s.result] for s in loads]
+        copies = [
+            len(_pieces(t)) if s.rows is None else self.k.types[s.rows[1]].size
+            for s, t in zip(loads, types)
+        ]
+        return pl.run_scoped(
+            within, *map(_shared, types), *(plgpu.Barrier(num_arrivals=n) for n in copies)
+        )
+
+    def copy_in(self, s: Load, names: Names, values: Values, buffer: Any, barrier: Any) -> None:
+        """Starts the copy of a tile to shared memory; a gather is one for each row."""
+        if s.rows is None:
+            source = self.tile(s.ref, s.at, names)
+            for piece in _pieces(self.k.types[s.result]):
+                plgpu.copy_gmem_to_smem(source.at[piece], buffer.at[piece], barrier)
+            return
+        dim, ids = s.rows
+        if _place(self.k.types[s.result].shape, dim):
+            raise refused("gathers only rows", s, "load rows along the first dim")
+
+        def row(ids: Any) -> None:
+            @pl.loop(0, self.k.types[s.rows[1]].size)
+            def _(r: Array) -> None:
+                source = self.tile(s.ref, s.at, names, row=(dim, ids[r]))
+                plgpu.copy_gmem_to_smem(source, buffer.at[r], barrier)
+
+        self.in_shared([(values[ids], self.k.types[ids])], row)
+
+    def statement(self, s: Statement, names: Names, values: Values) -> None:
+        """Records a statement that is no load."""
+        match s:
+            case Op():
+                values[s.result] = self.op(s, names, values)
+            case Store():
+                self.store(s, names, values)
+            case Loop():
+                values.update(zip(s.results, self.loop(s, names, values)))
+            case When():
+                test = s.test.traced(names)
+                if test is True:
+                    self.block(s.body, names, dict(values))
+                elif test is not False:
+
+                    @pl.when(test)
+                    def _() -> None:
+                        self.block(s.body, names, dict(values))
+
+            case Enter():
+                self.enter(s, names)
+            case Put():
+                self.put(s, names)
+            case Wait():
+                pl.semaphore_wait(self.signals[s.sig].at[_indices(s.slot, names)])
+            case Quiet():
+                pass  # each put has arrived when its statement ends
+            case Load():
+                raise AssertionError(s)
+            case _:
+                assert_never(s)
+
+    def store(self, s: Store, names: Names, values: Values) -> None:
+        to, ref = self.tile(s.ref, s.at, names), self.refs[s.ref]
+        made = Type(ref.dtype, self.k.tile(ref))
+        if not _flat(made.shape):
+            to[...] = self.value(s.value, values)
+            return
+
+        def copy_out(buffer: Any) -> None:
+            for piece in _pieces(made):
+                plgpu.copy_smem_to_gmem(buffer.at[piece], to.at[piece])
+            plgpu.wait_smem_to_gmem(0)
+
+        self.in_shared([(values[s.value], made)], copy_out)
+
+    def loop(self, s: Loop, names: Names, values: Values) -> tuple[Array, ...]:
+        """Records a loop, whose loads of inputs are copied `stages` turns ahead."""
+        low, high = s.low.traced(names), s.high.traced(names)
+        first = tuple(self.value(v, values) for v in s.carries)
+        if isinstance(low, int) and isinstance(high, int) and low >= high:
+            return first
+        ahead = [
+            x
+            for x in s.body
+            if isinstance(x, Load) and x.rows is None
+            and self.refs[x.ref].kind == "in" and _flat(self.k.types[x.result].shape)
+            and len(_pieces(self.k.types[x.result])) == 1
+        ]  # fmt: skip
+
+        def turn(i: Any, carried: tuple[Array, ...], buffers: Sequence[Any] = ()) -> Any:
+            inner = values | dict(zip(s.carries, carried))
+            ready = dict(zip(map(id, ahead), buffers))
+            return self.block(s.body, {**names, s.index: i}, inner, s.next, ready)
+
+        if not ahead:
+            return lax.fori_loop(low, high, turn, first)
+
+        def spec(x: Load) -> Any:
+            tile = tuple(None if n == 1 else n for n in self.k.tile(self.refs[x.ref]))
+            return plgpu.BlockSpec(
+                tile, lambda i: _indices(x.at, {**names, s.index: i + low}), delay_release=0
+            )
+
+        return plgpu.emit_pipeline(
+            lambda at, *given: turn(at[0] + low, given[-1], given[:-1]),
+            grid=(high - low,),
+            in_specs=[spec(x) for x in ahead],
+            max_concurrent_steps=self.stages,
+            init_carry=first,
+        )(*(self.memory[x.ref] for x in ahead))
+
+    # ---- other devices -------------------------------------------------------------------------
+    def enter(self, s: Enter, names: Names) -> None:
+        """A barrier: each device signals the others, each of which has a slot for it."""
+        sizes, slots = dict(self.k.mesh), self.entered[id(s)]
+        own = [names[f"rank_{a}"] for a in s.axes]
+        others = list(product(*(range(sizes[a]) for a in s.axes)))[1:]
+        far = [
+            [lax.rem(i + d, jnp.int32(sizes[a])) for i, d, a in zip(own, steps, s.axes)]
+            for steps in others
+        ]
+        for there in far:
+            device = {self.axes[a]: i for a, i in zip(s.axes, there)}
+            pl.semaphore_signal(slots.at[tuple(own)], device_id=device)
+        for there in far:
+            pl.semaphore_wait(slots.at[tuple(there)])
+
+    def put(self, s: Put, names: Names) -> None:
+        """Copies a tile to another device, and signals when it has arrived."""
+        src, dst = (Type(self.refs[r].dtype, self.k.tile(self.refs[r])) for r in (s.src, s.dst))
+        if _flat(src.shape) != _flat(dst.shape):
+            raise refused(f"puts no tile of {src} to one of {dst}", s, "give both the same tiles")
+        device = {self.axes[a]: i for (a, _), i in zip(self.k.mesh, _indices(s.rank, names))}
+        there = plgpu.remote_ref(self.memory[s.dst], device)
+
+        def copy(buffer: Any, barrier: Any) -> None:
+            source = self.tile(s.src, s.src_at, names)
+            target = self.tile(s.dst, s.dst_at, names, there)
+            for piece in _pieces(src):
+                plgpu.copy_gmem_to_smem(source.at[piece], buffer.at[piece], barrier)
+            plgpu.barrier_wait(barrier)
+            for piece in _pieces(src):
+                plgpu.copy_smem_to_gmem(buffer.at[piece], target.at[piece])
+            plgpu.wait_smem_to_gmem(0)
+            slot = self.signals[s.sig].at[_indices(s.slot, names)]
+            pl.semaphore_signal(slot, device_id=device)
+
+        pl.run_scoped(copy, _shared(src), plgpu.Barrier(num_arrivals=len(_pieces(src))))
+
+    # ---- ops -----------------------------------------------------------------------------------
+    def op(self, s: Op, names: Names, values: Values) -> Any:
+        out, types, attrs = self.k.types[s.result], self.k.types, dict(s.attrs)
+        if s.op in ("row", "col"):
+            return values[s.args[0]]
+        if s.op == "iota":
+            start = jnp.int32(0) + Index(attrs.get("start", "0")).traced(names)
+            if out.shape[int(attrs["dim"])] == 1:
+                return lax.broadcast_in_dim(start, _flat(out.shape), ())
+            place = _place(out.shape, int(attrs["dim"]))
+            return lax.broadcasted_iota(jnp.int32, _flat(out.shape), place) + start
+        if s.op == "dot":
+            made = Product(values[s.args[0]], values[s.args[1]], s)
+            return made if s.result in self.added else self.multiply(made)
+        for name, other in (s.args, s.args[::-1]) if s.op == "add" else ():
+            if isinstance(late := values.get(name), Product):
+                x = self.value(other, values)
+                return self.multiply(late, _fit(x, types[other].shape, out.shape))
+        near = [types[a].dtype for a in s.args if a.startswith("%")]
+        shape = out.shape
+        if "dim" in attrs:  # a reduction
+            shape, dim = types[s.args[0]].shape, int(attrs["dim"])
+            if shape[dim] == 1:
+                return values[s.args[0]]
+            attrs["dim"] = str(_place(shape, dim))
+        args = [
+            _fit(self.value(a, values), types[a].shape, shape)
+            if a.startswith("%")
+            else lax.full(_flat(shape), _scalar(a, near[-1]))
+            for a in s.args
+        ]
+        call = Call(_XP, Type(out.dtype, _flat(out.shape)), attrs, _cast, _scalar)
+        return op_of(s.op, dict(s.attrs)).compute(call, *args)
+
+    def multiply(self, p: Product, start: Array | None = None) -> Array:
+        """The product, added to `start`. The tensor cores round f32 to 11 bits, so three parts of
+        it are multiplied."""
+        out, x = self.k.types[p.op.result], self.k.types[p.op.args[0]]
+        flags = p.op.attr("transpose")
+        wide = x.dtype is f32
+        sides = []
+        for side, letter, name in zip((p.x, p.y), "ab", p.op.args):
+            parts = _thirds(self.registers(side)) if wide else [side]
+            t = Type(bf16 if wide else x.dtype, self.k.types[name].shape)
+            by_value = letter == "a" and "a" not in flags and not self.interpreted
+            sides.append([(part, None if by_value else t) for part in parts])
+
+        def run(*given: Any) -> Array:
+            left, right = given[: len(sides[0])], given[len(sides[0]) :]
+
+            def go(acc: Any) -> None:
+                for i, j in TERMS if wide else ((0, 0),):
+                    plgpu.wgmma(acc, _turned(left[i], "a" in flags), _turned(right[j], "b" in flags))
+
+            def fresh(acc: Any) -> Array:
+                go(acc)
+                return acc[...]
+
+            if start is None or self.interpreted:
+                made = pl.run_scoped(fresh, plgpu.ACC(out.shape, out.dtype.numpy))
+                return made if start is None else lax.add(start, made)
+            return pl.run_state(go)(plgpu.ACC.init(start))
+
+        return self.in_shared([*sides[0], *sides[1]], run)
+
+    def in_shared(self, given: Sequence[tuple[Any, Type | None]], run: Callable[..., Any]) -> Any:
+        """Calls `run` with values in shared memory, where those in registers of a type are written
+        first; those without a type may stay in registers."""
+        move = [t for x, t in given if t is not None and not isinstance(x, Shared)]
+
+        def within(*buffers: Any) -> Any:
+            free, args = iter(buffers), []
+            for x, t in given:
+                if isinstance(x, Shared):
+                    args.append(x.ref)
+                elif t is None:
+                    args.append(self.registers(x))
+                else:
+                    args.append(next(free))
+                    args[-1][...] = self.registers(x)
+            if move:
+                plgpu.commit_smem()
+            return run(*args)
+
+        return pl.run_scoped(within, *map(_shared, move)) if move else within()
+
+
+def _turned(x: Any, turned: bool) -> Any:
+    return plgpu.transpose_ref(x, (1, 0)) if turned else x
+
+
+def _added(k: Kernel) -> set[str]:
+    """The products that are used once, by an addition in the same block."""
+    inner = [s for s in every(k.body) if isinstance(s, Loop | When)]
+    uses: Counter[str] = Counter()
+    for s in every(k.body):
+        match s:
+            case Op():
+                uses.update(s.args)
+            case Store():
+                uses[s.value] += 1
+            case Loop():
+                uses.update((*s.carries, *s.next))
+            case _:
+                pass
+    found = set()
+    for body in (k.body, *(s.body for s in inner)):
+        ops = [s for s in body if isinstance(s, Op)]
+        sums = [s for s in ops if s.op == "add" and all(a.startswith("%") for a in s.args)]
+        found |= {
+            s.result
+            for s in ops
+            if s.op == "dot" and uses[s.result] == 1 and any(s.result in x.args for x in sums)
+        }
+    return found

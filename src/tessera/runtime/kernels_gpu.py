@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, assert_never
@@ -41,10 +42,13 @@ from ..ir.tile.kernel import Kernel
 from ..ir.tile.op import Call, Type
 from ..ir.tile.ops import op_of
 from . import xp_jax
+from .cpu.erf import ENDS, OVER, UNDER
 
 Array = Any
 Names = Mapping[str, Any]  # sizes and indices: numbers, or traced
 MOST = 256  # elements of a copy along a dim
+# Larger numbers are NaN in a float of 8 bits: beyond the middle to what would be the next one.
+BEYOND = {"f8e4m3": 464.0}
 # The terms of a product of f32 in three parts of bf16 each, the smallest first.
 TERMS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 
@@ -148,11 +152,43 @@ def _indices(at: Sequence[Index], names: Names) -> tuple[Any, ...]:
 
 
 def _cast(x: Array, dtype: DType) -> Array:
+    """The cast, by way of f32 if one of the dtypes is a float of 8 bits: the hardware has no other.
+    Beyond the largest number it saturates; the cast is NaN."""
+    narrow = [t for t in (x.dtype, dtype.numpy) if t.itemsize == 1 and jnp.issubdtype(t, jnp.floating)]
+    if narrow:
+        x = lax.convert_element_type(x, jnp.float32)
+    if dtype.numpy in narrow:
+        if dtype.name not in BEYOND:
+            raise BackendError(f"kernels on GPUs: no cast to {dtype}", fix="cast to f8e4m3")
+        ends = lax.full_like(x, BEYOND[dtype.name])
+        x = lax.select(lax.gt(lax.abs(x), ends), lax.full_like(x, jnp.nan), x)
     return lax.convert_element_type(x, dtype.numpy)
+
+
+def _wide(f: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The function, computed in f32 at least."""
+
+    def run(x: Array) -> Array:
+        if x.dtype.itemsize > 2:
+            return f(x)
+        return lax.convert_element_type(f(lax.convert_element_type(x, jnp.float32)), x.dtype)
+
+    return run
 
 
 def _scalar(text: str, dtype: DType) -> Array:
     return dtype.numpy.type(float(text) if dtype.is_float else int(text))
+
+
+def _erf(x: Array) -> Array:
+    """The error function by the quotient of `cpu/erf.py`, without arrays of coefficients."""
+
+    def sum_of(row: tuple[float, ...], x: Array) -> Array:
+        return reduce(lambda total, factor: total * x + factor, row[1:], lax.full_like(x, row[0]))
+
+    inner = lax.clamp(-ENDS, x, ENDS)
+    square = inner * inner
+    return lax.clamp(-1.0, inner * sum_of(OVER, square) / sum_of(UNDER, square), 1.0)
 
 
 def _sqrt(x: Array) -> Array:
@@ -164,10 +200,12 @@ def _sqrt(x: Array) -> Array:
 _OWN: dict[str, Callable[..., Array]] = {
     "sum": lambda x, dims: lax.reduce_sum(x, axes=dims),
     "sqrt": _sqrt,
-    "erf": lax.erf,
+    "erf": _erf,
     "logical_not": lambda x: lax.bitwise_xor(x, lax.full_like(x, True)),
 }
 _XP = SimpleNamespace(**{**vars(xp_jax), **_OWN})
+for _name in ("exp", "log", "tanh", "sqrt", "rsqrt", "erf", "sigmoid"):
+    setattr(_XP, _name, _wide(getattr(_XP, _name)))
 
 
 def _thirds(x: Array) -> list[Array]:
@@ -212,7 +250,11 @@ class _Run:
         """A value in registers."""
         if isinstance(x, Product):
             return self.multiply(x)
-        return x.ref[...] if isinstance(x, Shared) else x
+        if not isinstance(x, Shared):
+            return x
+        shape = x.ref.shape
+        fits = len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0
+        return plgpu.layout_cast(x.ref[...], plgpu.Layout.WGMMA) if fits else x.ref[...]
 
     def value(self, name: str, values: Values) -> Array:
         """A value in registers, by its name."""
@@ -438,24 +480,32 @@ class _Run:
         return op_of(s.op, dict(s.attrs)).compute(call, *args)
 
     def multiply(self, p: Product, start: Array | None = None) -> Array:
-        """The product, added to `start`. The tensor cores round f32 to 11 bits, so three parts of
-        it are multiplied."""
+        """The product, added to `start`. Tensor cores round f32 to 11 bits, so three parts of it
+        are multiplied. The interpreter has no transposed operands, and begins sums with zero."""
         out, x = self.k.types[p.op.result], self.k.types[p.op.args[0]]
         flags = p.op.attr("transpose")
         wide = x.dtype is f32
-        sides = []
-        for side, letter, name in zip((p.x, p.y), "ab", p.op.args):
+        turned = ["a" in flags, "b" in flags]
+        if p.x is p.y:  # one buffer has one form
+            p = Product(p.x, self.registers(p.y), p.op)
+        sides: list[list[tuple[Any, Type | None]]] = []
+        for n, (side, name) in enumerate(zip((p.x, p.y), p.op.args)):
+            shape = self.k.types[name].shape
+            if turned[n] and self.interpreted:
+                side, shape = lax.transpose(self.registers(side), (1, 0)), shape[::-1]
             parts = _thirds(self.registers(side)) if wide else [side]
-            t = Type(bf16 if wide else x.dtype, self.k.types[name].shape)
-            by_value = letter == "a" and "a" not in flags and not self.interpreted
-            sides.append([(part, None if by_value else t) for part in parts])
+            by_value = n == 0 and not turned[n] and not self.interpreted
+            t = None if by_value else Type(bf16 if wide else x.dtype, shape)
+            sides.append([(part, t) for part in parts])
+        if self.interpreted:
+            turned = [False, False]
 
         def run(*given: Any) -> Array:
             left, right = given[: len(sides[0])], given[len(sides[0]) :]
 
             def go(acc: Any) -> None:
                 for i, j in TERMS if wide else ((0, 0),):
-                    plgpu.wgmma(acc, _turned(left[i], "a" in flags), _turned(right[j], "b" in flags))
+                    plgpu.wgmma(acc, _turned(left[i], turned[0]), _turned(right[j], turned[1]))
 
             def fresh(acc: Any) -> Array:
                 go(acc)
@@ -491,7 +541,7 @@ class _Run:
 
 
 def _turned(x: Any, turned: bool) -> Any:
-    return plgpu.transpose_ref(x, (1, 0)) if turned else x
+    return x.transpose((1, 0)) if turned else x
 
 
 def _added(k: Kernel) -> set[str]:

@@ -140,11 +140,15 @@ def _shared(t: Type) -> Any:
     return plgpu.SMEM(_flat(t.shape), t.dtype.numpy)
 
 
-def _pieces(t: Type) -> list[tuple[Any, ...]]:
-    """The parts of a tile that are copied at once: at most MOST elements along each dim."""
-    starts = product(*(range(0, n, MOST) for n in _flat(t.shape)))
-    sizes = _flat(t.shape)
-    return [tuple(pl.ds(i, min(MOST, n - i)) for i, n in zip(at, sizes)) for at in starts]
+def _one_by_one(source: Any, target: Any, s: Statement) -> None:
+    """Copies the elements of a tile that the engine for copies does not take."""
+    if len(source.shape) != 1:
+        fix = "make the last dim of tiles and references a multiple of 16 bytes"
+        raise refused("no copy of tiles whose rows are not whole 16 bytes", s, fix)
+
+    @pl.loop(0, source.shape[0])
+    def _(i: Array) -> None:
+        target[i] = source[i]
 
 
 def _indices(at: Sequence[Index], names: Names) -> tuple[Any, ...]:
@@ -246,6 +250,17 @@ class _Run:
                 parts.append(i if n == 1 else pl.ds(i * n, n))
         return (self.memory[ref] if memory is None else memory).at[tuple(parts)]
 
+    def pieces(self, ref: str) -> list[tuple[Any, ...]]:
+        """The parts of a tile that are copied at once: at most MOST elements along each dim. None if
+        its elements are copied one by one: not next to each other, or not in units of 16 bytes."""
+        r, tile = self.refs[ref], self.k.tile(self.refs[ref])
+        rows = (tile[-1], self.k.shape(r)[-1])[: len(_flat(self.k.shape(r)))]
+        if any(n * r.dtype.bytes % 16 for n in rows):
+            return []
+        sizes = _flat(tile)
+        starts = product(*(range(0, n, MOST) for n in sizes))
+        return [tuple(pl.ds(i, min(MOST, n - i)) for i, n in zip(at, sizes)) for at in starts]
+
     def registers(self, x: Any) -> Array:
         """A value in registers."""
         if isinstance(x, Product):
@@ -284,9 +299,9 @@ class _Run:
                         values[s.result] = Shared(ready[id(s)])
                     elif id(s) in buffers:
                         buffer, barrier = buffers[id(s)]
-                        self.copy_in(s, names, values, buffer, barrier)
                         values[s.result] = Shared(buffer)
-                        coming.append(barrier)
+                        if self.copy_in(s, names, values, buffer, barrier):
+                            coming.append(barrier)
                     else:
                         values[s.result] = self.tile(s.ref, s.at, names)[...]
                 else:
@@ -299,20 +314,22 @@ class _Run:
             return within()
         types = [self.k.types[s.result] for s in loads]
         copies = [
-            len(_pieces(t)) if s.rows is None else self.k.types[s.rows[1]].size
-            for s, t in zip(loads, types)
+            self.k.types[s.rows[1]].size if s.rows else len(self.pieces(s.ref)) or 1 for s in loads
         ]
         return pl.run_scoped(
             within, *map(_shared, types), *(plgpu.Barrier(num_arrivals=n) for n in copies)
         )
 
-    def copy_in(self, s: Load, names: Names, values: Values, buffer: Any, barrier: Any) -> None:
-        """Starts the copy of a tile to shared memory; a gather is one for each row."""
+    def copy_in(self, s: Load, names: Names, values: Values, buffer: Any, barrier: Any) -> bool:
+        """Copies a tile to shared memory; a gather is a copy for each row. Returns whether the
+        barrier must be waited for."""
         if s.rows is None:
-            source = self.tile(s.ref, s.at, names)
-            for piece in _pieces(self.k.types[s.result]):
+            source, pieces = self.tile(s.ref, s.at, names), self.pieces(s.ref)
+            for piece in pieces:
                 plgpu.copy_gmem_to_smem(source.at[piece], buffer.at[piece], barrier)
-            return
+            if not pieces:
+                _one_by_one(source, buffer, s)
+            return bool(pieces)
         dim, ids = s.rows
         if _place(self.k.types[s.result].shape, dim):
             raise refused("gathers only rows", s, "load rows along the first dim")
@@ -324,6 +341,7 @@ class _Run:
                 plgpu.copy_gmem_to_smem(source, buffer.at[r], barrier)
 
         self.in_shared([(values[ids], self.k.types[ids])], row)
+        return True
 
     def statement(self, s: Statement, names: Names, values: Values) -> None:
         """Records a statement that is no load."""
@@ -365,9 +383,13 @@ class _Run:
             return
 
         def copy_out(buffer: Any) -> None:
-            for piece in _pieces(made):
+            pieces = self.pieces(s.ref)
+            for piece in pieces:
                 plgpu.copy_smem_to_gmem(buffer.at[piece], to.at[piece])
-            plgpu.wait_smem_to_gmem(0)
+            if pieces:
+                plgpu.wait_smem_to_gmem(0)
+            else:
+                _one_by_one(buffer, to, s)
 
         self.in_shared([(values[s.value], made)], copy_out)
 
@@ -382,7 +404,7 @@ class _Run:
             for x in s.body
             if isinstance(x, Load) and x.rows is None
             and self.refs[x.ref].kind == "in" and _flat(self.k.types[x.result].shape)
-            and len(_pieces(self.k.types[x.result])) == 1
+            and len(self.pieces(x.ref)) == 1
         ]  # fmt: skip
 
         def turn(i: Any, carried: tuple[Array, ...], buffers: Sequence[Any] = ()) -> Any:
@@ -431,19 +453,25 @@ class _Run:
         device = {self.axes[a]: i for (a, _), i in zip(self.k.mesh, _indices(s.rank, names))}
         there = plgpu.remote_ref(self.memory[s.dst], device)
 
+        source = self.tile(s.src, s.src_at, names)
+        target = self.tile(s.dst, s.dst_at, names, there)
+        pieces = self.pieces(s.src)
+
         def copy(buffer: Any, barrier: Any) -> None:
-            source = self.tile(s.src, s.src_at, names)
-            target = self.tile(s.dst, s.dst_at, names, there)
-            for piece in _pieces(src):
+            for piece in pieces:
                 plgpu.copy_gmem_to_smem(source.at[piece], buffer.at[piece], barrier)
             plgpu.barrier_wait(barrier)
-            for piece in _pieces(src):
+            for piece in pieces:
                 plgpu.copy_smem_to_gmem(buffer.at[piece], target.at[piece])
             plgpu.wait_smem_to_gmem(0)
-            slot = self.signals[s.sig].at[_indices(s.slot, names)]
-            pl.semaphore_signal(slot, device_id=device)
 
-        pl.run_scoped(copy, _shared(src), plgpu.Barrier(num_arrivals=len(_pieces(src))))
+        if not _flat(src.shape):
+            target[...] = source[...]
+        elif pieces and self.pieces(s.dst):
+            pl.run_scoped(copy, _shared(src), plgpu.Barrier(num_arrivals=len(pieces)))
+        else:
+            _one_by_one(source, target, s)
+        pl.semaphore_signal(self.signals[s.sig].at[_indices(s.slot, names)], device_id=device)
 
     # ---- ops -----------------------------------------------------------------------------------
     def op(self, s: Op, names: Names, values: Values) -> Any:

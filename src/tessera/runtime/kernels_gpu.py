@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache
 from itertools import product
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, assert_never
 
 import jax
@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 
-from ..core.dtypes import DType, bf16, f32
-from ..core.errors import BackendError
+from ..core.dtypes import bf16, f32
 from ..ir.tile.body import (
     Enter,
     Load,
@@ -35,20 +35,28 @@ from ..ir.tile.body import (
     Wait,
     When,
     every,
-    where,
 )
 from ..ir.tile.index import Index
 from ..ir.tile.kernel import Kernel
 from ..ir.tile.op import Call, Type
 from ..ir.tile.ops import op_of
-from . import xp_jax
-from .cpu.erf import ENDS, OVER, UNDER
+from .kernels_gpu_values import (
+    XP,
+    Product,
+    Shared,
+    Values,
+    cast,
+    fit,
+    flat,
+    place_of,
+    refused,
+    scalar,
+    thirds,
+)
 
 Array = Any
 Names = Mapping[str, Any]  # sizes and indices: numbers, or traced
 MOST = 256  # elements of a copy along a dim
-# Larger numbers are NaN in a float of 8 bits: beyond the middle to what would be the next one.
-BEYOND = {"f8e4m3": 464.0}
 # The terms of a product of f32 in three parts of bf16 each, the smallest first.
 TERMS = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
 
@@ -83,61 +91,54 @@ def gpu_call(
         scratch_types=tuple(map(plgpu.SemaphoreType.REGULAR, slots)),
         grid=tuple(k.extents.values()),
         grid_names=tuple(f"grid {n}" for n in k.extents),
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         kernel_name=k.name,
         interpret=interpret,
     )
     return tuple(x for x, r in zip(call(*arrays), made) if r.kind == "out")
 
 
-def refused(what: str, s: Statement, fix: str) -> BackendError:
-    """The error that the lowering does not have a statement."""
-    return BackendError(f"kernels on GPUs: {what}", line=where(s), fix=fix)
+@lru_cache(maxsize=256)
+def why_not(k: Kernel) -> str:
+    """Returns why a kernel is not lowered for GPUs, the first line of the error; "" if it is."""
+    chip = getattr(jax.devices()[0], "compute_capability", "9.0")
+    if not chip.startswith("9.") and any(
+        isinstance(s, Op) and s.op == "dot" for s in every(k.body)
+    ):
+        return f"products are for chips of compute capability 9, not {chip}"
+    try:
+        lowered(k)
+    except Exception as error:  # those of the backend are of many kinds
+        return str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    return ""
 
 
-# ---- values ------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Shared:
-    """A value in shared memory."""
+def lowered(k: Kernel) -> Any:
+    """The kernel lowered ahead of time for H100s, which need not be there. On a mesh its arrays
+    have a dim for each axis in front."""
+    axes, sizes = tuple(a for a, _ in k.mesh), tuple(n for _, n in k.mesh)
+    chip = AbstractDevice("NVIDIA H100", 132, platform="gpu")
+    mesh = AbstractMesh(
+        sizes or (1,), axes or ("device",), abstract_device=chip,
+        axis_types=(AxisType.Auto,) * max(1, len(axes)),
+    )  # fmt: skip
 
-    ref: Any
+    def call(*arrays: Array) -> Any:
+        outs = gpu_call(k, *(x.reshape(x.shape[len(axes) :]) for x in arrays), axes=axes)
+        return [x.reshape((1,) * len(axes) + x.shape) for x in outs]
 
-
-@dataclass(frozen=True)
-class Product:
-    """A product that is still to come: its result is added to another value, so it is summed there
-    from the beginning."""
-
-    x: Any
-    y: Any
-    op: Op
-
-
-Values = dict[str, Any]  # arrays in registers, which lack the dims of size 1; Shared; Product
-
-
-def _flat(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(n for n in shape if n != 1)
-
-
-def _place(shape: Sequence[int], dim: int) -> int:
-    """The place of a dim among those that are kept."""
-    return len(_flat(shape[:dim]))
-
-
-def _fit(x: Array, have: tuple[int, ...], want: tuple[int, ...]) -> Array:
-    """A value of the shape `have`, broadcast to `want`."""
-    if _flat(have) == _flat(want):
-        return x
-    dims = tuple(_place(want, d) for d, n in enumerate(have) if n != 1)
-    return lax.broadcast_in_dim(x, _flat(want), dims)
+    spec = PartitionSpec(*axes)
+    args = [
+        jax.ShapeDtypeStruct((*sizes, *k.shape(r)), r.dtype.numpy) for r in k.refs if r.kind == "in"
+    ]
+    with jax.sharding.use_abstract_mesh(mesh):
+        split = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        return jax.jit(split if axes else call).trace(*args).lower(lowering_platforms=("cuda",))
 
 
 def _shared(t: Type) -> Any:
     """A buffer in shared memory."""
-    return plgpu.SMEM(_flat(t.shape), t.dtype.numpy)
+    return plgpu.SMEM(flat(t.shape), t.dtype.numpy)
 
 
 def _one_by_one(source: Any, target: Any, s: Statement) -> None:
@@ -153,72 +154,6 @@ def _one_by_one(source: Any, target: Any, s: Statement) -> None:
 
 def _indices(at: Sequence[Index], names: Names) -> tuple[Any, ...]:
     return tuple(i.traced(names) for i in at)
-
-
-def _cast(x: Array, dtype: DType) -> Array:
-    """The cast, by way of f32 if one of the dtypes is a float of 8 bits: the hardware has no other.
-    Beyond the largest number it saturates; the cast is NaN."""
-    narrow = [t for t in (x.dtype, dtype.numpy) if t.itemsize == 1 and jnp.issubdtype(t, jnp.floating)]
-    if narrow:
-        x = lax.convert_element_type(x, jnp.float32)
-    if dtype.numpy in narrow:
-        if dtype.name not in BEYOND:
-            raise BackendError(f"kernels on GPUs: no cast to {dtype}", fix="cast to f8e4m3")
-        ends = lax.full_like(x, BEYOND[dtype.name])
-        x = lax.select(lax.gt(lax.abs(x), ends), lax.full_like(x, jnp.nan), x)
-    return lax.convert_element_type(x, dtype.numpy)
-
-
-def _wide(f: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The function, computed in f32 at least."""
-
-    def run(x: Array) -> Array:
-        if x.dtype.itemsize > 2:
-            return f(x)
-        return lax.convert_element_type(f(lax.convert_element_type(x, jnp.float32)), x.dtype)
-
-    return run
-
-
-def _scalar(text: str, dtype: DType) -> Array:
-    return dtype.numpy.type(float(text) if dtype.is_float else int(text))
-
-
-def _erf(x: Array) -> Array:
-    """The error function by the quotient of `cpu/erf.py`, without arrays of coefficients."""
-
-    def sum_of(row: tuple[float, ...], x: Array) -> Array:
-        return reduce(lambda total, factor: total * x + factor, row[1:], lax.full_like(x, row[0]))
-
-    inner = lax.clamp(-ENDS, x, ENDS)
-    square = inner * inner
-    return lax.clamp(-1.0, inner * sum_of(OVER, square) / sum_of(UNDER, square), 1.0)
-
-
-def _sqrt(x: Array) -> Array:
-    ends = lax.bitwise_or(lax.eq(x, lax.full_like(x, 0)), lax.eq(x, lax.full_like(x, jnp.inf)))
-    return lax.select(ends, x, lax.mul(x, lax.rsqrt(x)))
-
-
-# The functions of `xp` that the backend lacks, or that have another form on CPUs.
-_OWN: dict[str, Callable[..., Array]] = {
-    "sum": lambda x, dims: lax.reduce_sum(x, axes=dims),
-    "sqrt": _sqrt,
-    "erf": _erf,
-    "logical_not": lambda x: lax.bitwise_xor(x, lax.full_like(x, True)),
-}
-_XP = SimpleNamespace(**{**vars(xp_jax), **_OWN})
-for _name in ("exp", "log", "tanh", "sqrt", "rsqrt", "erf", "sigmoid"):
-    setattr(_XP, _name, _wide(getattr(_XP, _name)))
-
-
-def _thirds(x: Array) -> list[Array]:
-    """Three values in bf16, whose sum is `x` to the bits of f32."""
-    parts = []
-    for _ in range(3):
-        parts.append(_cast(x, bf16))
-        x = lax.sub(x, _cast(parts[-1], f32))
-    return parts
 
 
 @dataclass
@@ -251,15 +186,20 @@ class _Run:
         return (self.memory[ref] if memory is None else memory).at[tuple(parts)]
 
     def pieces(self, ref: str) -> list[tuple[Any, ...]]:
-        """The parts of a tile that are copied at once: at most MOST elements along each dim. None if
-        its elements are copied one by one: not next to each other, or not in units of 16 bytes."""
+        """The parts of a tile that are copied at once, of at most MOST elements along each dim.
+        None if its elements are copied one by one: apart, or not in units of 16 bytes."""
         r, tile = self.refs[ref], self.k.tile(self.refs[ref])
-        rows = (tile[-1], self.k.shape(r)[-1])[: len(_flat(self.k.shape(r)))]
+        rows = (tile[-1], self.k.shape(r)[-1])[: len(flat(self.k.shape(r)))]
         if any(n * r.dtype.bytes % 16 for n in rows):
             return []
-        sizes = _flat(tile)
+        sizes = flat(tile)
         starts = product(*(range(0, n, MOST) for n in sizes))
         return [tuple(pl.ds(i, min(MOST, n - i)) for i, n in zip(at, sizes)) for at in starts]
+
+    def is_aligned(self, s: Load) -> bool:
+        """Whether several buffers for the tile may lie next to each other."""
+        t = self.k.types[s.result]
+        return t.bytes % (128 if len(flat(t.shape)) == 1 else 1024) == 0
 
     def registers(self, x: Any) -> Array:
         """A value in registers."""
@@ -267,9 +207,9 @@ class _Run:
             return self.multiply(x)
         if not isinstance(x, Shared):
             return x
-        shape = x.ref.shape
-        fits = len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0
-        return plgpu.layout_cast(x.ref[...], plgpu.Layout.WGMMA) if fits else x.ref[...]
+        if x.ref.ndim != 2 or self.interpreted:
+            return x.ref[...]
+        return plgpu.layout_cast(x.ref[...], plgpu.Layout.WGMMA)
 
     def value(self, name: str, values: Values) -> Array:
         """A value in registers, by its name."""
@@ -283,7 +223,7 @@ class _Run:
         """Records statements, and returns the values `results`. `ready` has the buffers of loads
         that are done, by the id of the statement."""
         loads = [s for s in body if isinstance(s, Load) and id(s) not in ready]
-        loads = [s for s in loads if _flat(self.k.types[s.result].shape)]
+        loads = [s for s in loads if flat(self.k.types[s.result].shape)]
 
         def within(*scratch: Any) -> tuple[Array, ...]:
             pairs = zip(scratch[: len(loads)], scratch[len(loads) :])
@@ -330,12 +270,13 @@ class _Run:
             if not pieces:
                 _one_by_one(source, buffer, s)
             return bool(pieces)
-        dim, ids = s.rows
-        if _place(self.k.types[s.result].shape, dim):
-            raise refused("gathers only rows", s, "load rows along the first dim")
+        (dim, ids), out = s.rows, self.k.types[s.result]
+        if place_of(out.shape, dim) or out.bytes // out.shape[dim] % 128:
+            fix = "load rows along the first dim of a tile, each of a multiple of 128 bytes"
+            raise refused("no gather of parts of rows", s, fix)
 
         def row(ids: Any) -> None:
-            @pl.loop(0, self.k.types[s.rows[1]].size)
+            @pl.loop(0, out.shape[dim])
             def _(r: Array) -> None:
                 source = self.tile(s.ref, s.at, names, row=(dim, ids[r]))
                 plgpu.copy_gmem_to_smem(source, buffer.at[r], barrier)
@@ -378,7 +319,7 @@ class _Run:
     def store(self, s: Store, names: Names, values: Values) -> None:
         to, ref = self.tile(s.ref, s.at, names), self.refs[s.ref]
         made = Type(ref.dtype, self.k.tile(ref))
-        if not _flat(made.shape):
+        if not flat(made.shape):
             to[...] = self.value(s.value, values)
             return
 
@@ -403,8 +344,8 @@ class _Run:
             x
             for x in s.body
             if isinstance(x, Load) and x.rows is None
-            and self.refs[x.ref].kind == "in" and _flat(self.k.types[x.result].shape)
-            and len(self.pieces(x.ref)) == 1
+            and self.refs[x.ref].kind == "in" and flat(self.k.types[x.result].shape)
+            and len(self.pieces(x.ref)) == 1 and self.is_aligned(x)
         ]  # fmt: skip
 
         def turn(i: Any, carried: tuple[Array, ...], buffers: Sequence[Any] = ()) -> Any:
@@ -440,7 +381,7 @@ class _Run:
             for steps in others
         ]
         for there in far:
-            device = {self.axes[a]: i for a, i in zip(s.axes, there)}
+            device: dict[Any, Any] = {self.axes[a]: i for a, i in zip(s.axes, there)}
             pl.semaphore_signal(slots.at[tuple(own)], device_id=device)
         for there in far:
             pl.semaphore_wait(slots.at[tuple(there)])
@@ -448,9 +389,9 @@ class _Run:
     def put(self, s: Put, names: Names) -> None:
         """Copies a tile to another device, and signals when it has arrived."""
         src, dst = (Type(self.refs[r].dtype, self.k.tile(self.refs[r])) for r in (s.src, s.dst))
-        if _flat(src.shape) != _flat(dst.shape):
+        if flat(src.shape) != flat(dst.shape):
             raise refused(f"puts no tile of {src} to one of {dst}", s, "give both the same tiles")
-        device = {self.axes[a]: i for (a, _), i in zip(self.k.mesh, _indices(s.rank, names))}
+        device: Any = {self.axes[a]: i for (a, _), i in zip(self.k.mesh, _indices(s.rank, names))}
         there = plgpu.remote_ref(self.memory[s.dst], device)
 
         source = self.tile(s.src, s.src_at, names)
@@ -465,7 +406,7 @@ class _Run:
                 plgpu.copy_smem_to_gmem(buffer.at[piece], target.at[piece])
             plgpu.wait_smem_to_gmem(0)
 
-        if not _flat(src.shape):
+        if not flat(src.shape):
             target[...] = source[...]
         elif pieces and self.pieces(s.dst):
             pl.run_scoped(copy, _shared(src), plgpu.Barrier(num_arrivals=len(pieces)))
@@ -476,35 +417,38 @@ class _Run:
     # ---- ops -----------------------------------------------------------------------------------
     def op(self, s: Op, names: Names, values: Values) -> Any:
         out, types, attrs = self.k.types[s.result], self.k.types, dict(s.attrs)
+        if not (self.interpreted or _is_tile(out)):
+            fix = "make its tiles multiples of 64 and 8"
+            raise refused(f"values of two dims are tiles of 64 by 8, not {out}", s, fix)
         if s.op in ("row", "col"):
             return values[s.args[0]]
         if s.op == "iota":
             start = jnp.int32(0) + Index(attrs.get("start", "0")).traced(names)
             if out.shape[int(attrs["dim"])] == 1:
-                return lax.broadcast_in_dim(start, _flat(out.shape), ())
-            place = _place(out.shape, int(attrs["dim"]))
-            return lax.broadcasted_iota(jnp.int32, _flat(out.shape), place) + start
+                return lax.broadcast_in_dim(start, flat(out.shape), ())
+            place = place_of(out.shape, int(attrs["dim"]))
+            return lax.broadcasted_iota(jnp.int32, flat(out.shape), place) + start
         if s.op == "dot":
             made = Product(values[s.args[0]], values[s.args[1]], s)
             return made if s.result in self.added else self.multiply(made)
         for name, other in (s.args, s.args[::-1]) if s.op == "add" else ():
             if isinstance(late := values.get(name), Product):
                 x = self.value(other, values)
-                return self.multiply(late, _fit(x, types[other].shape, out.shape))
+                return self.multiply(late, fit(x, types[other].shape, out.shape))
         near = [types[a].dtype for a in s.args if a.startswith("%")]
         shape = out.shape
         if "dim" in attrs:  # a reduction
             shape, dim = types[s.args[0]].shape, int(attrs["dim"])
             if shape[dim] == 1:
                 return values[s.args[0]]
-            attrs["dim"] = str(_place(shape, dim))
+            attrs["dim"] = str(place_of(shape, dim))
         args = [
-            _fit(self.value(a, values), types[a].shape, shape)
+            fit(self.value(a, values), types[a].shape, shape)
             if a.startswith("%")
-            else lax.full(_flat(shape), _scalar(a, near[-1]))
+            else lax.full(flat(shape), scalar(a, near[-1]))
             for a in s.args
         ]
-        call = Call(_XP, Type(out.dtype, _flat(out.shape)), attrs, _cast, _scalar)
+        call = Call(XP, Type(out.dtype, flat(out.shape)), attrs, cast, scalar)
         return op_of(s.op, dict(s.attrs)).compute(call, *args)
 
     def multiply(self, p: Product, start: Array | None = None) -> Array:
@@ -514,6 +458,8 @@ class _Run:
         flags = p.op.attr("transpose")
         wide = x.dtype is f32
         turned = ["a" in flags, "b" in flags]
+        if x.shape[0 if turned[0] else 1] % 16:
+            raise refused("no product over fewer than 16", p.op, "make the tiles larger")
         if p.x is p.y:  # one buffer has one form
             p = Product(p.x, self.registers(p.y), p.op)
         sides: list[list[tuple[Any, Type | None]]] = []
@@ -521,7 +467,7 @@ class _Run:
             shape = self.k.types[name].shape
             if turned[n] and self.interpreted:
                 side, shape = lax.transpose(self.registers(side), (1, 0)), shape[::-1]
-            parts = _thirds(self.registers(side)) if wide else [side]
+            parts = thirds(self.registers(side)) if wide else [side]
             by_value = n == 0 and not turned[n] and not self.interpreted
             t = None if by_value else Type(bf16 if wide else x.dtype, shape)
             sides.append([(part, t) for part in parts])
@@ -540,9 +486,11 @@ class _Run:
                 return acc[...]
 
             if start is None or self.interpreted:
-                made = pl.run_scoped(fresh, plgpu.ACC(out.shape, out.dtype.numpy))
+                made = pl.run_scoped(
+                    fresh, plgpu.WGMMAAccumulatorRef((out.shape[0], out.shape[1]), out.dtype.numpy)
+                )
                 return made if start is None else lax.add(start, made)
-            return pl.run_state(go)(plgpu.ACC.init(start))
+            return pl.run_state(go)(plgpu.WGMMAAccumulatorRef.init(start))
 
         return self.in_shared([*sides[0], *sides[1]], run)
 
@@ -566,6 +514,12 @@ class _Run:
             return run(*args)
 
         return pl.run_scoped(within, *map(_shared, move)) if move else within()
+
+
+def _is_tile(t: Type) -> bool:
+    """Whether a value has a layout in registers: those of two dims have that of products."""
+    shape = flat(t.shape)
+    return len(shape) < 2 or (len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0)
 
 
 def _turned(x: Any, turned: bool) -> Any:

@@ -439,7 +439,7 @@ class Run:
 
 
 def _is_tile(t: Type) -> bool:
-    """Returns whether a value has a layout in registers: those of two dims have that of products."""
+    """Returns whether a value has a layout in registers: that of products, if it has two dims."""
     shape = flat(t.shape)
     return len(shape) < 2 or (len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0)
 

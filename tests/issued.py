@@ -93,7 +93,7 @@ def _size(shape: Iterable[int]) -> int:
 def _says(steps: Iterable[Step]) -> bool:
     """Returns whether each collective of `steps` is one collective of the engine.
 
-    Tables of rounds, sums in a fixed order and broadcasts are made of several. On a folded mesh one
+    Tables of rounds, sums in a fixed order, broadcasts and kernels are made of several. On a folded mesh one
     device holds several coordinates.
     """
     for step in steps:
@@ -102,7 +102,7 @@ def _says(steps: Iterable[Step]) -> bool:
         match step:
             case Collective():
                 own = any({"algorithm", "order"} & {*n.attrs} for n in step.nodes)
-                if step.op == "broadcast" or own:
+                if step.op in ("broadcast", "mesh_kernel") or own:
                     return False
             case Loop() | Region():
                 if not _says(step.body.steps):

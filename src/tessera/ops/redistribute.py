@@ -253,9 +253,11 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
         if exact and undone:
             free = ()  # all at once, in the one order that there is
-        bring = b.summed
-        if not rested and not _is_input(n.args[0]):
-            bring = partial(b.redistribute, algorithm=n.attrs.get("algorithm", ""))
+        by = n.attrs.get("algorithm", "")
+        if by or not (rested or _is_input(n.args[0])):
+            bring = partial(b.redistribute, algorithm=by)
+        else:
+            bring = b.summed
         return [bring(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")]
     return [g]
 

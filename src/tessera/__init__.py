@@ -15,7 +15,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import dist, graph, mesh, nn, op, optim
+from . import dist, graph, kernel, mesh, nn, op, optim
 from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
 from .core.dtypes import bool_ as bool
 from .core.environment import EnvironmentVariableWarning
@@ -83,8 +83,8 @@ __all__ = [
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
     "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
-    "from_jax", "function", "grad", "graph", "int8", "int32", "jit", "jvp", "linalg", "map_chunks",
-    "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule",
+    "from_jax", "function", "grad", "graph", "int8", "int32", "jit", "jvp", "kernel", "linalg",
+    "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random", "scan", "schedule",
     "seed", "set_program_cache", "stop_gradient", "strict", "tensor", "tune", "uint8", "uint32",
     "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip

@@ -1,0 +1,582 @@
+"""Recording of kernels that are written in Python: each op on tiles becomes a statement of Tile IR.
+
+A value is a tensor whose ops the `KernelTrace` turns into statements. Indices and conditions are
+values too: as long as ops only combine them with each other and with sizes they are expressions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+from ...core.checks import shown, unfit
+from ...core.dtypes import DType, bool_, f32, int32
+from ...core.errors import DTypeError, ShapeError, TesseraError, UsageError, caller
+from ...core.layout import plain
+from ...core.value_checks import is_number, is_whole
+from ...ir.tile.body import (
+    Enter,
+    Load,
+    Loop,
+    Op,
+    Put,
+    Quiet,
+    Ref,
+    Signal,
+    Statement,
+    Store,
+    Wait,
+    When,
+    every,
+    located,
+)
+from ...ir.tile.index import Index, Test, sizes_of
+from ...ir.tile.op import Type
+from ...ir.tile.ops import op_of
+from ...ops.op import infer, op_named
+from ..math.matmul import plain_form
+from ..value.tensor import Tensor
+
+EXPRESSIONS = {
+    "add": "({})+({})", "sub": "({})-({})", "mul": "({})*({})", "floordiv": "({})//({})",
+    "mod": "({})%({})", "neg": "-({})", "lt": "({})<({})", "le": "({})<=({})", "gt": "({})>({})",
+    "ge": "({})>=({})", "eq": "({})==({})", "ne": "({})!=({})", "logical_and": "({}) and ({})",
+    "logical_or": "({}) or ({})", "logical_not": "not ({})",
+}  # fmt: skip
+SAME = (
+    "add sub mul div neg abs exp log tanh sqrt rsqrt erf sigmoid lt le gt ge eq ne where"
+).split()
+EACH = dict(zip(SAME, SAME, strict=True)) | {
+    "maximum": "max", "minimum": "min", "logical_and": "and", "logical_or": "or",
+    "logical_not": "not",
+}  # fmt: skip
+
+
+class Size(int):
+    """A size of a kernel: its number at the recorded sizes, with the expression that has it."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str) -> Size:
+        made = super().__new__(cls, number)
+        made.text = text
+        return made
+
+
+def _size_operator(name: str, form: str) -> None:
+    compute = getattr(int, f"__{name}__")
+
+    def left(x: int, y: object) -> Any:
+        if isinstance(y, bool) or not isinstance(y, int):
+            return NotImplemented
+        return Size(compute(x, y), Index(form.format(size_text(x), size_text(y))).text)
+
+    setattr(Size, f"__{name}__", left)
+    setattr(Size, f"__r{name}__", lambda y, x: left(x, y) if isinstance(x, int) else NotImplemented)
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    _size_operator(_name, EXPRESSIONS[_name])
+
+
+def size_text(n: int) -> str:
+    """The expression of a size, or the digits of another number."""
+    return n.text if isinstance(n, Size) else str(int(n))
+
+
+class Value(Tensor):
+    """A value of a kernel. `text` is its name there, such as `%3`, or that of a number.
+
+    `known` is the expression of an index or a condition; `parts` the (op, values) that a condition
+    was made of; `turned` the value of which this is the transpose.
+    """
+
+    def __init__(self, trace: KernelTrace, type: Type, text: str = "") -> None:
+        super().__init__(None, plain(type.dtype, type.shape))
+        self._trace, self.text = trace, text
+        self.known: Index | Test | None = None
+        self.parts: tuple[str, list[Value]] | None = None
+        self.turned: Value | None = None
+
+    @property
+    def is_number(self) -> bool:
+        return bool(self.text) and not self.text.startswith("%")
+
+
+class Place(NamedTuple):
+    """A tile of a reference, or a slot of a signal."""
+
+    name: str
+    at: tuple[Index, ...]
+
+
+class Reference:
+    """A reference of a kernel: `x[i, k]` loads a tile, `y[i, j] = value` stores one, and `x.at(i)`
+    names one for `ts.kernel.put`. `x[ids, j]` with a tile of i32 gathers rows."""
+
+    def __init__(self, trace: KernelTrace, ref: Ref) -> None:
+        self._trace, self._ref, self.dtype = trace, ref, ref.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of its dims."""
+        return tuple(Size(e.value(self._trace.sizes), e.text) for e in self._ref.shape)
+
+    def at(self, *index: object) -> Place:
+        """The place of a tile."""
+        return Place(self._ref.name, self._trace.indices(self._ref.name, index))
+
+    def __getitem__(self, at: Any) -> Value:
+        return self._trace.load(self._ref, at if isinstance(at, tuple) else (at,))
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._trace.store(self._ref, at if isinstance(at, tuple) else (at,), value)
+
+
+class Slots:
+    """A signal of a kernel: `got[s]` is a slot of it."""
+
+    def __init__(self, trace: KernelTrace, signal: Signal) -> None:
+        self._trace, self._signal = trace, signal
+
+    def __getitem__(self, at: Any) -> Place:
+        name, index = self._signal.name, at if isinstance(at, tuple) else (at,)
+        return Place(name, self._trace.indices(name, index))
+
+
+class KernelTrace:
+    """The trace of a kernel's body. `sizes` are those that expressions read, `taken` the names that
+    a loop's index cannot have."""
+
+    def __init__(self, name: str, sizes: Mapping[str, int], taken: Iterable[str]) -> None:
+        self.name, self.sizes, self.taken = name, sizes, {*taken}
+        self.block: list[Statement] = []
+        self.places: dict[int, str] = {}  # the user's lines by their numbers
+        self._made: dict[str, Op] = {}
+        self._first: dict[str, str] = {}  # carried value → its first value
+        self._count = 0
+
+    # ---- the protocol of traces ----------------------------------------------------------------
+    def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+        with self.naming():
+            return [self._applied(op, [self._own(a) for a in args], attrs)]
+
+    def value(self, t: Tensor) -> NoReturn:
+        known = t.known if isinstance(t, Value) else None
+        raise UsageError(
+            f"{self.name}: {known or 'a tile'} has no value while the kernel is recorded",
+            fix="choose with ts.where, or: with ts.kernel.when(condition): ...; join conditions"
+            " with & and |; repeat with ts.kernel.loop",
+        )
+
+    def show(self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None]) -> None:
+        self.value(tensors[0])
+
+    def check(self, t: Tensor) -> NoReturn:
+        raise UsageError(
+            f"a value of the kernel {self.name} is used outside of it",
+            tensor=t.type,
+            fix="store it in an output of the kernel, and use what the call returns",
+        )
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """A context that adds the user's line to errors."""
+        try:
+            yield
+        except TesseraError as error:
+            raise located(error, at=caller()) from None
+
+    def _own(self, t: Tensor) -> Value:
+        if isinstance(t, Value) and t._trace is self:
+            return t
+        raise UsageError(
+            f"{self.name}: a tensor from outside is used in a kernel",
+            tensor=t.type,
+            fix='make it an argument, with a reference: bias="in f32[N] tiles [BN]"',
+        )
+
+    # ---- ops -----------------------------------------------------------------------------------
+    def _applied(self, op: str, values: list[Value], attrs: dict[str, Any]) -> Value:
+        kind = Test if op.startswith("logical") else Index
+        if op in EXPRESSIONS and all(isinstance(v.known, kind) for v in values):
+            return self._expression(op, values)
+        if op in EACH:
+            infer(op_named(op), tuple(v.type for v in values), attrs)  # checks them as elsewhere
+            made = self._started(op, values)
+            return self._each(EACH[op], values) if made is None else made
+        match op:
+            case "stop_gradient" | "save_for_backward":
+                return values[0]
+            case "full":
+                return self._full(attrs["value"], attrs["dtype"], attrs["shape"])
+            case "iota":
+                made = self._add("iota", shape=_shape(attrs["shape"]), dim=str(attrs["dim"]))
+                return made if attrs["dtype"] is int32 else self._cast(made, attrs["dtype"])
+            case "cast":
+                return self._cast(values[0], attrs["dtype"])
+            case "reshape":
+                return self._reshaped(values[0], attrs["shape"])
+            case "broadcast_to":
+                return self._spread(values[0], attrs["shape"])
+            case "transpose":
+                return self._transposed(values[0], attrs["perm"])
+            case "contract":
+                return self._product(values, attrs["index"])
+            case "sum" | "max" | "min":
+                out = self._held(values[0])
+                for dim in sorted(attrs["dims"], reverse=True):
+                    out = self._add(op, out, dim=str(dim))
+                return out
+        fix = f"compute it outside, or from what kernels have: {', '.join(EACH)}, @, sum, max, min"
+        raise UsageError(
+            f"{self.name}: a kernel has no {op}",
+            rows=[(f"x{n}", v.type) for n, v in enumerate(values)],
+            fix=f"{fix}, full, arange, casts",
+        )
+
+    def index(self, known: Index | Test) -> Value:
+        """The value of an index or a condition."""
+        made = Value(self, Type(int32 if isinstance(known, Index) else bool_, ()))
+        made.known = known
+        return made
+
+    def _expression(self, op: str, values: list[Value]) -> Value:
+        text = EXPRESSIONS[op].format(*(v.known for v in values))
+        compares = "=" in text or "<" in text or ">" in text
+        made = self.index(Test(text) if compares else Index(text))
+        made.parts = (op, values)
+        return made
+
+    def _started(self, op: str, values: list[Value]) -> Value | None:
+        """The sum of a count along a dim and an index, which is a count with another start."""
+        orders = {"add": (values, values[::-1]), "sub": (values,)}.get(op, ())
+        for line, index in orders:
+            made = self._made.get(line.text)
+            if made is not None and made.op == "iota" and isinstance(index.known, Index):
+                start = EXPRESSIONS[op].format(made.attr("start", "0"), index.known)
+                return self._add("iota", **{**dict(made.attrs), "start": Index(start).text})
+        return None
+
+    def _each(self, name: str, values: Sequence[Value]) -> Value:
+        """An op on each element. Values of one dim become rows beside those of two, and a number
+        stays one if a value is beside it."""
+        rank = max(v.ndim for v in values)
+        args = [v if v.ndim in (0, rank) else self._reshaped(v, (1, *v.shape)) for v in values]
+        first = int(name == "where")
+        alone = all(v.is_number for v in args[first:])
+        return self._add(
+            name,
+            *(
+                v if v.is_number and n >= first and not (alone and n == first) else self._held(v)
+                for n, v in enumerate(args)
+            ),
+        )
+
+    def _full(self, value: float, dtype: DType, shape: tuple[int, ...]) -> Value:
+        text = repr(float(value)) if dtype.is_float else str(int(value))
+        if shape:
+            return self._add("full", shape=_shape(shape), value=text, dtype=dtype.name)
+        made = Value(self, Type(dtype, ()), text)
+        if dtype is int32:
+            made.known = Index(size_text(int(value) if not isinstance(value, int) else value))
+        return made
+
+    def _held(self, v: Value) -> Value:
+        """The value with a name in the kernel."""
+        if v.turned is not None:
+            raise UsageError(
+                f"{self.name}: a transpose is only for products",
+                x=v.type,
+                fix="write x @ y.T; elsewhere load the tile in the order that is needed",
+            )
+        if v.is_number:
+            return self._add("full", shape="", value=v.text, dtype=v.dtype.name)
+        if v.parts is not None and isinstance(v.known, Test):
+            return self._each(EACH[v.parts[0]], v.parts[1])
+        if v.known is not None:
+            return self._add(
+                "sum", self._add("iota", shape="1", dim="0", start=v.known.text), dim="0"
+            )
+        return v
+
+    def _cast(self, v: Value, dtype: DType) -> Value:
+        return self._add("cast", self._held(v), to=dtype.name)
+
+    def _reshaped(self, v: Value, shape: tuple[int, ...]) -> Value:
+        """A value in a shape that differs by dims of size 1."""
+        long = [n for n in v.shape if n != 1]
+        if v.shape == shape:
+            return v
+        if len(long) > 1 or len(shape) > 2 or long != [n for n in shape if n != 1]:
+            raise ShapeError(
+                f"{self.name}: reshape of {list(v.shape)} to {list(shape)} in a kernel",
+                x=v.type,
+                fix="a kernel only adds and drops dims of size 1; load tiles of the shape needed",
+            )
+        v = self._held(v)
+        made = self._made.get(v.text)
+        if made is not None and made.op == "iota" and shape:
+            dim = next((d for d, n in enumerate(shape) if n != 1), 0)
+            attrs = {**dict(made.attrs), "shape": _shape(shape), "dim": str(dim)}
+            return self._add("iota", **attrs)
+        while v.ndim > min(len(shape), 1):
+            v = self._add("sum", v, dim=str(v.shape.index(1)))
+        if not v.ndim:
+            return self._spread(v, shape)
+        return v if len(shape) == 1 else self._add("row" if shape[0] == 1 else "col", v)
+
+    def _spread(self, v: Value, shape: tuple[int, ...]) -> Value:
+        pick = self._full(1, bool_, shape)
+        v = self._held(v)
+        return self._each("where", [pick, v, v])
+
+    def _transposed(self, v: Value, perm: tuple[int, ...]) -> Value:
+        if perm == tuple(range(v.ndim)):
+            return v
+        shape = tuple(v.shape[d] for d in perm)
+        if 1 in shape or v.turned is not None:
+            return self._reshaped(v, shape) if v.turned is None else v.turned
+        made = Value(self, Type(v.dtype, shape))
+        made.turned = self._held(v)
+        return made
+
+    def _product(self, values: list[Value], index: str) -> Value:
+        """A product of two matrices, in f32; that of i8 in i32."""
+        left, _, right = plain_form(index, [v.shape for v in values]).index.partition("->")
+        out, groups = right.split(), [g.split() for g in left.split(",")]
+        pairs = list(zip(groups, values, strict=True))
+        if out[:1] and out[0] not in groups[0]:
+            pairs.reverse()
+        summed = [{*g} - {n} for (g, _), n in zip(pairs, out, strict=False)]
+        if (
+            [*map(len, groups), len(out)] != [2, 2, 2]
+            or len(summed[0]) != 1
+            or summed[0] != summed[1]
+        ):
+            raise ShapeError(
+                f"{self.name}: the product {index!r} of {' and '.join(str(v.type) for v in values)}",
+                fix="a kernel multiplies two values of two dims, also transposed: x @ y.T",
+            )
+        (a, x), (b, y) = pairs
+        flags = (
+            (a[0] != out[0]) != (x.turned is not None),
+            (b[1] != out[1]) != (y.turned is not None),
+        )
+        text = ",".join(f for f, is_set in zip("ab", flags, strict=True) if is_set)
+        return self._add("dot", *(self._held(v.turned or v) for v in (x, y)), transpose=text)
+
+    # ---- statements ----------------------------------------------------------------------------
+    def line(self) -> int:
+        """The number of the user's line."""
+        at = caller()
+        number = at.rpartition(":")[2]
+        if not number.isdecimal():
+            return 0
+        self.places[int(number)] = at
+        return int(number)
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def _add(self, name: str, *args: Value, **attrs: str) -> Value:
+        types = [v.text if v.is_number else Type(v.dtype, v.shape) for v in args]
+        made = op_of(name, attrs).infer(types, attrs, self.sizes)
+        texts = tuple(v.text for v in args)
+        s = Op(self._fresh(), name, texts, tuple(attrs.items()), line=self.line())
+        self._made[s.result] = s
+        self.block.append(s)
+        return Value(self, made, s.result)
+
+    def indices(self, name: str, at: Sequence[object]) -> tuple[Index, ...]:
+        """The indices of a place. Raises UsageError for what is none."""
+        return tuple(self.bound(name, part) for part in at)
+
+    def bound(self, name: str, n: object) -> Index:
+        """An index or a bound as an expression."""
+        if isinstance(n, Value) and isinstance(n.known, Index):
+            return n.known
+        if is_whole(n):
+            return Index(size_text(n))
+        raise unfit(name, "an index", n, "use whole numbers, sizes and indices, with + - * // %")
+
+    def load(self, ref: Ref, at: tuple[object, ...]) -> Value:
+        """Loads a tile; a value of one dim among the indices gathers rows."""
+        tile = sizes_of(ref.tiles, self.sizes)
+        found = [(d, v) for d, v in enumerate(at) if isinstance(v, Value) and v.ndim]
+        rows, kept = None, set(ref.kept)
+        if found and len(tile) == len(at):
+            dim, ids = found[0]
+            rows = (dim, self._held(ids).text)
+            tile, kept = (*tile[:dim], ids.size, *tile[dim + 1 :]), {*kept, dim}
+            at = (*at[:dim], 0, *at[dim + 1 :])
+        s = Load(self._fresh(), ref.name, self.indices(ref.name, at), rows, line=self.line())
+        self.block.append(s)
+        return Value(self, Type(ref.dtype, tuple(tile[d] for d in sorted(kept))), s.result)
+
+    def store(self, ref: Ref, at: tuple[object, ...], value: object) -> None:
+        """Stores a tile, or a number in all its elements."""
+        sizes = sizes_of(ref.tiles, self.sizes)
+        want = Type(ref.dtype, tuple(sizes[d] for d in ref.kept))
+        with self.naming():
+            if is_number(value):
+                value = self._full(value, want.dtype, want.shape)
+            if not isinstance(value, Tensor):
+                raise unfit(ref.name, "a stored tile", value, "store a tile")
+            v = self._held(self._own(value))
+        if (v.dtype, v.shape) != (want.dtype, want.shape):
+            error = ShapeError if v.shape != want.shape else DTypeError
+            fix = f"cast it: .to(ts.{want.dtype})" if v.shape == want.shape else "reduce or slice"
+            what = f"{self.name}: a tile of {ref.name} is {want}, the stored value {v.type}"
+            raise error(what, fix=fix if v.shape == want.shape else "make it the shape of the tile")
+        place = self.indices(ref.name, at)
+        self.block.append(Store(ref.name, place, v.text, line=self.line()))
+
+    @contextmanager
+    def _nested(self) -> Iterator[list[Statement]]:
+        """A context whose statements are those of a block of their own."""
+        outer, self.block = self.block, []
+        try:
+            yield self.block
+        finally:
+            self.block = outer
+
+    @contextmanager
+    def when(self, condition: object) -> Iterator[None]:
+        """A context whose statements run if the condition holds."""
+        known = condition.known if isinstance(condition, Value) else None
+        if isinstance(condition, bool):
+            known = Test(f"{int(condition)} == 1")
+        if not isinstance(known, Test):
+            fix = "compare indices: with ts.kernel.when(s > 0): ...; of tiles choose with ts.where"
+            raise unfit("kernel.when", "the condition", condition, fix)
+        line = self.line()
+        with self._nested() as body:
+            yield
+        self.block.append(When(known, tuple(body), line=line))
+
+    def loop(self, bounds: object, body: Callable[..., Any], carries: tuple[Any, ...]) -> Any:
+        """Records a loop; see `ts.kernel.loop`."""
+        low, high = bounds if isinstance(bounds, tuple) and len(bounds) == 2 else (0, bounds)
+        ends = self.bound("kernel.loop", low), self.bound("kernel.loop", high)
+        line = self.line()
+        with self.naming():
+            first = [self._held(self._number(v)) for v in carries]
+        inside = [Value(self, Type(v.dtype, v.shape), self._fresh()) for v in first]
+        name = self._index_name(body)
+        self.taken.add(name)
+        with self._nested() as block:
+            given = body(self.index(Index(name)), *inside)
+            new = given if isinstance(given, tuple) else () if given is None else (given,)
+            if len(new) != len(first):
+                what = f"kernel.loop: the body returns {len(new)} values, {len(first)} are carried"
+                raise UsageError(what, fix="return the next value of each carried one, in order")
+            with self.naming():
+                after = [self._held(self._number(v)) for v in new]
+        self.taken.remove(name)
+        for old, v in zip(first, after, strict=True):
+            if (old.dtype, old.shape) != (v.dtype, v.shape):
+                raise (ShapeError if old.shape != v.shape else DTypeError)(
+                    f"kernel.loop: {old.type} is carried, and the body returns {v.type}",
+                    fix="make the first value and the next one of one type",
+                )
+        read = {text for s in every(tuple(block)) for text in self._reads(s)}
+        read |= {v.text for v in after}
+        for c, v in zip(inside, first, strict=True):
+            if v.text in read:  # in the text its name is that of the carried value
+                v = self._each("and" if v.dtype is bool_ else "max", [v, v])
+            read.add(v.text)
+            self._first[c.text] = v.text
+        out = tuple([Value(self, Type(v.dtype, v.shape), self._fresh()) for v in first])
+        results, carried, last = (tuple(v.text for v in vs) for vs in (out, inside, after))
+        self.block.append(Loop(results, name, *ends, carried, tuple(block), last, line=line))
+        return None if not out else out[0] if len(out) == 1 else out
+
+    def _number(self, v: object) -> Value:
+        if isinstance(v, Tensor):
+            return self._own(v)
+        if is_number(v):
+            return self._full(v, int32 if is_whole(v) else f32, ())
+        raise unfit("kernel.loop", "a carried value", v, "carry tiles and numbers")
+
+    def _index_name(self, body: Callable[..., Any]) -> str:
+        """The name of a loop's index: that of the body's first parameter, if it is free."""
+        try:
+            name = next(iter(inspect.signature(body).parameters), "k")
+        except (TypeError, ValueError):
+            name = "k"
+        while name in self.taken:
+            name += "_"
+        return name
+
+    # ---- the end -------------------------------------------------------------------------------
+    def statements(self) -> tuple[Statement, ...]:
+        """The recorded body without what nothing uses, with its values numbered."""
+        return tuple(self._numbered(self._used(self.block, set()), {}))
+
+    def _reads(self, s: Statement) -> set[str]:
+        """The values that a statement itself reads."""
+        match s:
+            case Op():
+                return {*s.args}
+            case Load():
+                return set() if s.rows is None else {s.rows[1]}
+            case Store():
+                return {s.value}
+            case Loop():
+                return {*s.next, *(self._first[c] for c in s.carries)}
+        return set()
+
+    def _used(self, block: Sequence[Statement], needed: set[str]) -> list[Statement]:
+        """The statements that write, or make what is `needed`; adds the values that they read."""
+        kept: list[Statement] = []
+        for s in reversed(block):
+            made = {s.result} if isinstance(s, Op | Load) else set()
+            inside = set(needed)
+            if isinstance(s, Loop | When):
+                made = {*s.results} if isinstance(s, Loop) else made
+                inside |= self._reads(s)
+                s = replace(s, body=tuple(self._used(s.body, inside)))
+            if made & needed or any(
+                not isinstance(x, Op | Load | Loop | When) for x in every((s,))
+            ):
+                kept.insert(0, s)
+                needed |= inside | self._reads(s)
+        return kept
+
+    def _numbered(self, block: Sequence[Statement], names: dict[str, str]) -> Iterator[Statement]:
+        """The statements with values named %0, %1 and so on; `names` has those named so far."""
+
+        def new(name: str) -> str:
+            return names.setdefault(name, f"%{len({*names.values()})}")
+
+        for s in block:
+            match s:
+                case Op():
+                    args = tuple(names.get(a, a) for a in s.args)
+                    yield replace(s, result=new(s.result), args=args)
+                case Load():
+                    rows = s.rows and (s.rows[0], names.get(s.rows[1], s.rows[1]))
+                    yield replace(s, result=new(s.result), rows=rows)
+                case Store():
+                    yield replace(s, value=names.get(s.value, s.value))
+                case Loop():
+                    names |= {c: names.get(self._first[c], self._first[c]) for c in s.carries}
+                    body = tuple(self._numbered(s.body, names))
+                    carries, last = (
+                        tuple(names.get(v, v) for v in vs) for vs in (s.carries, s.next)
+                    )
+                    results = tuple(map(new, s.results))
+                    yield replace(s, results=results, carries=carries, body=body, next=last)
+                case When():
+                    yield replace(s, body=tuple(self._numbered(s.body, names)))
+                case _:
+                    yield s
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return ",".join(map(size_text, shape))

@@ -1,0 +1,458 @@
+"""`ts.kernel`: a kernel of Tile IR written in Python, as a function on tensors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, cast
+
+from ...core.checks import MOST, function_of, mapping, string, taken, whole
+from ...core.context import replaced
+from ...core.contexts import above, within
+from ...core.declared import Mapped, String
+from ...core.dtypes import DType, dtype_of, f32
+from ...core.errors import DTypeError, ShapeError, TesseraError, UsageError, caller
+from ...core.tracebacks import boundary
+from ...core.wording import nearest
+from ...ir.tile.body import (
+    Enter,
+    Kind,
+    Loop,
+    Op,
+    Put,
+    Quiet,
+    Ref,
+    Signal,
+    Wait,
+    When,
+    every,
+    located,
+)
+from ...ir.tile.index import Index
+from ...ir.tile.kernel import Kernel
+from ...ir.tile.text import PAIR
+from ...ir.tile.verify import verify
+from ..autodiff.custom import custom_gradient
+from ..record.operands import as_tensor, emit_many
+from ..record.recorder import current_options
+from ..value.checks import signature_of
+from ..value.eager import CURRENT_TRACE, current_trace
+from ..value.tensor import Tensor
+from .kernel_trace import KernelTrace, Place, Reference, Size, Slots
+
+_REF = re.compile(r"(in|out|sym)\s+(\w+)?\s*\[(.*?)\]\s*tiles\s*\[(.*?)\]")
+_SIG = re.compile(r"sig\s*\[(.*?)\]")
+_FORMS = 'write "in f32[M, K] tiles [BM, BK]", also with out or sym, or "sig [n]"'
+
+
+# ---- declarations ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Declared:
+    """The arguments of `ts.kernel`, read. A dtype of None is that of an argument."""
+
+    name: str
+    grid: tuple[tuple[str, Index], ...]
+    refs: tuple[tuple[Ref, DType | None], ...]
+    signals: tuple[Signal, ...]
+    tune: tuple[tuple[str, int], ...]
+    speed: tuple[tuple[str, int], ...]
+    mesh: tuple[tuple[str, int], ...]
+    split: tuple[str, ...]
+    at: str
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of sizes that a call gives."""
+        texts = [e for r, _ in self.refs for e in (*r.shape, *r.tiles)]
+        texts += [e for _, e in self.grid] + [e for s in self.signals for e in s.slots]
+        known = {n for n, _ in (*self.tune, *self.speed, *self.mesh)}
+        names = dict.fromkeys(n for e in texts for n in sorted(e.names))
+        return tuple(n for n in names if n not in known)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names that a parameter of the function may have."""
+        refs = [r.name for r, _ in self.refs] + [s.name for s in self.signals]
+        sizes = [n for n, _ in (*self.tune, *self.mesh)]
+        ranks = [f"rank_{axis}" for axis, _ in self.mesh]
+        return (*refs, *(n for n, _ in self.grid), *self.dims, *sizes, *ranks)
+
+    def trace(self, fn: Callable[..., Any], kernel: Kernel) -> Kernel:
+        """`kernel`, which has no body yet, with the body that `fn` records."""
+        indices = [n for n, _ in self.grid] + [f"rank_{axis}" for axis, _ in self.mesh]
+        names = [*kernel.sizes, *indices, *(n for n, _ in self.speed)]
+        trace = KernelTrace(self.name, kernel.sizes, names)
+        given: dict[str, Any] = {n: trace.index(Index(n)) for n in indices}
+        given |= {n: Size(v, n) for n, v in kernel.sizes.items()}
+        given |= {r.name: Reference(trace, r) for r in kernel.refs}
+        given |= {s.name: Slots(trace, s) for s in kernel.signals}
+        token = CURRENT_TRACE.set(trace)
+        try:
+            with replaced(autocast=None):
+                returned = fn(
+                    **{n: given[n] for n in inspect.signature(fn).parameters if n in given}
+                )
+        finally:
+            CURRENT_TRACE.reset(token)
+        if returned is not None:
+            what = f"{self.name}: the function of a kernel returns a value"
+            raise UsageError(what, fix="store it in an output: y[i, j] = value", at=self.at)
+        try:
+            made = replace(kernel, body=trace.statements())
+            self._need_independent(made)
+            verify(made)
+        except TesseraError as error:
+            line = re.search(r"line +: (\d+): ", str(error))
+            raise located(
+                error, at=trace.places.get(int(line[1]) if line else 0, self.at)
+            ) from None
+        return made
+
+    def _need_independent(self, kernel: Kernel) -> None:
+        """Raises UsageError if what is computed depends on an index along a dim that is split."""
+        for dim in self.split:
+            own = {dim, *(n for n, extent in self.grid if dim in extent.names)}
+            for s in every(kernel.body):
+                match s:
+                    case Op():
+                        read = Index(s.attr("start", "0")).names
+                    case Loop():
+                        read = s.low.names | s.high.names
+                    case When():
+                        read = s.test.names
+                    case _:
+                        continue
+                if own & read:
+                    raise UsageError(
+                        f"{self.name}: {dim} cannot be split, the body reads {min(own & read)}",
+                        line=f"{s.line}: {kernel.name}",
+                        fix=f"leave {dim} out of split: each device would count from 0",
+                        at="",
+                    )
+
+
+def _sizes(name: str, argument: str, given: object) -> tuple[tuple[str, int], ...]:
+    fix = 'give sizes by name, e.g. {"BM": 64}'
+    sizes = mapping(name, argument, given or {}, fix).items()
+    return tuple((string(name, argument, n), whole(name, n, v, 1, MOST)) for n, v in sizes)
+
+
+def _indices(text: str) -> tuple[Index, ...]:
+    return tuple(Index(part) for part in text.split(","))
+
+
+def _declared(
+    name: str, texts: Mapping[str, str], grid: str, split: str, at: str, **sizes: Any
+) -> Declared:
+    refs: list[tuple[Ref, DType | None]] = []
+    signals: list[Signal] = []
+    for n, text in texts.items():
+        given = string("kernel", n, text).strip()
+        if m := _REF.fullmatch(given):
+            dtype = dtype_of(m[2]) if m[2] else None
+            ref = Ref(cast(Kind, m[1]), n, dtype or f32, _indices(m[3]), _indices(m[4]))
+            refs.append((ref, dtype))
+        elif m := _SIG.fullmatch(given):
+            signals.append(Signal(n, _indices(m[1])))
+        else:
+            raise UsageError(f"kernel: {n}={text!r} is not a reference", fix=_FORMS)
+    pairs = PAIR.findall(grid)
+    if "".join(f"{a}={b}" for a, b in pairs).replace(" ", "") != grid.replace(" ", ""):
+        raise UsageError(f"kernel: grid={grid!r} is not one", fix='write grid="i=M//BM j=N//BN"')
+    d = Declared(
+        name, tuple((a, Index(b)) for a, b in pairs), tuple(refs), tuple(signals),
+        **{k: _sizes("kernel", k, v) for k, v in sizes.items()},
+        split=tuple(split.split()), at=at,
+    )  # fmt: skip
+    for n in d.split:
+        if n not in d.dims:
+            fix = f"use some of {nearest(n, d.dims)}"
+            raise UsageError(f"kernel: split={split!r} names {n}, which is no dim", fix=fix)
+    return d
+
+
+# ---- the function ------------------------------------------------------------------------------
+class TileKernel:
+    """A kernel written in Python, made by `ts.kernel`: a function on tensors.
+
+    A call takes a tensor for each input, in their order or by name, and returns a tensor for each
+    output. Sizes of dims come from the tensors' shapes, the others by name.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        declared: Declared,
+        grad: Callable[..., Any] | None,
+        chosen: Mapping[str, int] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self._fn, self._declared, self._grad, self._chosen = fn, declared, grad, chosen or {}
+        self._made: dict[Any, Kernel] = {}
+
+    def __repr__(self) -> str:
+        return f"<kernel {self._declared.name}>"
+
+    @boundary
+    def kernel(self, **sizes: Any) -> Kernel:
+        """The `Kernel` at these sizes, recorded and verified; its `text` is Tile IR.
+
+        Each dim needs its size; tile sizes, speeds and axes of the mesh may have others than those
+        of the decorator. A reference without a dtype gets one in the same way: `x=ts.bf16` (default
+        f32). Raises UsageError for unknown or missing names, ShapeError, DTypeError or GraphError,
+        with the line, for mistakes in the kernel.
+        """
+        d = self._declared
+        free = {r.name for r, dtype in d.refs if dtype is None}
+        dtypes = {n: dtype_of(sizes.pop(n)) for n in [*sizes] if n in free}
+        known = dict([*d.tune, *d.speed, *d.mesh]) | self._chosen
+        _need_names(d.name, sizes, [*d.dims, *known, *free])
+        missing = [n for n in d.dims if n not in sizes]
+        if missing:
+            fix = f"give it: {d.name}.kernel({', '.join(f'{n}=...' for n in d.dims)})"
+            raise UsageError(f"{d.name}: the size {missing[0]} is missing", fix=fix)
+        given = {n: whole(d.name, n, v, 1, MOST) for n, v in (known | sizes).items()}
+        kinds = tuple(dtype or dtypes.get(r.name, f32) for r, dtype in d.refs)
+        key = tuple(given.items()), kinds
+        if key not in self._made:
+            self._made[key] = d.trace(self._fn, self._head(given, kinds))
+        return self._made[key]
+
+    def _head(self, sizes: Mapping[str, int], dtypes: tuple[DType, ...]) -> Kernel:
+        """The kernel without its body."""
+        d = self._declared
+        groups = (d.mesh, [(n, 0) for n in d.dims], d.tune, d.speed)
+        mesh, dims, tune, speed = (tuple((n, sizes[n]) for n, _ in group) for group in groups)
+        refs = tuple(replace(r, dtype=t) for (r, _), t in zip(d.refs, dtypes, strict=True))
+        try:
+            return Kernel(d.name, mesh, dims, tune, speed, d.grid, refs, d.signals)
+        except TesseraError as error:
+            raise located(error, at=d.at) from None
+
+    @boundary
+    def under(self, **sizes: int) -> TileKernel:
+        """The same kernel with other sizes of tiles, or speeds. Raises UsageError for a name that
+        is neither."""
+        d = self._declared
+        _need_names(f"{d.name}.under", sizes, [n for n, _ in (*d.tune, *d.speed)])
+        given = {n: whole(f"{d.name}.under", n, v, 1, MOST) for n, v in sizes.items()}
+        return TileKernel(self._fn, d, self._grad, {**self._chosen, **given})
+
+    @boundary
+    def __call__(self, *xs: Any, **named: Any) -> Any:
+        d = self._declared
+        if d.mesh:
+            fix = f"{d.name}.kernel(...) is its value, which evaluate runs"
+            raise UsageError(f"{d.name}: a kernel on a mesh is no function on tensors yet", fix=fix)
+        ins = [(r, dtype) for r, dtype in d.refs if r.kind == "in"]
+        names = [r.name for r, _ in ins]
+        given = dict(zip(names, xs, strict=False))
+        twice = [n for n in given if n in named]
+        given |= {n: named.pop(n) for n in names if n in named}
+        if len(xs) > len(names) or len(given) < len(names) or twice:
+            fix = f"call it with {', '.join(names)}, each once"
+            raise UsageError(f"{d.name}: {len(given)} of {len(names)} inputs are given", fix=fix)
+        _need_names(d.name, named, d.dims)
+        ts = [as_tensor(given[n], name=d.name) for n in names]
+        sizes = {**self._scheduled(), **self._chosen, **self._dims_of(ts, named)}
+        free = [r.name for r, dtype in d.refs if dtype is None]
+        dtypes = {n: ts[names.index(n)].dtype if n in names else ts[0].dtype for n in free}
+        kernel = self.kernel(**sizes, **dtypes)
+        return self._emitted(kernel, ts)
+
+    def _scheduled(self) -> dict[str, int]:
+        """The sizes that `@schedule(tile=..., warps=...)` chooses, of those that the kernel has."""
+        schedule, d = current_options().schedule, self._declared
+        chosen = dict(getattr(schedule, "tile", None) or ())
+        if (warps := getattr(schedule, "warps", None)) is not None:
+            chosen["warps"] = warps
+        return {n: v for n, v in chosen.items() if n in dict([*d.tune, *d.speed])}
+
+    def _dims_of(self, ts: list[Tensor], named: Mapping[str, int]) -> dict[str, int]:
+        """The sizes of the dims for these inputs. Raises ShapeError or DTypeError for inputs that
+        do not fit."""
+        d = self._declared
+        ins = [(r, dtype) for r, dtype in d.refs if r.kind == "in"]
+        rows = [(r.name, t.type) for (r, _), t in zip(ins, ts, strict=True)]
+        sizes = dict(named)
+        for (r, dtype), t in zip(ins, ts, strict=True):
+            if dtype not in (None, t.dtype):
+                fix = f"cast it: {r.name}.to(ts.{dtype})"
+                raise DTypeError(f"{d.name}: {r.name} is {dtype}", rows=rows, fix=fix)
+            if t.ndim != len(r.shape):
+                fix = f"give {r.name} the dims {list(r.shape)}"
+                raise ShapeError(f"{d.name}: {r.name} has {len(r.shape)} dims", rows=rows, fix=fix)
+            for e, n in zip(r.shape, t.shape, strict=True):
+                if e.text in d.dims:
+                    sizes.setdefault(e.text, n)
+        every_size = dict([*d.tune, *d.mesh]) | self._scheduled() | self._chosen | sizes
+        for (r, _), t in zip(ins, ts, strict=True):
+            for e, n in zip(r.shape, t.shape, strict=True):
+                if e.names <= every_size.keys() and e.value(every_size) != n:
+                    what = f"{d.name}: {e} is {e.value(every_size)}, in {r.name} it is {n}"
+                    fix = "give inputs whose dims of one name have one size"
+                    raise ShapeError(what, rows=rows, fix=fix)
+        return sizes
+
+    def _emitted(self, kernel: Kernel, ts: list[Tensor]) -> Any:
+        def run(*xs: Tensor) -> Any:
+            outs = emit_many("kernel", *xs, kernel=kernel, split=self._declared.split)
+            return tuple(outs) if len(outs) > 1 else outs[0]
+
+        if self._grad is None:
+            return run(*ts)
+        grad = self._grad
+        return custom_gradient(lambda *xs: (run(*xs), lambda g: grad(g, *xs)))(*ts)
+
+
+def _need_names(name: str, given: Mapping[str, object], known: Any) -> None:
+    for n in given:
+        if n not in known:
+            fix = f"use one of {nearest(n, known)}"
+            raise UsageError(f"{name}: there is no size {n!r}", fix=fix)
+
+
+# ---- the decorator -----------------------------------------------------------------------------
+Sized = Annotated[Mapping[str, int], Mapped('give sizes by name, e.g. {"BM": 64}')]
+
+
+def tile_kernel(
+    *,
+    grid: String = "",
+    tune: Sized | None = None,
+    speed: Sized | None = None,
+    mesh: Sized | None = None,
+    split: String = "",
+    grad: Callable[..., Any] | None = None,
+    **references: str,
+) -> Callable[[Callable[..., Any]], TileKernel]:
+    """A decorator that makes a kernel of Tile IR of a function on tiles.
+
+    Each of `references` is memory that is cut into tiles: `x="in f32[M, K] tiles [BM, BK]"`, so
+    with `out`, and on a mesh with `sym` (memory that other devices put to); `got="sig [n]"` has
+    slots to wait for. Without a dtype an input has that of its argument, an output that of the
+    first input. A tile size written as 1 makes a dim that is only an index.
+
+    - `grid` has the steps, which have no order: "i=M//BM j=N//BN".
+    - `tune` are the sizes of tiles, `speed` those that never change bits, such as warps.
+    - `mesh` has the axes of a kernel that communicates, with their sizes.
+    - `split` names the dims that devices may split: the body treats their elements independently.
+    - `grad(g, *inputs)` returns a gradient for each input (None: none), for the gradient of the
+      output, a tuple for several. Without it the kernel has no gradient.
+
+    The function's parameters are matched by name: references, signals, indices of the grid, sizes,
+    and `rank_x` on a mesh with the axis x. `x[i, k]` is a tile, `y[i, j] = value` stores one.
+    Values have the ops of tensors; a product is in f32 (of i8 in i32). The function returns
+    nothing.
+
+    Raises UsageError if an argument or a parameter is unknown; the call raises ShapeError,
+    DTypeError or GraphError, with the line, for a kernel that is wrong.
+
+    >>> import tessera as ts
+    >>> @ts.kernel(grid="i=M//BM", x="in f32[M] tiles [BM]", y="out f32[M] tiles [BM]",
+    ...            tune={"BM": 4}, split="M")
+    ... def double(x, y, i):
+    ...     y[i] = x[i] * 2.0
+    >>> print(double.kernel(M=8))
+    kernel double  v1
+      dims M=8
+      tune BM=4
+      grid i=M//BM
+      in x : f32[M] tiles [BM]
+      out y : f32[M] tiles [BM]
+      %0 = load x[i]
+      %1 = mul %0 2
+      store y[i] = %1
+    """
+    if grad is not None:
+        function_of("kernel", "grad", grad)
+    at = caller()
+    read = functools.partial(
+        _declared, texts=references, grid=grid, split=split, at=at,
+        tune=tune, speed=speed, mesh=mesh,
+    )  # fmt: skip
+    read("kernel")
+
+    def decorate(fn: Callable[..., Any]) -> TileKernel:
+        fn = function_of("kernel", "the function", fn)
+        signature, d = signature_of("kernel", fn), read(getattr(fn, "__name__", "kernel"))
+        for p in signature.parameters.values():
+            if p.name not in d.parameters and p.default is p.empty:
+                speeds = dict(d.speed)
+                why = "is a speed: it does not change what is computed" if p.name in speeds else ""
+                raise UsageError(
+                    f"{d.name}: the parameter {p.name!r} {why or 'has no meaning'}",
+                    fix=f"use some of {nearest(p.name, d.parameters)}",
+                )
+        return TileKernel(fn, d, grad)
+
+    return above("ts.kernel", decorate)
+
+
+# ---- statements --------------------------------------------------------------------------------
+def _trace(name: str) -> KernelTrace:
+    trace = current_trace()
+    if isinstance(trace, KernelTrace):
+        return trace
+    fix = "write it in a function below @ts.kernel(...)"
+    raise UsageError(f"kernel.{name}: it is for the body of a kernel", fix=fix)
+
+
+def loop(n: Any, body: Callable[..., Any], *carries: Any) -> Any:
+    """A loop in a kernel: `body(k, *carries)` for each k from 0 to `n` - 1, or from low to high - 1
+    for a pair `(low, high)`.
+
+    Bounds are sizes and indices. Carries are tiles or numbers; the body returns their next values,
+    each of the type of the first, and the loop the last ones: one, a tuple, or None without
+    carries. Raises UsageError outside of a kernel or for another number of values, ShapeError or
+    DTypeError if a type changes.
+    """
+    return _trace("loop").loop(n, function_of("kernel.loop", "the body", body), carries)
+
+
+@within("ts.kernel.when")
+def when(condition: Any) -> AbstractContextManager[None]:
+    """A context in a kernel whose statements run if `condition`, on indices, holds.
+
+    Conditions are comparisons, joined by `&`, `|` and `~`. Raises UsageError for a condition on
+    tiles: choose with `ts.where`.
+    """
+    return _trace("when").when(condition)
+
+
+def enter(*axes: str) -> None:
+    """Waits, in a kernel on a mesh, until all devices along the axes have come here."""
+    trace = _trace("enter")
+    names = tuple(string("kernel.enter", "an axis", axis) for axis in axes)
+    trace.block.append(Enter(names, line=trace.line()))
+
+
+def put(src: Place, dst: Place, *, at: Any, sig: Place) -> None:
+    """Starts the copy of a tile to another device, and sets a slot there when it has arrived:
+    `put(a.at(i), b.at(j), at=(rank_x + 1) % x, sig=got[s])`.
+
+    `at` has the device's coordinate along each axis of the mesh, a tuple for several. Raises
+    UsageError if `src` and `dst` are no places of references, or `sig` is no slot.
+    """
+    trace = _trace("put")
+    fix = "write ts.kernel.put(a.at(i), b.at(j), at=..., sig=got[s])"
+    a, b, s = (taken("kernel.put", x, Place, fix) for x in (src, dst, sig))
+    rank = trace.indices("kernel.put", at if isinstance(at, tuple) else (at,))
+    trace.block.append(Put(a.name, a.at, b.name, b.at, rank, s.name, s.at, line=trace.line()))
+
+
+def wait(sig: Place) -> None:
+    """Waits, in a kernel, until the own slot `sig` is set: `wait(got[s])`."""
+    trace = _trace("wait")
+    slot = taken("kernel.wait", sig, Place, "name a slot: wait(got[s])")
+    trace.block.append(Wait(slot.name, slot.at, line=trace.line()))
+
+
+def quiet() -> None:
+    """Waits, in a kernel, until all own puts have arrived."""
+    trace = _trace("quiet")
+    trace.block.append(Quiet(line=trace.line()))

@@ -10,25 +10,21 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
-from ...core.checks import shown, unfit
+from ...core.checks import unfit
 from ...core.dtypes import DType, bool_, f32, int32
 from ...core.errors import DTypeError, ShapeError, TesseraError, UsageError, caller
 from ...core.layout import plain
 from ...core.value_checks import is_number, is_whole
 from ...ir.tile.body import (
-    Enter,
     Load,
     Loop,
     Op,
-    Put,
-    Quiet,
     Ref,
     Signal,
     Statement,
     Store,
-    Wait,
     When,
     every,
     located,
@@ -46,10 +42,13 @@ EXPRESSIONS = {
     "ge": "({})>=({})", "eq": "({})==({})", "ne": "({})!=({})", "logical_and": "({}) and ({})",
     "logical_or": "({}) or ({})", "logical_not": "not ({})",
 }  # fmt: skip
-SAME = (
-    "add sub mul div neg abs exp log tanh sqrt rsqrt erf sigmoid lt le gt ge eq ne where"
-).split()
-EACH = dict(zip(SAME, SAME, strict=True)) | {
+EACH = {
+    name: name
+    for name in (
+        "add", "sub", "mul", "div", "neg", "abs", "exp", "log", "tanh", "sqrt", "rsqrt", "erf",
+        "sigmoid", "lt", "le", "gt", "ge", "eq", "ne", "where",
+    )
+} | {
     "maximum": "max", "minimum": "min", "logical_and": "and", "logical_or": "or",
     "logical_not": "not",
 }  # fmt: skip
@@ -96,7 +95,7 @@ class Value(Tensor):
 
     def __init__(self, trace: KernelTrace, type: Type, text: str = "") -> None:
         super().__init__(None, plain(type.dtype, type.shape))
-        self._trace, self.text = trace, text
+        self._trace, self.text, self.block = trace, text, trace.block
         self.known: Index | Test | None = None
         self.parts: tuple[str, list[Value]] | None = None
         self.turned: Value | None = None
@@ -116,6 +115,8 @@ class Place(NamedTuple):
 class Reference:
     """A reference of a kernel: `x[i, k]` loads a tile, `y[i, j] = value` stores one, and `x.at(i)`
     names one for `ts.kernel.put`. `x[ids, j]` with a tile of i32 gathers rows."""
+
+    __iter__ = None  # Python would count its indices for ever
 
     def __init__(self, trace: KernelTrace, ref: Ref) -> None:
         self._trace, self._ref, self.dtype = trace, ref, ref.dtype
@@ -139,6 +140,8 @@ class Reference:
 class Slots:
     """A signal of a kernel: `got[s]` is a slot of it."""
 
+    __iter__ = None  # Python would count its indices for ever
+
     def __init__(self, trace: KernelTrace, signal: Signal) -> None:
         self._trace, self._signal = trace, signal
 
@@ -153,11 +156,16 @@ class KernelTrace:
 
     def __init__(self, name: str, sizes: Mapping[str, int], taken: Iterable[str]) -> None:
         self.name, self.sizes, self.taken = name, sizes, {*taken}
-        self.block: list[Statement] = []
+        self._blocks: list[list[Statement]] = [[]]  # those that are open, the innermost last
         self.places: dict[int, str] = {}  # the user's lines by their numbers
         self._made: dict[str, Op] = {}
         self._first: dict[str, str] = {}  # carried value → its first value
         self._count = 0
+
+    @property
+    def block(self) -> list[Statement]:
+        """The statements of the innermost open block."""
+        return self._blocks[-1]
 
     # ---- the protocol of traces ----------------------------------------------------------------
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
@@ -192,7 +200,16 @@ class KernelTrace:
 
     def _own(self, t: Tensor) -> Value:
         if isinstance(t, Value) and t._trace is self:
+            if not any(t.block is block for block in self._blocks):
+                raise UsageError(
+                    f"{self.name}: a value is used outside of the loop or condition that made it",
+                    value=t.known or t.type,
+                    fix="carry it out of the loop, or store it there",
+                )
             return t
+        number = t._host_values
+        if number is not None and not t.ndim:  # in ts.where(c, 1.0, 0.0)
+            return self._full(number.item(), t.dtype, ())
         raise UsageError(
             f"{self.name}: a tensor from outside is used in a kernel",
             tensor=t.type,
@@ -257,7 +274,8 @@ class KernelTrace:
         for line, index in orders:
             made = self._made.get(line.text)
             if made is not None and made.op == "iota" and isinstance(index.known, Index):
-                start = EXPRESSIONS[op].format(made.attr("start", "0"), index.known)
+                first, by = made.attr("start"), index.known.text
+                start = EXPRESSIONS[op].format(first or 0, by) if first or op == "sub" else by
                 return self._add("iota", **{**dict(made.attrs), "start": Index(start).text})
         return None
 
@@ -277,7 +295,8 @@ class KernelTrace:
         )
 
     def _full(self, value: float, dtype: DType, shape: tuple[int, ...]) -> Value:
-        text = repr(float(value)) if dtype.is_float else str(int(value))
+        is_int = isinstance(value, int) or not dtype.is_float
+        text = str(int(value)) if is_int else repr(float(value))
         if shape:
             return self._add("full", shape=_shape(shape), value=text, dtype=dtype.name)
         made = Value(self, Type(dtype, ()), text)
@@ -358,7 +377,8 @@ class KernelTrace:
             or summed[0] != summed[1]
         ):
             raise ShapeError(
-                f"{self.name}: the product {index!r} of {' and '.join(str(v.type) for v in values)}",
+                f"{self.name}: a kernel has no product {index!r}",
+                rows=[(f"x{n}", v.type) for n, v in enumerate(values)],
                 fix="a kernel multiplies two values of two dims, also transposed: x @ y.T",
             )
         (a, x), (b, y) = pairs
@@ -367,7 +387,11 @@ class KernelTrace:
             (b[1] != out[1]) != (y.turned is not None),
         )
         text = ",".join(f for f, is_set in zip("ab", flags, strict=True) if is_set)
-        return self._add("dot", *(self._held(v.turned or v) for v in (x, y)), transpose=text)
+        return self._add(
+            "dot",
+            *(self._held(v if v.turned is None else v.turned) for v in (x, y)),
+            transpose=text,
+        )
 
     # ---- statements ----------------------------------------------------------------------------
     def line(self) -> int:
@@ -398,8 +422,8 @@ class KernelTrace:
 
     def bound(self, name: str, n: object) -> Index:
         """An index or a bound as an expression."""
-        if isinstance(n, Value) and isinstance(n.known, Index):
-            return n.known
+        if isinstance(n, Value) and isinstance(self._own(n).known, Index):
+            return cast(Index, n.known)
         if is_whole(n):
             return Index(size_text(n))
         raise unfit(name, "an index", n, "use whole numbers, sizes and indices, with + - * // %")
@@ -411,7 +435,7 @@ class KernelTrace:
         rows, kept = None, set(ref.kept)
         if found and len(tile) == len(at):
             dim, ids = found[0]
-            rows = (dim, self._held(ids).text)
+            rows = (dim, self._held(self._own(ids)).text)
             tile, kept = (*tile[:dim], ids.size, *tile[dim + 1 :]), {*kept, dim}
             at = (*at[:dim], 0, *at[dim + 1 :])
         s = Load(self._fresh(), ref.name, self.indices(ref.name, at), rows, line=self.line())
@@ -439,11 +463,11 @@ class KernelTrace:
     @contextmanager
     def _nested(self) -> Iterator[list[Statement]]:
         """A context whose statements are those of a block of their own."""
-        outer, self.block = self.block, []
+        self._blocks.append([])
         try:
             yield self.block
         finally:
-            self.block = outer
+            self._blocks.pop()
 
     @contextmanager
     def when(self, condition: object) -> Iterator[None]:
@@ -466,10 +490,10 @@ class KernelTrace:
         line = self.line()
         with self.naming():
             first = [self._held(self._number(v)) for v in carries]
-        inside = [Value(self, Type(v.dtype, v.shape), self._fresh()) for v in first]
         name = self._index_name(body)
         self.taken.add(name)
         with self._nested() as block:
+            inside = [Value(self, Type(v.dtype, v.shape), self._fresh()) for v in first]
             given = body(self.index(Index(name)), *inside)
             new = given if isinstance(given, tuple) else () if given is None else (given,)
             if len(new) != len(first):

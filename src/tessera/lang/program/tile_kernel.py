@@ -32,7 +32,7 @@ from ...ir.tile.body import (
     every,
     located,
 )
-from ...ir.tile.index import Index
+from ...ir.tile.index import NAME, Index
 from ...ir.tile.kernel import Kernel
 from ...ir.tile.text import PAIR
 from ...ir.tile.verify import verify
@@ -70,7 +70,7 @@ class Declared:
         texts = [e for r, _ in self.refs for e in (*r.shape, *r.tiles)]
         texts += [e for _, e in self.grid] + [e for s in self.signals for e in s.slots]
         known = {n for n, _ in (*self.tune, *self.speed, *self.mesh)}
-        names = dict.fromkeys(n for e in texts for n in sorted(e.names))
+        names = dict.fromkeys(n for e in texts for n in NAME.findall(e.text))
         return tuple(n for n in names if n not in known)
 
     @property
@@ -188,10 +188,10 @@ class TileKernel:
         fn: Callable[..., Any],
         declared: Declared,
         grad: Callable[..., Any] | None,
-        chosen: Mapping[str, int] | None = None,
+        chosen: Mapping[str, int],
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self._fn, self._declared, self._grad, self._chosen = fn, declared, grad, chosen or {}
+        self._fn, self._declared, self._grad, self._chosen = fn, declared, grad, chosen
         self._made: dict[Any, Kernel] = {}
 
     def __repr__(self) -> str:
@@ -209,7 +209,7 @@ class TileKernel:
         d = self._declared
         free = {r.name for r, dtype in d.refs if dtype is None}
         dtypes = {n: dtype_of(sizes.pop(n)) for n in [*sizes] if n in free}
-        known = dict([*d.tune, *d.speed, *d.mesh]) | self._chosen
+        known = {**dict([*d.tune, *d.speed, *d.mesh]), **self._chosen}
         _need_names(d.name, sizes, [*d.dims, *known, *free])
         missing = [n for n in d.dims if n not in sizes]
         if missing:
@@ -255,7 +255,8 @@ class TileKernel:
         given |= {n: named.pop(n) for n in names if n in named}
         if len(xs) > len(names) or len(given) < len(names) or twice:
             fix = f"call it with {', '.join(names)}, each once"
-            raise UsageError(f"{d.name}: {len(given)} of {len(names)} inputs are given", fix=fix)
+            count = len(xs) + sum(n in names for n in [*given][len(xs) :])
+            raise UsageError(f"{d.name}: {count} inputs for {len(names)}", fix=fix)
         _need_names(d.name, named, d.dims)
         ts = [as_tensor(given[n], name=d.name) for n in names]
         sizes = {**self._scheduled(), **self._chosen, **self._dims_of(ts, named)}
@@ -289,7 +290,7 @@ class TileKernel:
             for e, n in zip(r.shape, t.shape, strict=True):
                 if e.text in d.dims:
                     sizes.setdefault(e.text, n)
-        every_size = dict([*d.tune, *d.mesh]) | self._scheduled() | self._chosen | sizes
+        every_size = {**dict(d.tune), **self._scheduled(), **self._chosen, **sizes}
         for (r, _), t in zip(ins, ts, strict=True):
             for e, n in zip(r.shape, t.shape, strict=True):
                 if e.names <= every_size.keys() and e.value(every_size) != n:
@@ -365,7 +366,7 @@ def tile_kernel(
       in x : f32[M] tiles [BM]
       out y : f32[M] tiles [BM]
       %0 = load x[i]
-      %1 = mul %0 2
+      %1 = mul %0 2.0
       store y[i] = %1
     """
     if grad is not None:
@@ -375,7 +376,10 @@ def tile_kernel(
         _declared, texts=references, grid=grid, split=split, at=at,
         tune=tune, speed=speed, mesh=mesh,
     )  # fmt: skip
-    read("kernel")
+    try:
+        read("kernel")
+    except TesseraError as error:
+        raise located(error, at=at) from None
 
     def decorate(fn: Callable[..., Any]) -> TileKernel:
         fn = function_of("kernel", "the function", fn)
@@ -388,7 +392,7 @@ def tile_kernel(
                     f"{d.name}: the parameter {p.name!r} {why or 'has no meaning'}",
                     fix=f"use some of {nearest(p.name, d.parameters)}",
                 )
-        return TileKernel(fn, d, grad)
+        return TileKernel(fn, d, grad, {})
 
     return above("ts.kernel", decorate)
 

@@ -15,6 +15,7 @@ from tessera.ir.tile.kernel import Kernel, with_sizes
 from tessera.ir.tile.kernels import AG_MATMUL, DISPATCH, FLASH_CAUSAL, MLP_UP
 from tessera.ir.tile.oracle import evaluate
 from tessera.ir.tile.text import parse
+from tests.messages import Golden
 
 Array = Any
 
@@ -342,3 +343,130 @@ def test_sizes_and_dtypes_of_a_kernel() -> None:
     with ts.autocast("bf16"):  # the text of a kernel is the same everywhere
         assert tiled(lambda x, z: x @ z) == tiled(lambda x, z: x @ z)
         assert "bf16" not in tiled(lambda x, z: x @ z).text
+
+
+# ---- errors -------------------------------------------------------------------------------------
+TILES = {
+    "grid": "i=M//bm", "x": "in f32[M, N] tiles [bm, N]", "y": "out f32[M, N] tiles [bm, N]",
+    "tune": {"bm": 4},
+}  # fmt: skip
+Outer = ts.tensor(np.ones(4, np.float32))
+
+
+def made(fn: Callable[..., Any], **options: Any) -> Kernel:
+    """The kernel of `fn` at a small size."""
+    return ts.kernel(**{**TILES, **options})(fn).kernel(M=8, N=4)
+
+
+def stores(value: Callable[..., Any], **options: Any) -> Kernel:
+    """The kernel `y[i, 0] = value(x, i)`."""
+
+    def kernel(x: Any, y: Any, i: Any) -> None:
+        y[i, 0] = value(x, i)
+
+    return made(kernel, **options)
+
+
+def returns(x: Any, y: Any, i: Any) -> Any:
+    return x[i, 0]
+
+
+def unknown(x: Any, y: Any, ii: Any) -> None: ...
+
+
+def forgets(x: Any, y: Any, i: Any) -> None:
+    x[i, 0] * 2.0
+
+
+def beyond(x: Any, y: Any, i: Any) -> None:
+    y[i + 1, 0] = x[i, 0]
+
+
+def writes(x: Any, y: Any, i: Any) -> None:
+    x[i, 0] = 1.0
+
+
+def chooses(x: Any, y: Any, i: Any) -> None:
+    with ts.kernel.when(x[i, 0] > 0):
+        y[i, 0] = x[i, 0]
+
+
+def leaks(x: Any, i: Any) -> Any:
+    found: list[Any] = []
+    ts.kernel.loop(2, lambda k: found.append(x[i, 0]))
+    return found[0]
+
+
+def fast(x: Any, y: Any, warps: Any) -> None: ...
+
+
+KEPT: list[Any] = []
+
+
+def uses_later() -> None:
+    stores(lambda x, i: KEPT.append(x[i, 0]) or 1.0)
+    KEPT[-1] + 1.0
+
+
+@ts.kernel(**TILES)  # type: ignore[arg-type]
+def good(x, y, i):  # type: ignore[no-untyped-def]
+    y[i, 0] = x[i, 0]
+
+
+BAD: dict[str, Callable[[], Any]] = {
+    "a value is returned": lambda: made(returns),
+    "a parameter without a meaning": lambda: made(unknown),
+    "a parameter that is a speed": lambda: made(fast, speed={"warps": 4}),
+    "an output that is never stored": lambda: made(forgets),
+    "a tile outside": lambda: made(beyond),
+    "a store to an input": lambda: made(writes),
+    "a condition on tiles": lambda: made(chooses),
+    "a tensor from outside": lambda: stores(lambda x, i: x[i, 0] + Outer),
+    "if": lambda: stores(lambda x, i: x[i, 0] if i > 0 else 0.0),
+    "range": lambda: stores(lambda x, i: max(range(i))),
+    "a value that is read": lambda: stores(lambda x, i: x[i, 0].numpy()),
+    "a value of a loop": lambda: stores(leaks),
+    "a value after its kernel": uses_later,
+    "an op that kernels lack": lambda: stores(lambda x, i: ts.sin(x[i, 0])),
+    "a slice": lambda: stores(lambda x, i: x[i, 0][:, :2]),
+    "a transpose": lambda: stores(lambda x, i: x[i, 0].T),
+    "a reshape": lambda: stores(lambda x, i: x[i, 0].reshape(16)),
+    "a product of vectors": lambda: stores(lambda x, i: x[i, 0] @ ts.zeros((4,))),
+    "shapes": lambda: stores(lambda x, i: x[i, 0] + ts.zeros((3,))),
+    "the dtype of a tile": lambda: stores(lambda x, i: x[i, 0].to(ts.bf16)),
+    "the shape of a tile": lambda: stores(lambda x, i: ts.sum(x[i, 0], 1)),
+    "an index": lambda: stores(lambda x, i: x[0.5, 0]),
+    "the number of indices": lambda: stores(lambda x, i: x[i]),
+    "bounds": lambda: stores(lambda x, i: ts.kernel.loop(x[i, 0], lambda k: None)),
+    "carries": lambda: stores(lambda x, i: ts.kernel.loop(2, lambda k, t: None, x[i, 0])),
+    "types of carries": lambda: stores(
+        lambda x, i: ts.kernel.loop(2, lambda k, t: ts.sum(t, 1), x[i, 0])
+    ),
+    "a dim that cannot be split": lambda: stores(
+        lambda x, i: x[i, 0] + (ts.arange(4) + i * 4).to(ts.f32), split="M"
+    ),
+    "a split of no dim": lambda: stores(lambda x, i: x[i, 0], split="Q"),
+    "a reference": lambda: stores(lambda x, i: x[i, 0], x="in f32[M, N]"),
+    "a reference's index": lambda: stores(lambda x, i: x[i, 0], x="in f32[M-] tiles [1]"),
+    "a grid": lambda: stores(lambda x, i: x[i, 0], grid="i"),
+    "sizes": lambda: stores(lambda x, i: x[i, 0], tune={"bm": 0}),
+    "tiles that do not divide": lambda: stores(lambda x, i: x[i, 0], tune={"bm": 3}),
+    "no parentheses": lambda: ts.kernel(returns),  # type: ignore[operator]
+    "a missing size": lambda: good.kernel(M=8),
+    "an unknown size": lambda: good.kernel(M=8, N=4, bn=4),
+    "an unknown tile": lambda: good.under(bn=4),
+    "a missing input": lambda: good(),
+    "an input's dims": lambda: good(Outer),
+    "an input's dtype": lambda: good(ts.zeros((8, 4), ts.bf16)),
+    "an input's sizes": lambda: good(ts.zeros((8, 4)), M=16),
+    "a kernel on a mesh": lambda: ag_matmul(Outer, Outer),
+    "a loop without a kernel": lambda: ts.kernel.loop(2, lambda k: None),
+    "a put of values": lambda: stores(lambda x, i: ts.kernel.put(x[i, 0], x, at=0, sig=x)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_kernels_are_refused_with_the_whole_message(name: str, golden: Golden) -> None:
+    with pytest.raises(ts.TesseraError) as caught:
+        BAD[name]()
+    golden(caught.value)

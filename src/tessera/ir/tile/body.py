@@ -239,10 +239,11 @@ def naming(line: str) -> Iterator[None]:
 
 
 def located(error: TesseraError, line: str = "", at: str = "") -> TesseraError:
-    """The error with a line of the kernel and a line of the user's code; those it has stay."""
+    """The error with this line of the kernel, and with this line of the user's code if it has
+    none."""
     rows = _rows(error)
     fix, at = rows.pop("fix", ""), rows.pop("at", at)
-    more = {"line": line} | rows
+    more = {"line": line or rows.get("line", ""), **{k: v for k, v in rows.items() if k != "line"}}
     return type(error)(str(error).split("\n")[0], rows=more.items(), fix=fix, at=at)
 
 

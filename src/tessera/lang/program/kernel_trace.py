@@ -34,6 +34,7 @@ from ...ir.tile.op import Type
 from ...ir.tile.ops import op_of
 from ...ops.op import infer, op_named
 from ..math.matmul import plain_form
+from ..value.eager import current_trace
 from ..value.tensor import Tensor
 
 EXPRESSIONS = {
@@ -173,12 +174,16 @@ class KernelTrace:
             return [self._applied(op, [self._own(a) for a in args], attrs)]
 
     def value(self, t: Tensor) -> NoReturn:
+        if current_trace() is not self:
+            self.check(t)
         known = t.known if isinstance(t, Value) else None
-        raise UsageError(
-            f"{self.name}: {known or 'a tile'} has no value while the kernel is recorded",
-            fix="choose with ts.where, or: with ts.kernel.when(condition): ...; join conditions"
-            " with & and |; repeat with ts.kernel.loop",
-        )
+        fix = "compute with it in the kernel, and read outputs after the call"
+        if isinstance(known, Test):
+            fix = "write with ts.kernel.when(condition): ..., or ts.where; join by & and |, not and"
+        elif known is not None:
+            fix = "repeat with ts.kernel.loop; choose with ts.kernel.when or ts.where"
+        what = f"{self.name}: {known or 'a tile'} has no value while the kernel is recorded"
+        raise UsageError(what, fix=fix)
 
     def show(self, tensors: Sequence[Tensor], act: Callable[[Sequence[Any]], None]) -> None:
         self.value(tensors[0])
@@ -248,11 +253,13 @@ class KernelTrace:
                 for dim in sorted(attrs["dims"], reverse=True):
                     out = self._add(op, out, dim=str(dim))
                 return out
-        fix = f"compute it outside, or from what kernels have: {', '.join(EACH)}, @, sum, max, min"
         raise UsageError(
             f"{self.name}: a kernel has no {op}",
-            rows=[(f"x{n}", v.type) for n, v in enumerate(values)],
-            fix=f"{fix}, full, arange, casts",
+            rows=[
+                *((f"x{n}", v.type) for n, v in enumerate(values)),
+                ("it has", f"{', '.join(EACH)}, @, sum, max, min, full, arange, casts"),
+            ],
+            fix="compute it from these, or outside of the kernel",
         )
 
     def index(self, known: Index | Test) -> Value:

@@ -31,6 +31,7 @@ from ...ir.tile.body import (
     When,
     every,
     located,
+    where,
 )
 from ...ir.tile.index import NAME, Index
 from ...ir.tile.kernel import Kernel
@@ -106,10 +107,9 @@ class Declared:
             self._need_independent(made)
             verify(made)
         except TesseraError as error:
-            line = re.search(r"line +: (\d+): ", str(error))
-            raise located(
-                error, at=trace.places.get(int(line[1]) if line else 0, self.at)
-            ) from None
+            found = re.search(r"line +: (\d+): (.*)", str(error))
+            number, text = (int(found[1]), found[2]) if found else (0, "")
+            raise located(error, text, trace.places.get(number, self.at)) from None
         return made
 
     def _need_independent(self, kernel: Kernel) -> None:
@@ -129,7 +129,7 @@ class Declared:
                 if own & read:
                     raise UsageError(
                         f"{self.name}: {dim} cannot be split, the body reads {min(own & read)}",
-                        line=f"{s.line}: {kernel.name}",
+                        line=where(s),
                         fix=f"leave {dim} out of split: each device would count from 0",
                         at="",
                     )

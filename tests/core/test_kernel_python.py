@@ -142,6 +142,10 @@ def test_large_sizes_are_verified_at_a_few_tiles() -> None:
     assert made.dims == (("M", 16384), ("K", 16384), ("N", 16384))
     half = with_sizes(made, M=8192)
     assert half.extents == {"i": 128, "j": 256}
+    small = {"M": 256, "K": 256, "N": 256}  # sizes in shapes are expressions, too
+    assert with_sizes(mlp_up.kernel(**small), bm=32) == mlp_up.kernel(**small, bm=32)
+    at = {"B": 1, "H": 1, "G": 1, "T": 64, "D": 8}
+    assert with_sizes(flash.kernel(**at), bq=32) == flash.kernel(**at, bq=32)
 
 
 # ---- ops ----------------------------------------------------------------------------------------

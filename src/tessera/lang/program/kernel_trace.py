@@ -9,40 +9,30 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from ...core.checks import unfit
 from ...core.dtypes import DType, bool_, f32, int32
-from ...core.errors import DTypeError, ShapeError, TesseraError, UsageError, caller
-from ...core.layout import plain
+from ...core.errors import ShapeError, TesseraError, UsageError, caller
 from ...core.value_checks import is_number, is_whole
 from ...ir.tile.body import (
-    Load,
     Loop,
     Op,
-    Ref,
-    Signal,
     Statement,
-    Store,
     When,
     every,
     located,
 )
-from ...ir.tile.index import Index, Test, sizes_of
+from ...ir.tile.index import Index, Test
 from ...ir.tile.op import Type
 from ...ir.tile.ops import op_of
+from ...ir.tile.tidy import reads
 from ...ops.op import infer, op_named
 from ..math.matmul import plain_form
 from ..value.eager import current_trace
 from ..value.tensor import Tensor
+from .kernel_values import EXPRESSIONS, Value, shape_text, size_text
 
-EXPRESSIONS = {
-    "add": "({})+({})", "sub": "({})-({})", "mul": "({})*({})", "floordiv": "({})//({})",
-    "mod": "({})%({})", "neg": "-({})", "lt": "({})<({})", "le": "({})<=({})", "gt": "({})>({})",
-    "ge": "({})>=({})", "eq": "({})==({})", "ne": "({})!=({})", "logical_and": "({}) and ({})",
-    "logical_or": "({}) or ({})", "logical_not": "not ({})",
-}  # fmt: skip
 EACH = {
     name: name
     for name in (
@@ -55,102 +45,6 @@ EACH = {
 }  # fmt: skip
 
 
-class Size(int):
-    """A size of a kernel: its number at the recorded sizes, with the expression that has it."""
-
-    text: str
-
-    def __new__(cls, number: int, text: str) -> Size:
-        made = super().__new__(cls, number)
-        made.text = text
-        return made
-
-
-def _size_operator(name: str, form: str) -> None:
-    compute = getattr(int, f"__{name}__")
-
-    def left(x: int, y: object) -> Any:
-        if isinstance(y, bool) or not isinstance(y, int):
-            return NotImplemented
-        return Size(compute(x, y), Index(form.format(size_text(x), size_text(y))).text)
-
-    setattr(Size, f"__{name}__", left)
-    setattr(Size, f"__r{name}__", lambda y, x: left(x, y) if isinstance(x, int) else NotImplemented)
-
-
-for _name in ("add", "sub", "mul", "floordiv", "mod"):
-    _size_operator(_name, EXPRESSIONS[_name])
-
-
-def size_text(n: int) -> str:
-    """The expression of a size, or the digits of another number."""
-    return n.text if isinstance(n, Size) else str(int(n))
-
-
-class Value(Tensor):
-    """A value of a kernel. `text` is its name there, such as `%3`, or that of a number.
-
-    `known` is the expression of an index or a condition; `parts` the (op, values) that a condition
-    was made of; `turned` the value of which this is the transpose.
-    """
-
-    def __init__(self, trace: KernelTrace, type: Type, text: str = "") -> None:
-        super().__init__(None, plain(type.dtype, type.shape))
-        self._trace, self.text, self.block = trace, text, trace.block
-        self.known: Index | Test | None = None
-        self.parts: tuple[str, list[Value]] | None = None
-        self.turned: Value | None = None
-
-    @property
-    def is_number(self) -> bool:
-        return bool(self.text) and not self.text.startswith("%")
-
-
-class Place(NamedTuple):
-    """A tile of a reference, or a slot of a signal."""
-
-    name: str
-    at: tuple[Index, ...]
-
-
-class Reference:
-    """A reference of a kernel: `x[i, k]` loads a tile, `y[i, j] = value` stores one, and `x.at(i)`
-    names one for `ts.kernel.put`. `x[ids, j]` with a tile of i32 gathers rows."""
-
-    __iter__ = None  # Python would count its indices for ever
-
-    def __init__(self, trace: KernelTrace, ref: Ref) -> None:
-        self._trace, self._ref, self.dtype = trace, ref, ref.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of its dims."""
-        return tuple(Size(e.value(self._trace.sizes), e.text) for e in self._ref.shape)
-
-    def at(self, *index: object) -> Place:
-        """The place of a tile."""
-        return Place(self._ref.name, self._trace.indices(self._ref.name, index))
-
-    def __getitem__(self, at: Any) -> Value:
-        return self._trace.load(self._ref, at if isinstance(at, tuple) else (at,))
-
-    def __setitem__(self, at: Any, value: Any) -> None:
-        self._trace.store(self._ref, at if isinstance(at, tuple) else (at,), value)
-
-
-class Slots:
-    """A signal of a kernel: `got[s]` is a slot of it."""
-
-    __iter__ = None  # Python would count its indices for ever
-
-    def __init__(self, trace: KernelTrace, signal: Signal) -> None:
-        self._trace, self._signal = trace, signal
-
-    def __getitem__(self, at: Any) -> Place:
-        name, index = self._signal.name, at if isinstance(at, tuple) else (at,)
-        return Place(name, self._trace.indices(name, index))
-
-
 class KernelTrace:
     """The trace of a kernel's body. `sizes` are those that expressions read, `taken` the names that
     a loop's index cannot have."""
@@ -160,7 +54,7 @@ class KernelTrace:
         self._blocks: list[list[Statement]] = [[]]  # those that are open, the innermost last
         self.places: dict[int, str] = {}  # the user's lines by their numbers
         self._made: dict[str, Op] = {}
-        self._first: dict[str, str] = {}  # carried value → its first value
+        self.first: dict[str, str] = {}  # carried value → its first value
         self._count = 0
 
     @property
@@ -171,7 +65,7 @@ class KernelTrace:
     # ---- the protocol of traces ----------------------------------------------------------------
     def apply(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
         with self.naming():
-            return [self._applied(op, [self._own(a) for a in args], attrs)]
+            return [self._applied(op, [self.own(a) for a in args], attrs)]
 
     def value(self, t: Tensor) -> NoReturn:
         if current_trace() is not self:
@@ -203,7 +97,8 @@ class KernelTrace:
         except TesseraError as error:
             raise located(error, at=caller()) from None
 
-    def _own(self, t: Tensor) -> Value:
+    def own(self, t: Tensor) -> Value:
+        """`t` as a value of this kernel. Raises UsageError if it is none."""
         if isinstance(t, Value) and t._trace is self:
             if not any(t.block is block for block in self._blocks):
                 raise UsageError(
@@ -214,7 +109,7 @@ class KernelTrace:
             return t
         number = t._host_values
         if number is not None and not t.ndim:  # in ts.where(c, 1.0, 0.0)
-            return self._full(number.item(), t.dtype, ())
+            return self.full(number.item(), t.dtype, ())
         raise UsageError(
             f"{self.name}: a tensor from outside is used in a kernel",
             tensor=t.type,
@@ -234,9 +129,9 @@ class KernelTrace:
             case "stop_gradient" | "save_for_backward":
                 return values[0]
             case "full":
-                return self._full(attrs["value"], attrs["dtype"], attrs["shape"])
+                return self.full(attrs["value"], attrs["dtype"], attrs["shape"])
             case "iota":
-                made = self._add("iota", shape=_shape(attrs["shape"]), dim=str(attrs["dim"]))
+                made = self._add("iota", shape=shape_text(attrs["shape"]), dim=str(attrs["dim"]))
                 return made if attrs["dtype"] is int32 else self._cast(made, attrs["dtype"])
             case "cast":
                 return self._cast(values[0], attrs["dtype"])
@@ -249,7 +144,7 @@ class KernelTrace:
             case "contract":
                 return self._product(values, attrs["index"])
             case "sum" | "max" | "min":
-                out = self._held(values[0])
+                out = self.held(values[0])
                 for dim in sorted(attrs["dims"], reverse=True):
                     out = self._add(op, out, dim=str(dim))
                 return out
@@ -264,7 +159,7 @@ class KernelTrace:
 
     def index(self, known: Index | Test) -> Value:
         """The value of an index or a condition."""
-        made = Value(self, Type(int32 if isinstance(known, Index) else bool_, ()))
+        made = self.made_value(Type(int32 if isinstance(known, Index) else bool_, ()))
         made.known = known
         return made
 
@@ -296,22 +191,23 @@ class KernelTrace:
         return self._add(
             name,
             *(
-                v if v.is_number and n >= first and not (alone and n == first) else self._held(v)
+                v if v.is_number and n >= first and not (alone and n == first) else self.held(v)
                 for n, v in enumerate(args)
             ),
         )
 
-    def _full(self, value: float, dtype: DType, shape: tuple[int, ...]) -> Value:
+    def full(self, value: float, dtype: DType, shape: tuple[int, ...]) -> Value:
+        """A tile of one number; without dims the number itself."""
         is_int = isinstance(value, int) or not dtype.is_float
         text = str(int(value)) if is_int else repr(float(value))
         if shape:
-            return self._add("full", shape=_shape(shape), value=text, dtype=dtype.name)
-        made = Value(self, Type(dtype, ()), text)
+            return self._add("full", shape=shape_text(shape), value=text, dtype=dtype.name)
+        made = self.made_value(Type(dtype, ()), text)
         if dtype is int32:
             made.known = Index(size_text(int(value) if not isinstance(value, int) else value))
         return made
 
-    def _held(self, v: Value) -> Value:
+    def held(self, v: Value) -> Value:
         """The value with a name in the kernel."""
         if v.turned is not None:
             raise UsageError(
@@ -330,7 +226,7 @@ class KernelTrace:
         return v
 
     def _cast(self, v: Value, dtype: DType) -> Value:
-        return self._add("cast", self._held(v), to=dtype.name)
+        return self._add("cast", self.held(v), to=dtype.name)
 
     def _reshaped(self, v: Value, shape: tuple[int, ...]) -> Value:
         """A value in a shape that differs by dims of size 1."""
@@ -343,11 +239,12 @@ class KernelTrace:
                 x=v.type,
                 fix="a kernel only adds and drops dims of size 1; load tiles of the shape needed",
             )
-        v = self._held(v)
+        v = self.held(v)
         made = self._made.get(v.text)
         if made is not None and made.op == "iota" and shape:
-            dim = next((d for d, n in enumerate(shape) if n != 1), 0)
-            attrs = {**dict(made.attrs), "shape": _shape(shape), "dim": str(dim)}
+            dim, sizes = next((d for d, n in enumerate(shape) if n != 1), 0), ["1"] * len(shape)
+            sizes[dim] = made.attr("shape").split(",")[int(made.attr("dim"))]
+            attrs = {**dict(made.attrs), "shape": ",".join(sizes), "dim": str(dim)}
             return self._add("iota", **attrs)
         while v.ndim > min(len(shape), 1):
             v = self._add("sum", v, dim=str(v.shape.index(1)))
@@ -356,8 +253,8 @@ class KernelTrace:
         return v if len(shape) == 1 else self._add("row" if shape[0] == 1 else "col", v)
 
     def _spread(self, v: Value, shape: tuple[int, ...]) -> Value:
-        pick = self._full(1, bool_, shape)
-        v = self._held(v)
+        pick = self.full(1, bool_, shape)
+        v = self.held(v)
         return self._each("where", [pick, v, v])
 
     def _transposed(self, v: Value, perm: tuple[int, ...]) -> Value:
@@ -366,8 +263,8 @@ class KernelTrace:
         shape = tuple(v.shape[d] for d in perm)
         if 1 in shape or v.turned is not None:
             return self._reshaped(v, shape) if v.turned is None else v.turned
-        made = Value(self, Type(v.dtype, shape))
-        made.turned = self._held(v)
+        made = self.made_value(Type(v.dtype, shape))
+        made.turned = self.held(v)
         return made
 
     def _product(self, values: list[Value], index: str) -> Value:
@@ -396,7 +293,7 @@ class KernelTrace:
         text = ",".join(f for f, is_set in zip("ab", flags, strict=True) if is_set)
         return self._add(
             "dot",
-            *(self._held(v if v.turned is None else v.turned) for v in (x, y)),
+            *(self.held(v if v.turned is None else v.turned) for v in (x, y)),
             transpose=text,
         )
 
@@ -410,7 +307,12 @@ class KernelTrace:
         self.places[int(number)] = at
         return int(number)
 
-    def _fresh(self) -> str:
+    def made_value(self, type: Type, text: str = "") -> Value:
+        """The value named `text`, made in the open block."""
+        return Value(self, self.block, type, text)
+
+    def fresh(self) -> str:
+        """A new name."""
         self._count += 1
         return f"%v{self._count}"
 
@@ -418,10 +320,10 @@ class KernelTrace:
         types = [v.text if v.is_number else Type(v.dtype, v.shape) for v in args]
         made = op_of(name, attrs).infer(types, attrs, self.sizes)
         texts = tuple(v.text for v in args)
-        s = Op(self._fresh(), name, texts, tuple(attrs.items()), line=self.line())
+        s = Op(self.fresh(), name, texts, tuple(attrs.items()), line=self.line())
         self._made[s.result] = s
         self.block.append(s)
-        return Value(self, made, s.result)
+        return self.made_value(made, s.result)
 
     def indices(self, name: str, at: Sequence[object]) -> tuple[Index, ...]:
         """The indices of a place. Raises UsageError for what is none."""
@@ -429,43 +331,11 @@ class KernelTrace:
 
     def bound(self, name: str, n: object) -> Index:
         """An index or a bound as an expression."""
-        if isinstance(n, Value) and isinstance(self._own(n).known, Index):
+        if isinstance(n, Value) and isinstance(self.own(n).known, Index):
             return cast(Index, n.known)
         if is_whole(n):
             return Index(size_text(n))
         raise unfit(name, "an index", n, "use whole numbers, sizes and indices, with + - * // %")
-
-    def load(self, ref: Ref, at: tuple[object, ...]) -> Value:
-        """Loads a tile; a value of one dim among the indices gathers rows."""
-        tile = sizes_of(ref.tiles, self.sizes)
-        found = [(d, v) for d, v in enumerate(at) if isinstance(v, Value) and v.ndim]
-        rows, kept = None, set(ref.kept)
-        if found and len(tile) == len(at):
-            dim, ids = found[0]
-            rows = (dim, self._held(self._own(ids)).text)
-            tile, kept = (*tile[:dim], ids.size, *tile[dim + 1 :]), {*kept, dim}
-            at = (*at[:dim], 0, *at[dim + 1 :])
-        s = Load(self._fresh(), ref.name, self.indices(ref.name, at), rows, line=self.line())
-        self.block.append(s)
-        return Value(self, Type(ref.dtype, tuple(tile[d] for d in sorted(kept))), s.result)
-
-    def store(self, ref: Ref, at: tuple[object, ...], value: object) -> None:
-        """Stores a tile, or a number in all its elements."""
-        sizes = sizes_of(ref.tiles, self.sizes)
-        want = Type(ref.dtype, tuple(sizes[d] for d in ref.kept))
-        with self.naming():
-            if is_number(value):
-                value = self._full(value, want.dtype, want.shape)
-            if not isinstance(value, Tensor):
-                raise unfit(ref.name, "a stored tile", value, "store a tile")
-            v = self._held(self._own(value))
-        if (v.dtype, v.shape) != (want.dtype, want.shape):
-            error = ShapeError if v.shape != want.shape else DTypeError
-            fix = f"cast it: .to(ts.{want.dtype})" if v.shape == want.shape else "reduce or slice"
-            what = f"{self.name}: a tile of {ref.name} is {want}, the stored value {v.type}"
-            raise error(what, fix=fix if v.shape == want.shape else "make it the shape of the tile")
-        place = self.indices(ref.name, at)
-        self.block.append(Store(ref.name, place, v.text, line=self.line()))
 
     @contextmanager
     def _nested(self) -> Iterator[list[Statement]]:
@@ -496,42 +366,35 @@ class KernelTrace:
         ends = self.bound("kernel.loop", low), self.bound("kernel.loop", high)
         line = self.line()
         with self.naming():
-            first = [self._held(self._number(v)) for v in carries]
+            first = [self.held(self._number(v)) for v in carries]
         name = self._index_name(body)
         self.taken.add(name)
         with self._nested() as block:
-            inside = [Value(self, Type(v.dtype, v.shape), self._fresh()) for v in first]
+            inside = [self.made_value(Type(v.dtype, v.shape), self.fresh()) for v in first]
             given = body(self.index(Index(name)), *inside)
             new = given if isinstance(given, tuple) else () if given is None else (given,)
             if len(new) != len(first):
                 what = f"kernel.loop: the body returns {len(new)} values, {len(first)} are carried"
                 raise UsageError(what, fix="return the next value of each carried one, in order")
             with self.naming():
-                after = [self._held(self._number(v)) for v in new]
+                after = [self.held(self._number(v)) for v in new]
         self.taken.remove(name)
-        for old, v in zip(first, after, strict=True):
-            if (old.dtype, old.shape) != (v.dtype, v.shape):
-                raise (ShapeError if old.shape != v.shape else DTypeError)(
-                    f"kernel.loop: {old.type} is carried, and the body returns {v.type}",
-                    fix="make the first value and the next one of one type",
-                )
-        read = {text for s in every(tuple(block)) for text in self._reads(s)}
-        read |= {v.text for v in after}
+        read = {v.text for v in after}.union(*(reads(s, self.first) for s in every(tuple(block))))
         for c, v in zip(inside, first, strict=True):
             if v.text in read:  # in the text its name is that of the carried value
                 v = self._each("and" if v.dtype is bool_ else "max", [v, v])
             read.add(v.text)
-            self._first[c.text] = v.text
-        out = tuple([Value(self, Type(v.dtype, v.shape), self._fresh()) for v in first])
+            self.first[c.text] = v.text
+        out = tuple([self.made_value(Type(v.dtype, v.shape), self.fresh()) for v in first])
         results, carried, last = (tuple(v.text for v in vs) for vs in (out, inside, after))
         self.block.append(Loop(results, name, *ends, carried, tuple(block), last, line=line))
         return None if not out else out[0] if len(out) == 1 else out
 
     def _number(self, v: object) -> Value:
         if isinstance(v, Tensor):
-            return self._own(v)
+            return self.own(v)
         if is_number(v):
-            return self._full(v, int32 if is_whole(v) else f32, ())
+            return self.full(v, int32 if is_whole(v) else f32, ())
         raise unfit("kernel.loop", "a carried value", v, "carry tiles and numbers")
 
     def _index_name(self, body: Callable[..., Any]) -> str:
@@ -543,71 +406,3 @@ class KernelTrace:
         while name in self.taken:
             name += "_"
         return name
-
-    # ---- the end -------------------------------------------------------------------------------
-    def statements(self) -> tuple[Statement, ...]:
-        """The recorded body without what nothing uses, with its values numbered."""
-        return tuple(self._numbered(self._used(self.block, set()), {}))
-
-    def _reads(self, s: Statement) -> set[str]:
-        """The values that a statement itself reads."""
-        match s:
-            case Op():
-                return {*s.args}
-            case Load():
-                return set() if s.rows is None else {s.rows[1]}
-            case Store():
-                return {s.value}
-            case Loop():
-                return {*s.next, *(self._first[c] for c in s.carries)}
-        return set()
-
-    def _used(self, block: Sequence[Statement], needed: set[str]) -> list[Statement]:
-        """The statements that write, or make what is `needed`; adds the values that they read."""
-        kept: list[Statement] = []
-        for s in reversed(block):
-            made = {s.result} if isinstance(s, Op | Load) else set()
-            inside = set(needed)
-            if isinstance(s, Loop | When):
-                made = {*s.results} if isinstance(s, Loop) else made
-                inside |= self._reads(s)
-                s = replace(s, body=tuple(self._used(s.body, inside)))
-            if made & needed or any(
-                not isinstance(x, Op | Load | Loop | When) for x in every((s,))
-            ):
-                kept.insert(0, s)
-                needed |= inside | self._reads(s)
-        return kept
-
-    def _numbered(self, block: Sequence[Statement], names: dict[str, str]) -> Iterator[Statement]:
-        """The statements with values named %0, %1 and so on; `names` has those named so far."""
-
-        def new(name: str) -> str:
-            return names.setdefault(name, f"%{len({*names.values()})}")
-
-        for s in block:
-            match s:
-                case Op():
-                    args = tuple(names.get(a, a) for a in s.args)
-                    yield replace(s, result=new(s.result), args=args)
-                case Load():
-                    rows = s.rows and (s.rows[0], names.get(s.rows[1], s.rows[1]))
-                    yield replace(s, result=new(s.result), rows=rows)
-                case Store():
-                    yield replace(s, value=names.get(s.value, s.value))
-                case Loop():
-                    names |= {c: names.get(self._first[c], self._first[c]) for c in s.carries}
-                    body = tuple(self._numbered(s.body, names))
-                    carries, last = (
-                        tuple(names.get(v, v) for v in vs) for vs in (s.carries, s.next)
-                    )
-                    results = tuple(map(new, s.results))
-                    yield replace(s, results=results, carries=carries, body=body, next=last)
-                case When():
-                    yield replace(s, body=tuple(self._numbered(s.body, names)))
-                case _:
-                    yield s
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return ",".join(map(size_text, shape))

@@ -207,7 +207,7 @@ def _told(s: Schedule) -> Schedule:
     for line in trace_lines(s) if s.options.comm_trace else ():
         print(line)
     asked = s.options.schedule.backend
-    if asked not in (None, "auto") and not (found := transports()[asked]).available:
+    if asked not in (None, "auto", "nvshmem") and not (found := transports()[asked]).available:
         warn_no_effect(
             f"schedule: comm_backend={asked!r}",
             found.why,

@@ -293,8 +293,8 @@ def planned_pipe(**chosen: Any) -> Any:
 
 
 row("schedule", lambda **k: planned(k), {"bucket_bytes": 1 << 20}, overlap=True,
-    bucket_bytes=64, prefetch=1, algorithm="ring", topology="h100", comm_backend="nccl", tile=64,
-    warps=4)  # fmt: skip
+    bucket_bytes=64, prefetch=1, algorithm="ring", topology="h100", comm_backend="nccl",
+    tile={"BM": 64}, warps=4)  # fmt: skip
 
 
 def planned_at_rest(**chosen: Any) -> Any:

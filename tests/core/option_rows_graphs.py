@@ -157,6 +157,7 @@ WRITTEN: dict[str, Any] = {
     "algorithm": (("", "ring"),), "backend": "nccl", "bucket_bytes": 64, "epoch": "hard",
     "microbatches": 8, "overlap": True, "pipeline": False, "prefetch": 1, "scope_depth": 2,
     "topology": cluster("h100"), "choices": (("library", "older"),), "reshard_after_forward": False,
+    "tile": (("BM", 128),), "warps": 8,
 }  # fmt: skip
 row("tessera.schedule.ScheduleOptions", lambda **k: schedule.ScheduleOptions(**k).text(),
     **WRITTEN)  # fmt: skip

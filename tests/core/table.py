@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tessera.core.dtypes import DType, bf16, bool_, f32, int32, uint8
+from tessera.ir.tile.text import parse as parse_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBER = ("float", "int", "uint")
@@ -38,6 +39,7 @@ ELSEWHERE = {
     "permute": "test_local.py",
     "broadcast": "test_local.py",
     "cond": "test_local.py",
+    "mesh_kernel": "test_tile_node.py",
 }
 
 
@@ -339,6 +341,33 @@ row("inside", np.array([0, 7, 8, -1, -100, 3, 2, 1], np.int32), size=8, result=f
     expect=lambda i: np.array([1, 1, np.nan, np.nan, np.nan, 1, 1, 1], np.float32))  # fmt: skip
 row("inside", np.array([0, 8, -1, -100], np.int32), size=8, ignore=-100, result=f32, tag="ignore",
     expect=lambda i: np.array([1, np.nan, np.nan, 0], np.float32))  # fmt: skip
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+# Tiles of one row and column, as blocks may be of any size.
+OUTER = parse_kernel("""\
+kernel outer  v1
+  dims M=8 K=16 N=8
+  tune bm=1 bk=4
+  grid i=M//bm j=N
+  in x : f32[M, K] tiles [bm, bk]
+  in w : f32[K, N] tiles [bk, 1]
+  out y : f32[M, N] tiles [bm, 1]
+  out high : f32[M, N] tiles [bm, 1]
+  %zero = full shape=bm value=0
+  %sum = loop k in 0..K//bk carry %zero
+    %x = load x[i, k]
+    %w = load w[k, j]
+    %l = row %w
+    %p = mul %x %l
+    %s = sum %p dim=1
+    %next = add %zero %s
+    next %next
+  store y[i, j] = %sum
+  %high = max %sum 0
+  store high[i, j] = %high""")
+row("kernel", real(8, 16), real(16, 8), kernel=OUTER, split=("M", "N"), smooth=False,
+    expect=lambda x, w: (x @ w, np.maximum(x @ w, 0)))  # fmt: skip
 
 
 # ---- products of rows in runs ------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.core.option_rows import STAGES, body, pipe_arguments, piped, sharded
 
 CHOICES: dict[str, Any] = {
     "pipeline": False, "microbatches": 8, "overlap": False, "bucket_bytes": 1 << 20,
-    "prefetch": 1, "algorithm": "ring", "epoch": "hard", "tile": 64, "warps": 4,
+    "prefetch": 1, "algorithm": "ring", "epoch": "hard", "tile": {"BM": 64}, "warps": 4,
 }  # fmt: skip
 Made = Callable[..., Any]
 PLACES: dict[str, Callable[[Made, dict[str, Any]], Made]] = {

@@ -41,32 +41,33 @@ def mlp_up(x, w, b, y, i, j, K, bk, bm, bn):  # type: ignore[no-untyped-def]
 
 
 @ts.kernel(
-    grid="b=B h=H*G i=T//bq",
-    q="in [B, H*G, T, D] tiles [1, 1, bq, D]",
-    k="in [B, H, T, D] tiles [1, 1, bk, D]",
-    v="in [B, H, T, D] tiles [1, 1, bk, D]",
+    grid="b=B h=H g=G i=T//bq",
+    q="in [B, H, G, T, D] tiles [1, 1, 1, bq, D]",
+    k="in [B, H, S, D] tiles [1, 1, bk, D]",
+    v="in [B, H, S, D] tiles [1, 1, bk, D]",
     scale="in f32[1] tiles [1]",
-    o="out [B, H*G, T, D] tiles [1, 1, bq, D]",
-    lse="out f32[B, H*G, T] tiles [1, 1, bq]",
+    o="out [B, H, G, T, D] tiles [1, 1, 1, bq, D]",
+    lse="out f32[B, H, G, T] tiles [1, 1, 1, bq]",
     tune={"bq": 16, "bk": 16},
-    split="B H",
+    split="B H G",
 )
-def flash(q, k, v, scale, o, lse, b, h, i, bq, bk, D, G):  # type: ignore[no-untyped-def]
-    queries = q[b, h, i, 0] * scale[0]
-    rows = (ts.arange(bq) + i * bq)[:, None]
+def flash(q, k, v, scale, o, lse, b, h, g, i, bq, bk, T, S, D):  # type: ignore[no-untyped-def]
+    queries, by = q[b, h, g, i, 0], scale[0]
+    rows = (ts.arange(bq) + (i * bq + S - T))[:, None]
 
     def body(j: Any, top: Any, total: Any, acc: Any) -> Any:
         cols = ts.arange(bk) + j * bk
-        s = ts.where(rows >= cols, queries @ k[b, h // G, j, 0].T, -math.inf)
+        s = ts.where(rows >= cols, queries @ k[b, h, j, 0].T * by, -math.inf)
         new = ts.maximum(top, ts.max(s, 1))
         p, fade = ts.exp(s - new[:, None]), ts.exp(top - new)
-        acc = acc * fade[:, None] + p @ v[b, h // G, j, 0]
-        return new, total * fade + ts.sum(p, 1), acc
+        return new, total * fade + ts.sum(p, 1), acc * fade[:, None] + p @ v[b, h, j, 0]
 
-    start = ts.full((bq,), -math.inf), ts.zeros((bq,)), ts.zeros((bq, D))
-    top, total, acc = ts.kernel.loop(((i + 1) * bq + bk - 1) // bk, body, *start)
-    o[b, h, i, 0] = acc / total[:, None]
-    lse[b, h, i] = top + ts.log(total)
+    start = ts.full((bq,), -1e30), ts.zeros((bq,)), ts.zeros((bq, D))
+    high = ((i + 1) * bq + S - T + bk - 1) // bk
+    top, total, acc = ts.kernel.loop(high, body, *start)
+    total = ts.maximum(total, 1e-30)
+    o[b, h, g, i, 0] = acc / total[:, None]
+    lse[b, h, g, i] = top + ts.log(total)
 
 
 @ts.kernel(
@@ -78,7 +79,8 @@ def flash(q, k, v, scale, o, lse, b, h, i, bq, bk, D, G):  # type: ignore[no-unt
     speed={"warps": 4},
 )
 def dispatch(x, ids, y, i, j):  # type: ignore[no-untyped-def]
-    y[i, j] = x[ids[i], j]
+    at = ids[i]
+    y[i, j] = ts.where((at >= 0)[:, None], x[ts.maximum(at, 0), j], 0)
 
 
 @ts.kernel(
@@ -114,7 +116,10 @@ def ag_matmul(a, w, y, buf, got, rank_x, x, N, bn):  # type: ignore[no-untyped-d
 def test_kernels_that_compute_no_values_are_their_texts() -> None:
     assert ag_matmul.kernel(M=16, K=32, N=24) == parse(AG_MATMUL)
     made = dispatch.kernel(N=64, C=64, S=96)
-    text = DISPATCH.replace("%x", "%1").replace("%ids", "%0")
+    text = DISPATCH
+    for n, name in enumerate(("%ids", "%is", "%has", "%at", "%x", "%y")):
+        text = text.replace(f"{name} ", f"%{n} ").replace(f"{name}\n", f"%{n}\n")
+    text = text.replace("rows %at", "rows %3").replace("= %y", "= %5")
     assert made == parse(text)
 
 
@@ -129,8 +134,8 @@ def test_a_product_has_the_values_of_its_text(sizes: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("sizes", [{}, {"bq": 32, "bk": 8}, {"bq": 8, "bk": 32}])
 def test_attention_has_the_bits_of_its_text(sizes: dict[str, int]) -> None:
-    made = flash.kernel(B=1, H=2, G=2, T=64, D=16, **sizes)
-    given = draw(1, 4, 64, 16), draw(1, 2, 64, 16, seed=1), draw(1, 2, 64, 16, seed=2), draw(1)
+    made = flash.kernel(B=1, H=2, G=2, T=64, S=64, D=16, **sizes)
+    given = draw(1, 2, 2, 64, 16), draw(1, 2, 64, 16, seed=1), draw(1, 2, 64, 16, seed=2), draw(1)
     for y, want in zip(
         evaluate(made, *given), evaluate(with_sizes(parse(FLASH_CAUSAL), **sizes), *given)
     ):
@@ -144,7 +149,7 @@ def test_large_sizes_are_verified_at_a_few_tiles() -> None:
     assert half.extents == {"i": 128, "j": 256}
     small = {"M": 256, "K": 256, "N": 256}  # sizes in shapes are expressions, too
     assert with_sizes(mlp_up.kernel(**small), bm=32) == mlp_up.kernel(**small, bm=32)
-    at = {"B": 1, "H": 1, "G": 1, "T": 64, "D": 8}
+    at = {"B": 1, "H": 1, "G": 1, "T": 64, "S": 64, "D": 8}
     assert with_sizes(flash.kernel(**at), bq=32) == flash.kernel(**at, bq=32)
 
 
@@ -268,6 +273,7 @@ def indexed(body: Callable[..., Any], n: int = 4) -> list[float]:
 def test_indices_are_values_too() -> None:
     assert indexed(lambda i, M: ((M - i) * 3 // 2 % 4).to(ts.f32)) == [2, 0, 3, 1]
     assert indexed(lambda i, M: ts.where((i > 0) & ~(i == M - 1), 1.0, 0.0)) == [0, 1, 1, 0]
+    assert indexed(lambda i, M: ts.maximum(i - 1, ts.minimum(1, i)).to(ts.f32)) == [0, 1, 1, 2]
     assert indexed(lambda i, M: ts.where((i < 1) | (-i <= 1 - M), i.to(ts.f32), 9.0)) == [
         0,
         9,
@@ -342,7 +348,7 @@ def test_sizes_and_dtypes_of_a_kernel() -> None:
     assert dict(other.under(bm=16).kernel(**sizes).speed) == {"warps": 8, "stages": 3}
     assert mlp_up.kernel(**sizes) is mlp_up.kernel(**sizes)
     assert repr(mlp_up) == "<kernel mlp_up>" and mlp_up.__name__ == "mlp_up"
-    half = flash.kernel(B=1, H=1, G=1, T=16, D=4)
+    half = flash.kernel(B=1, H=1, G=1, T=16, S=16, D=4)
     assert str(half.ref("q").dtype) == "f32" and str(half.ref("o").dtype) == "f32"
     with ts.autocast("bf16"):  # the text of a kernel is the same everywhere
         assert tiled(lambda x, z: x @ z) == tiled(lambda x, z: x @ z)
@@ -463,7 +469,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "an input's dims": lambda: good(Outer),
     "an input's dtype": lambda: good(ts.zeros((8, 4), ts.bf16)),
     "an input's sizes": lambda: good(ts.zeros((8, 4)), M=16),
-    "a kernel on a mesh": lambda: ag_matmul(Outer, Outer),
+    "a kernel on a mesh, without one": lambda: ag_matmul(ts.zeros((16, 32)), ts.zeros((32, 24))),
     "a loop without a kernel": lambda: ts.kernel.loop(2, lambda k: None),
     "a put of values": lambda: stores(lambda x, i: ts.kernel.put(x[i, 0], x, at=0, sig=x)),
 }

@@ -89,8 +89,14 @@ SILENT: dict[str, tuple[Callable[[], object], str]] = {
         lambda: dist.inspect(X, topology="h100"),
         "inspect: topology='h100' has no effect: a tensor is looked at",
     ),
-    "tile": (lambda: schedule(tile=64)(abs), "schedule: tile=(64,) has no effect"),
-    "warps": (lambda: schedule(warps=4)(abs), "schedule: warps=4 has no effect"),
+    "tile": (
+        lambda: schedule(tile={"BM": 64})(lambda x: x * 2.0)(X),
+        "schedule: tile={'BM': 64} has no effect: no kernel of <lambda> has the size BM",
+    ),
+    "warps": (
+        lambda: schedule(warps=4)(lambda x: x * 2.0)(X),
+        "schedule: warps=4 has no effect: no kernel of <lambda> has the size warps",
+    ),
     "no pipeline": (
         lambda: schedule(pipeline=True)(lambda x: x * 2.0)(X),
         "schedule: pipeline=True has no effect: <lambda> calls no pipeline",

@@ -377,7 +377,8 @@ def test_any_name_is_read_back(name: str) -> None:
 @pytest.mark.parametrize(
     ("choices", "why"),
     [
-        ({"tile": (0,)}, "tile cannot be (0,)"),
+        ({"tile": {"BM": 0}}, "tile cannot be {'BM': 0}"),
+        ({"tile": (128, 128)}, "tile cannot be (128, 128)"),
     ],
 )
 def test_choices_that_are_none(choices: dict[str, Any], why: str) -> None:

@@ -57,7 +57,7 @@ def test_costs_are_those_of_every_access(name: str) -> None:
 
 def test_large_kernels_are_counted_at_once() -> None:
     k = parse(FLASH_CAUSAL)
-    large = cost(with_sizes(k, B=64, H=8, G=8, T=1 << 12))
+    large = cost(with_sizes(k, B=64, H=8, G=8, T=1 << 12, S=1 << 12))
     assert large.flops > 64 * 64 * 2 * 2 * (1 << 24) * 16 // 2
     assert large.shared_bytes == cost(k).shared_bytes
 

@@ -18,20 +18,24 @@ from tessera.ir.tile.trace import enumerated, reduced
 from tessera.ir.tile.verify import faults, verify
 
 SIZES: dict[str, list[dict[str, int]]] = {
-    "mlp_up": [{"M": 64, "K": 192, "bn": 128}, {"bm": 1, "M": 3, "K": 64, "N": 64}],
-    "flash": [{"B": 2, "H": 1, "G": 3, "T": 96, "bq": 32}],
-    "flash_causal": [{"bq": 32, "bk": 8}, {"bq": 8, "bk": 32}, {"T": 48, "bq": 24}],
+    "mlp": [{"M": 64, "K": 192, "bn": 128}, {"bm": 1, "M": 3, "K": 64, "N": 64}],
+    "product": [{"M": 128, "K": 64, "N": 384, "bm": 32}],
+    "flash": [
+        {"B": 2, "H": 1, "G": 3, "T": 96, "bq": 32}, {"bq": 32, "bk": 8}, {"bq": 8, "bk": 32},
+        {"T": 16}, {"S": 16}, {"T": 48, "bq": 24, "S": 80}, {"T": 80, "S": 48, "bk": 24},
+    ],
     "adamw": [{"N": 64, "bn": 8}],
-    "cross_entropy": [{"V": 32}, {"N": 48, "V": 128, "bv": 16}],
+    "cross": [{"V": 32}, {"N": 48, "C": 48, "V": 128, "bv": 16}],
     "dispatch": [{"S": 16, "N": 7}],
-    "ag_matmul": [{"x": n} for n in (1, 2, 3, 5)],
-    "matmul_rs": [{"x": n} for n in (1, 2, 3, 5)],
-}
+    "unpack": [{"S": 16}],
+    "combine": [{"N": 16, "K": 5}],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_examples_are_right_at_all_sizes(name: str) -> None:
-    for sizes in ({}, *SIZES[name]):
+    on_mesh = [{"x": n} for n in (1, 2, 3, 5, 8)]
+    for sizes in ({}, *(on_mesh if "  mesh" in TEXTS[name] else SIZES[name.split("_")[0]])):
         assert faults(with_sizes(parse(TEXTS[name]), **sizes)) == ()
 
 
@@ -79,21 +83,22 @@ MADE: list[tuple[str, str, type[TesseraError], str]] = [
      ShapeError, "tile: the size bm-2 is 0"),
     ("tile sizes and dims", edit(COPY, "in x : f32[M]", "in x : f32[M, M]"), ShapeError,
      "tile: 2 dims and 1 tile sizes"),
-    ("carry of another shape", edit(MLP_UP, "next %5", "next %2"), DTypeError,
-     "tile: %0 is carried as f32[64, 64], and next is bf16[64, 64]"),
-    ("carry of another dtype", edit(MLP_UP, "bm=64 bn=64 bk=64", "bm=64 bn=64 bk=32", "next %5",
-     "%t = cast %2 to=f32\n    next %t"), ShapeError,
-     "tile: %0 is carried as f32[64, 64], and next is f32[64, 32]"),
-    ("missing next", edit(MLP_UP, "    next %5\n", ""), GraphError,
+    ("carry of another shape", edit(MLP_UP, "next %next", "next %x"), DTypeError,
+     "tile: %zero is carried as f32[64, 64], and next is bf16[64, 64]"),
+    ("carry of another dtype", edit(MLP_UP, "bm=64 bn=64 bk=64", "bm=64 bn=64 bk=32", "next %next",
+     "%t = cast %x to=f32\n    next %t"), ShapeError,
+     "tile: %zero is carried as f32[64, 64], and next is f32[64, 32]"),
+    ("missing next", edit(MLP_UP, "    next %next\n", ""), GraphError,
      "tile: next is missing, and 1 are carried"),
-    ("next of too many", edit(MLP_UP, "next %5", "next %5 %5"), GraphError,
+    ("next of too many", edit(MLP_UP, "next %next", "next %next %next"), GraphError,
      "tile: next gives 2 values, and 1 are carried"),
-    ("results of a loop", edit(MLP_UP, "%1 = loop", "loop", "%8 = add %1 %7", "%8 = add %0 %7"),
+    ("results of a loop", edit(MLP_UP, "%dots = loop", "loop", "add %dots", "add %zero"),
      GraphError, "tile: 1 values are carried, 0 named"),
-    ("a value carried twice", edit(MLP_UP, "%1 = loop", "%1 %b = loop", "carry %0", "carry %0 %0",
-     "next %5", "next %5 %5"), GraphError, "tile: a value is carried twice"),
-    ("use outside of the loop", edit(MLP_UP, "add %1 %7", "add %5 %7"), GraphError,
-     "tile: %5 is used outside of the block that defines it"),
+    ("a value carried twice", edit(MLP_UP, "%dots = loop", "%dots %b = loop", "carry %zero",
+     "carry %zero %zero", "next %next", "next %next %next"), GraphError,
+     "tile: a value is carried twice"),
+    ("use outside of the loop", edit(MLP_UP, "add %dots %across", "add %next %across"), GraphError,
+     "tile: %next is used outside of the block that defines it"),
     ("use outside of a condition", edit(COPY, "%0 = load x[i]", "when i > 0: %0 = load x[i]"),
      GraphError, "tile: %0 is used outside of the block that defines it"),
     ("use before definition", edit(COPY, "= %0", "= %1"), GraphError,
@@ -102,12 +107,12 @@ MADE: list[tuple[str, str, type[TesseraError], str]] = [
      "tile: %0 is defined twice"),
     ("dot of one dim", edit(COPY, "  store", "  %1 = dot %0 %0\n  store"), ShapeError,
      "tile: dot of f32[2] and f32[2]"),
-    ("dot that does not fit", edit(MLP_UP, "bk=64", "bk=32", "dot %2 %3", "dot %2 %3 transpose=b"),
+    ("dot that does not fit", edit(MLP_UP, "bk=64", "bk=32", "dot %x %w", "dot %x %w transpose=b"),
      ShapeError, "tile: dot of bf16[64, 32] and bf16[32, 64] with transpose=b sums over 32 and 64"),
     ("dot of dtypes", edit(MLP_UP, "in w : bf16", "in w : f32"), DTypeError,
      "tile: dot of bf16[64, 64] and f32[64, 64]"),
-    ("store of a dtype", edit(MLP_UP, "= %10", "= %9"), DTypeError,
-     "tile: %9 is f32[64, 64], a tile of y is bf16[64, 64]"),
+    ("store of a dtype", edit(MLP_UP, "= %y", "= %act"), DTypeError,
+     "tile: %act is f32[64, 64], a tile of y is bf16[64, 64]"),
     ("store of a shape", edit(COPY, "out y : f32[M] tiles [bm]", "out y : f32[M] tiles [4]"),
      ShapeError, "tile: %0 is f32[2], a tile of y is f32[4]"),
     ("store to an input", edit(COPY, "store y", "store x"), GraphError, "tile: x is an input"),
@@ -133,9 +138,10 @@ MADE: list[tuple[str, str, type[TesseraError], str]] = [
      "tile: rows cannot be f32[16]"),
     ("rows of an output", edit(DISPATCH, "load x[rows", "load y[rows"), GraphError,
      "tile: rows of y, which is no input"),
-    ("ops of two dtypes", edit(MLP_UP, "%8 = add %1 %7", "%c = cast %7 to=bf16\n  %8 = add %1 %c"),
-     DTypeError, "tile: add of f32[64, 64] and bf16[1, 64]"),
-    ("shapes without broadcast", edit(MLP_UP, "add %1 %7", "add %1 %6"), ShapeError,
+    ("ops of two dtypes", edit(MLP_UP, "%sum = add %dots %across",
+     "%c = cast %across to=bf16\n  %sum = add %dots %c"), DTypeError,
+     "tile: add of f32[64, 64] and bf16[1, 64]"),
+    ("shapes without broadcast", edit(MLP_UP, "add %dots %across", "add %dots %b"), ShapeError,
      "tile: add of f32[64, 64] and f32[64]"),
     ("choice by a number", edit(COPY, "  store y[i] = %0",
      "  %1 = where %0 %0 0\n  store y[i] = %1"),
@@ -352,18 +358,20 @@ def test_what_the_verifier_lets_through_gives_one_result_in_all_orders(
 
 # ---- large kernels -----------------------------------------------------------------------------
 def test_large_kernels_are_verified_at_a_few_tiles() -> None:
-    k = with_sizes(parse(FLASH_CAUSAL), B=64, H=8, G=4, T=1 << 15)
+    k = with_sizes(parse(FLASH_CAUSAL), B=64, H=8, G=4, T=1 << 15, S=1 << 15)
     small, steps = enumerated(k)
-    assert dict(small.dims) == {"B": 4, "H": 4, "G": 4, "T": 64, "D": 16} and len(steps) == 256
-    assert faults(k) == () and reduced(k, 2).hash != k.hash
-    wrong = parse(
-        k.text.replace("h//G, j, 0]\n    %s", "h, j, 0]\n    %s").replace(
-            "load v[b, h//G", "load v[b, h"
-        )
+    assert (
+        dict(small.dims) == {"B": 4, "H": 4, "G": 4, "T": 64, "S": 64, "D": 16}
+        and len(steps) == 256
     )
+    assert faults(k) == () and reduced(k, 2).hash != k.hash
+    wrong = parse(k.text.replace("load v[b, h, j", "load v[b, h+1, j"))
     first, *_ = faults(wrong)
     assert first.kind == "in bounds"
-    assert first.what == "at B=4 H=4 G=4 T=64 D=16: v[0, 4, 0, 0] is outside of 4 x 4 x 4 x 1 tiles"
+    assert (
+        first.what
+        == "at B=4 H=4 G=4 T=64 S=64 D=16: v[0, 4, 0, 0] is outside of 4 x 4 x 4 x 1 tiles"
+    )
 
 
 def test_a_division_by_zero_names_its_line() -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("oracle")
 RNG = np.random.default_rng(6)
 MESH = dist.Mesh(("ep",), devices=4)
 NAMES = ("nccl", "nvshmem", "deepep", "auto")
+PUTS = "kernels with puts (GPUs with NVSHMEM), or permutes"
 
 
 def normal(*shape: int) -> Any:
@@ -57,9 +58,8 @@ def test_a_call_takes_from_the_schedule_what_it_leaves_open(backend: str, oracle
     assert report.experts[2].buckets > 1 == report.experts[0].buckets
     lines = str(report).splitlines()
     assert lines[1].startswith(f"  requested {backend}: ")
-    assert lines[2] == (
-        "  served by XLA's collectives (NCCL between GPUs, shared memory or gloo between CPUs)"
-    )
+    by = "XLA's collectives" if backend != "nvshmem" else PUTS
+    assert lines[2] == f"  served by {by} (NCCL between GPUs, shared memory or gloo between CPUs)"
 
 
 def test_where_nothing_moves_nothing_serves() -> None:

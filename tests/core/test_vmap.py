@@ -23,7 +23,7 @@ from tests.core.table import ROWS, Row
 RNG = np.random.default_rng(3)
 COUNT = 3
 # Ops without a batched form for arguments that all have rows: they run row by row, in a loop.
-IN_A_LOOP = {"conv", "unstack", "take", "put", "ragged_dot", "ragged_contract"}
+IN_A_LOOP = {"conv", "unstack", "take", "put", "ragged_dot", "ragged_contract", "kernel"}
 
 
 def rows_of(x: Any) -> Any:

@@ -10,6 +10,7 @@ results, one of kind "speed" never does: above the determinism level "fast" only
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,11 +24,15 @@ Value = str | int | bool
 Candidate = Mapping[str, Value]
 
 
+TILES = re.compile(r"\w+:[1-9]\d*(,\w+:[1-9]\d*)*")
+
+
 class Choice(NamedTuple):
-    """`kind`: "tune" or "speed". `values`: the known values; None stands for numbers from 1 on."""
+    """`kind`: "tune" or "speed". `values`: the known values, or a pattern for text; None stands for
+    numbers from 1 on."""
 
     kind: str
-    values: tuple[Value, ...] | None = None
+    values: tuple[Value, ...] | re.Pattern[str] | None = None
 
 
 FIELDS = {
@@ -37,6 +42,8 @@ FIELDS = {
     "reshard_after_forward": Choice("speed", (True, False)),
     "algorithm": Choice("tune", ("ring", "halving")),
     "microbatches": Choice("tune"),
+    "tile": Choice("tune", TILES),
+    "warps": Choice("speed"),
 }
 CHOICES = {
     # The compiler: its library for products and convolutions, and the order of instructions.
@@ -98,6 +105,8 @@ def is_known(candidate: object) -> bool:
 def _fits(choice: Choice, value: object) -> bool:
     if choice.values is None:
         return is_whole(value) and value > 0
+    if isinstance(choice.values, re.Pattern):
+        return isinstance(value, str) and choice.values.fullmatch(value) is not None
     return any(value is v or (isinstance(v, str) and value == v) for v in choice.values)
 
 
@@ -111,7 +120,8 @@ def checked(choices: object) -> tuple[tuple[str, Any], ...]:
             names = ", ".join(CHOICES)
             raise UsageError(f"schedule: {shown(name or value)} is no choice", fix=f"use {names}")
         if not _fits(choice, value):
-            fix = ", ".join(map(str, choice.values or ("a whole number of at least 1",)))
+            known = choice.values if isinstance(choice.values, tuple) else ()
+            fix = ", ".join(map(str, known)) or "a whole number of at least 1"
             raise UsageError(f"schedule: {name} cannot be {shown(value)}", fix=f"use {fix}")
     return tuple(sorted(table.items()))
 
@@ -121,6 +131,9 @@ def applied(options: ScheduleOptions, candidate: Candidate) -> ScheduleOptions:
     fields: dict[str, Any] = {k: v for k, v in candidate.items() if k in FIELDS}
     if "algorithm" in fields:
         fields["algorithm"] = (("", fields["algorithm"]),)
+    if "tile" in fields:
+        pairs = (p.split(":") for p in fields["tile"].split(","))
+        fields["tile"] = tuple((name, int(size)) for name, size in pairs)
     own = {k: v for k, v in candidate.items() if k in CHOICES}
     if own:
         fields["choices"] = tuple(sorted({**dict(options.choices or ()), **own}.items()))

@@ -40,6 +40,7 @@ class ScheduleOptions:
       kept, as it is in a pipeline.
     - `microbatches`, `pipeline`: the number of microbatches of a pipeline, and whether its stages
       run as one (False: one after the other, on the whole mesh).
+    - `tile`, `warps`: sizes of the tiles of kernels, as pairs (name, size), and their warps.
     - `backend`: the preferred transport.
     - `epoch`: "soft" or "hard": how an epoch of messages ends.
     - `scope_depth`: compute steps end where the scope changes, this many levels deep.
@@ -57,6 +58,8 @@ class ScheduleOptions:
     reshard_after_forward: bool | None = None
     microbatches: int | None = None
     pipeline: bool | None = None
+    tile: tuple[tuple[str, int], ...] | None = None
+    warps: int | None = None
     backend: str | None = None
     epoch: str | None = None
     scope_depth: int | None = None
@@ -145,7 +148,7 @@ def _value(choice: object) -> object:
         row = [choice.name, choice.add_bytes_per_s, *levels]
         return json.dumps(row, separators=(",", ":")).replace("#", r"\u0023")
     if isinstance(choice, tuple) and choice and isinstance(choice[0], tuple):
-        return ",".join(f"{on}:{name}" if on else name for on, name in choice).replace(" ", "")
+        return ",".join(f"{on}:{name}" if on else str(name) for on, name in choice).replace(" ", "")
     return str(choice).replace(" ", "")
 
 
@@ -196,7 +199,7 @@ def _read(key: str, word: str) -> object:
         return CLUSTERS[name].of(*map(int, sizes.split("x"))) if "x" in sizes else CLUSTERS[name]
     if key == "algorithm":
         return tuple(map(_algorithm, word.split(",")))
-    if key == "choices":
+    if key in ("choices", "tile"):
         pairs = (pair.partition(":")[::2] for pair in word.split(","))
         return tuple((name, int(v) if v.isdecimal() else v) for name, v in pairs)
     return ast.literal_eval(word)

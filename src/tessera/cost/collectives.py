@@ -29,7 +29,7 @@ from ..core.errors import UsageError
 from ..core.topology import Link, Port, Topology, cluster
 from ..core.value_checks import is_list, is_whole
 from ..ir.graph.text import size_text
-from ..ir.schedule.algorithms.build import FLAT, NAMES, build, can_segment, named
+from ..ir.schedule.algorithms.build import FLAT, NAMES, PUTS, build, can_segment, named
 from ..ir.schedule.algorithms.check import in_pairs
 from ..ir.schedule.algorithms.table import COLLECTIVES, Algorithm, Collective, need_algorithm
 
@@ -182,7 +182,7 @@ def formula(collective: Collective, name: str, n: int, segments: int = 1) -> For
             (one, "line"): (n - 1, most),
             (one, "halving"): (log2, most) if power else None,
         }
-    cost = forms.get((collective, name))
+    cost = forms.get((collective, "direct" if name in PUTS else name))
     return Formula(*cost) if cost else None
 
 

@@ -26,6 +26,7 @@ from ..ir.graph.node import Node
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
 from ..ir.schedule.algorithms.table import COLLECTIVES
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from ..ir.tile.node import mesh_kernel
 from ..ops.redistribute import all_gather, all_reduce, reduce_scatter
 from .collectives import price
 
@@ -81,7 +82,8 @@ def _rows(
     loop's body run `times` its length."""
     match step:
         case Collective():
-            yield from _row(index, step.nodes, times, topology)
+            nodes = [n for n in step.nodes if n.op != "item"]
+            yield from _row(index, nodes, times, topology)
         case Loop():
             for inner in step.body.steps:
                 yield from _rows(inner, index, times * step.times, topology)
@@ -104,15 +106,18 @@ def _row(
         return
     devices = t.mesh.physical
     n = shard_count(axes, devices.sizes)
-    if first.op not in COLLECTIVES or n > MOST_RANKS:
+    if first.op == mesh_kernel.name:  # priced as if each device put to all others
+        size = first.wire_bytes * n // max(1, n - 1)
+        op, name, table = first.attrs["kernel"].name, "puts", named("all_gather", "direct", n)
+    elif first.op in COLLECTIVES and n <= MOST_RANKS:
+        op, name = first.op, first.attrs.get("algorithm", "engine")
+        size, table = sum(map(whole_bytes, nodes)), named(op, name, n)
+    else:
         return
-    name = first.attrs.get("algorithm", "engine")
-    table = named(first.op, name, n)
-    size = sum(map(whole_bytes, nodes))
     time_s = None
     if topology is not None:
         time_s = price(table, topology, devices.groups(axes)).time_s(size)
     sent = round(max(table.sent(), default=0) * size / table.parts)
     yield CollectiveCost(
-        step, first.op, axes, name, len(nodes), times, table.steps, size, sent, time_s, first.loc
+        step, op, axes, name, len(nodes), times, table.steps, size, sent, time_s, first.loc
     )

@@ -15,6 +15,7 @@ from ..cost.schedule_collectives import CollectiveCost, collective_costs
 from ..ir.graph.node import Graph
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
 from ..ir.graph.text import size_text
+from ..ir.schedule.algorithms.build import PUTS
 from ..ir.schedule.schedule import Schedule, Send
 from ..lang.jit.jit import Jit
 from ..lang.parallel.pipelines.pipe import Pipe
@@ -175,7 +176,10 @@ class ScheduleInspection:
         if self.backend is not None:
             requested = TRANSPORTS.get(self.backend, "its own collectives")
             moves = self.rows or self.sent[0]
-            served = f"XLA's collectives {CARRIERS}" if moves else "nothing: nothing moves"
+            by = "XLA's collectives"
+            if any(r.algorithm in PUTS for r in self.rows):
+                by = "kernels with puts (GPUs with NVSHMEM), or permutes"
+            served = f"{by} {CARRIERS}" if moves else "nothing: nothing moves"
             head += f"\n  requested {self.backend}: {requested}\n  served by {served}"
         values, size = self.sent
         if values:

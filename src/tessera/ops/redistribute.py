@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ..core.dtypes import bool_, int32
@@ -252,7 +253,9 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
         if exact and undone:
             free = ()  # all at once, in the one order that there is
-        bring = b.summed if rested or _is_input(n.args[0]) else b.redistribute
+        bring = b.summed
+        if not rested and not _is_input(n.args[0]):
+            bring = partial(b.redistribute, algorithm=n.attrs.get("algorithm", ""))
         return [bring(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")]
     return [g]
 
@@ -356,4 +359,4 @@ SILENT = frozenset(op.name for op in (shard, to_partial, to_mesh))
 CHANGES = frozenset(op.name for op in (all_gather, all_reduce, reduce_scatter, all_to_all))
 NAMES = SILENT | CHANGES
 MOVES = frozenset({"broadcast", "permute"})  # of whole blocks, in ops/local.py
-COLLECTIVES = CHANGES | MOVES
+COLLECTIVES = CHANGES | MOVES | {"mesh_kernel"}  # ir/tile/node.py

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.dtypes import DType
 from ..core.errors import ShapeError, UsageError
 from ..core.layout import TensorType, dim_axes, plain
 from .index_string import Index, _letters, common_mesh, propagate
@@ -156,22 +157,36 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             f"{attrs['name']}: {len(dtypes)} dtypes for {len(groups.outs)} results",
             fix="give a dtype per result",
         )
-    mesh = common_mesh(attrs["name"], ins)
+    every = {k for side in (groups.outs, groups.args) for g in side for k in g}
+    whole = set(attrs.get("whole", ()))
+    if "..." in whole:
+        whole |= {k for k in every if k.startswith("_")}
+    if attrs.get("reduces") != "sum":
+        whole |= {k for k in every if not all(k in o for o in groups.outs)}
+    return split_by_letter(attrs["name"], groups, sizes, dtypes, whole, ins)
+
+
+def split_by_letter(
+    name: str,
+    groups: Groups,
+    sizes: Mapping[str, int],
+    dtypes: Sequence[DType],
+    whole: set[str],
+    ins: tuple[TensorType, ...],
+) -> Inferred:
+    """The layouts of a function on blocks: a letter is split as in the arguments, unless it is in
+    `whole` or its blocks would be padded. A result without a split letter is partial."""
+    mesh = common_mesh(name, ins)
     ins = tuple(t.complete() for t in ins)
-    out_letters = [set(o) for o in groups.outs]
     # An index with all letters in its result gives the axes of each letter; letters of results come
     # first.
     every = tuple(dict.fromkeys(k for side in (groups.outs, groups.args) for g in side for k in g))
     fresh = tuple(k for k in every if all(k not in a for a in groups.args))
     out_type = plain(dtypes[0], [sizes[k] for k in fresh])
     index = Index((*groups.args, fresh), every)
-    whole = {*attrs.get("whole", ()), *fresh}
-    if "..." in whole:
-        whole |= {k for k in every if k.startswith("_")}
-    if attrs.get("reduces") != "sum":
-        whole |= {k for k in every if not all(k in o for o in out_letters)}
+    whole = {*whole, *fresh}
     while True:
-        got = propagate(attrs["name"], index, (*ins, out_type), dtypes[0], whole=frozenset(whole))
+        got = propagate(name, index, (*ins, out_type), dtypes[0], whole=frozenset(whole))
         # The function sees blocks, so none may be padded.
         uneven = {every[d] for d in got.outs[0].padded_dims}
         if not uneven:

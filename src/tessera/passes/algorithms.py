@@ -19,7 +19,7 @@ from ..cost.collectives import choose, nesting
 from ..cost.schedule_collectives import whole_bytes
 from ..ir.graph.node import Emit, Graph, Node
 from ..ir.schedule.algorithms import table
-from ..ir.schedule.algorithms.build import MOST_RANKS, named, nest_size
+from ..ir.schedule.algorithms.build import MOST_RANKS, PUTS, named, nest_size, puts_by
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..ops.op import OPS
 from ..ops.redistribute import all_reduce
@@ -33,6 +33,9 @@ def _choices(o: ProgramOptions) -> dict[str, str]:
     "cheapest" is then the engine's own, while collectives that only move data may use any table.
     Raises UsageError if a table is named for a sum."""
     given = dict(o.schedule.algorithm or ())
+    if o.schedule.backend == "nvshmem" and not given:
+        sums: dict[str, str] = dict.fromkeys(SUMS, "engine") if o.mesh_invariant else {}
+        return {"": puts_by(o.schedule.epoch), **sums}
     if not o.mesh_invariant or not given:
         return given
     for kind in ("", *SUMS):
@@ -93,6 +96,8 @@ class _Chooser:
 
         def named(was: Node, n: Node, emit: Emit) -> Node | None:
             if not n.is_collective:
+                return None
+            if n.attrs.get("algorithm") in PUTS:  # as a layer of experts asked
                 return None
             attrs = {k: v for k, v in n.attrs.items() if k != "algorithm"}
             if name := self.name(n, together):

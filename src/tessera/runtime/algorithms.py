@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -19,11 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..core.dtypes import held_as
 from ..core.errors import UsageError
-from ..ir.schedule.algorithms.build import named
+from ..ir.schedule.algorithms.build import PUTS, named
 from ..ir.schedule.algorithms.table import Action, Algorithm, Round
+from ..ir.tile.kernel import with_sizes
+from ..ir.tile.kernels import puts
+from ..ir.tile.text import parse
 from . import xp_jax
 from .cpu.narrow_floats import moved
+from .kernels import run_kernel
 
 Array = Any
 Axis = str | tuple[str, ...]
@@ -90,6 +95,8 @@ def run_algorithm(algorithm: Algorithm, x: Array, axis: Axis) -> Array:
         return _native(a, x, axis)
     if a.n == 1:
         return x
+    if a.name in PUTS and a.collective != "broadcast":
+        return _by_puts(a, x, axis)
     return _joined(a, x, _run(_row_moves(a), _rows(a, x, axis), axis))
 
 
@@ -106,6 +113,34 @@ def _native(a: Algorithm, x: Array, axis: Axis) -> Array:
             return moved(lax.all_to_all)(x, axis, 0, 0, tiled=True)
         case "broadcast":
             return xp_jax.broadcast(x, axis if isinstance(axis, tuple) else (axis,), a.root)
+
+
+def _by_puts(a: Algorithm, x: Array, axis: Axis) -> Array:
+    """Returns the result by kernels with puts: an all_reduce is a reduce_scatter and an all_gather.
+    A sum of whole numbers is the engine's, as kernels add in f32."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if "reduce" in a.collective and not jnp.issubdtype(x.dtype, jnp.floating):
+        return _native(a, x, axis)
+    epoch = "hard" if a.name == "puts_hard" else "soft"
+
+    def run(text: Callable[..., str], blocks: Array, size: int) -> Array:
+        kernel = with_sizes(parse(text(held_as(x.dtype).name, epoch)), M=1, bm=1, K=size, x=a.n)
+        return run_kernel(kernel, axes, (blocks,))[0]
+
+    match a.collective:
+        case "all_to_all":
+            size = x.size // a.n
+            return jnp.reshape(run(puts.exchange, jnp.reshape(x, (a.n, 1, size)), size), x.shape)
+        case "all_gather":
+            whole = run(puts.all_gather, jnp.reshape(x, (1, x.size)), x.size)
+            return jnp.reshape(whole, (a.n * x.shape[0], *x.shape[1:]))
+    flat = jnp.ravel(x)
+    blocks = jnp.reshape(jnp.pad(flat, (0, -x.size % a.n)), (a.n, 1, -1))
+    size = blocks.shape[-1]
+    own = run(puts.reduce_scatter, blocks, size)
+    if a.collective == "reduce_scatter":
+        return jnp.reshape(own, (x.shape[0] // a.n, *x.shape[1:]))
+    return jnp.reshape(jnp.ravel(run(puts.all_gather, own, size))[: x.size], x.shape)
 
 
 # ---- as array functions ------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from ..core.dtypes import DType
+from ..ir.tile.kernel import Kernel
 from . import fused_attention, ragged
 from .cpu import convolutions
 from .cpu import erf as cpu_erf
@@ -410,3 +411,10 @@ def all_to_all(x: Array, axes: tuple[str, ...], split: int, concat: int) -> Arra
 def dynamic_slice(x: Array, dim: int, block: Array, size: int) -> Array:
     """Returns block number `block` of `size` elements along `dim`."""
     return lax.dynamic_slice_in_dim(x, block * size, size, dim)
+
+
+def kernel(k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """Returns the outputs of a kernel of Tile IR on a device's blocks."""
+    from .kernels import run_kernel  # which computes with the functions above
+
+    return run_kernel(k, axes, arrays)

@@ -54,7 +54,7 @@ class Builder:
         self.is_body = False  # a loop or branch sums its gradient outside
         self.replaced: dict[Node, Node] = {}  # node → its replacement in the finished graph
         self.reports: list[object] = []  # reports of functions, for `dist.inspect`
-        self._moved: dict[tuple[Node, TensorType, bool, bool], Node] = {}
+        self._moved: dict[tuple[Node, TensorType, bool, bool, str], Node] = {}
         self._gathered: dict[Node, Node] = {}  # weights, for the forward and the backward pass
 
     @contextmanager
@@ -113,9 +113,9 @@ class Builder:
         if mesh.time and self.stages_axis in x.type.split_axes:
             x = self.redistribute(x, gathered(x.type, (self.stages_axis,)), "for a stage")
         to = x.type.on(mesh)
-        known = self._moved.get((x, to, False, False))
+        known = self._moved.get((x, to, False, False, ""))
         if known is None:
-            known = self._moved[x, to, False, False] = self("to_mesh", x, layout=to)
+            known = self._moved[x, to, False, False, ""] = self("to_mesh", x, layout=to)
         return known
 
     def _awake(self, op: Op, args: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -189,17 +189,19 @@ class Builder:
         return made if sent is to.dtype else self("cast", made, dtype=to.dtype)
 
     def redistribute(
-        self, x: Node, to: TensorType, reason: str = "", *, as_is: bool = False
-    ) -> Node:
+        self, x: Node, to: TensorType, reason: str = "", *, as_is: bool = False,
+        algorithm: str = "",
+    ) -> Node:  # fmt: skip
         """`x` in the layout `to`. `reason` marks the steps as inserted, "" as written by the user.
-        `as_is` sends the value in its own dtype, even if it was cast from a narrower one."""
+        `as_is` sends the value in its own dtype, even if it was cast from a narrower one.
+        `algorithm` is that of each all_to_all, unless the mesh is folded."""
         if x.type is to:
             return x
         if x.type.mesh != to.mesh and x.type.mesh is not None and to.mesh is not None:
             x = self._between(x, to, reason)
         o = self.options
         exact = self.ordered or o.mesh_invariant
-        done = self._moved.get((x, to, exact, as_is))
+        done = self._moved.get((x, to, exact, as_is, algorithm))
         if done is not None:
             return done
         made, start = x, x
@@ -217,12 +219,15 @@ class Builder:
             for step in steps_between(x.type, to, exact, o.schedule.topology):
                 loc = caller() if self.loc is None else self.loc
                 attrs = step_attrs(step, made.type, order)
+                mesh = step.type.mesh
+                if algorithm and step.kind == "all_to_all" and mesh is not None and not mesh.onto:
+                    attrs["algorithm"] = algorithm
                 made = self._add(
                     Node(step.kind, (made,), (step.type,), attrs, loc, self.scope, reason)
                 )
         if made.type is not to and same_type(made.type, to) and made.type.mesh == to.mesh:
             made = self("reinterpret", made, layout=to)  # it rests now, or it no longer does
-        self._moved[start, to, exact, as_is] = made
+        self._moved[start, to, exact, as_is, algorithm] = made
         return made
 
     def _between(self, x: Node, to: TensorType, reason: str) -> Node:

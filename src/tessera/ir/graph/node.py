@@ -18,6 +18,7 @@ from ...core.reshard import device_wire_bytes
 from ...ops.control import iterations
 from ...ops.op import BODIES, INPUT, OPS, Op, op_named
 from ...ops.redistribute import COLLECTIVES, all_gather, reduce_scatter
+from ..tile.node import mesh_kernel, put_bytes
 
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 NO_SWAP: Mapping[Node, Node] = MappingProxyType({})
@@ -81,6 +82,8 @@ class Node:
         other devices, for all places of the device."""
         if not self.is_collective:
             return 0
+        if self.op == mesh_kernel.name:
+            return put_bytes(self.attrs["kernel"])
         t = self.args[0].type
         if "algorithm" in self.attrs:
             from ..schedule.algorithms.build import received_share

@@ -24,6 +24,7 @@ from ...core.tensor_checks import alike
 from ...ops.local import axis_index, broadcast, reinterpret
 from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
+from ..tile.node import mesh_kernel
 from . import xp_numpy
 from .node import Graph, Node, need_graph
 from .verify import verify
@@ -164,6 +165,10 @@ def value_of(n: Node, args: list[Array]) -> Any:
     if n.op in MOVES:
         src = n.args[0].type.on(n.type.mesh)
         return join(n.type, _moved(n, cut(src, args[0])))
+    if n.op == mesh_kernel.name:
+        blocks = [cut(a.type.on(n.type.mesh), x) for a, x in zip(n.args, args, strict=True)]
+        made = tuple(map(join, n.types, _put(n, blocks)))
+        return made if len(made) > 1 else made[0]
     if n.op == "scan":
         return _scan_whole(n, args)
     ins = tuple(a.type for a in n.args)
@@ -208,6 +213,24 @@ def _moved(n: Node, blocks: Sequence[Array]) -> list[Array]:
             src, twin[a] = divmod(src, n.type.sizes[a])
         out.append(np.asarray(blocks[every.index(twin)]))
     return out
+
+
+def _put(n: Node, args: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """The blocks of all devices for each output of a kernel that puts."""
+    every, axes = every_coords(n.type.mesh), n.attrs["axes"]
+    sizes = [n.type.sizes[a] for a in axes]
+    outs: list[list[Array]] = [[None] * len(every) for _ in n.types]
+    for coords in every:
+        if any(coords[a] for a in axes):
+            continue
+        group = [
+            every.index({**coords, **dict(zip(axes, at))}) for at in product(*map(range, sizes))
+        ]
+        given = [np.stack([x[i] for i in group]).reshape(*sizes, *x[0].shape) for x in args]
+        for out, made in zip(outs, xp_numpy.kernel(n.attrs["kernel"], axes, given), strict=True):
+            for i, block in zip(group, made.reshape(-1, *made.shape[len(axes) :]), strict=True):
+                out[i] = block
+    return outs
 
 
 # -- block by block -------------------------------------------------------------------------------
@@ -342,6 +365,10 @@ def run_blocks(
             continue
         if n.op in MOVES:
             env[n] = _moved(n, env[n.args[0]])
+            continue
+        if n.op == mesh_kernel.name:
+            found = _put(n, [env[a] for a in n.args])
+            env[n] = found if len(found) > 1 else found[0]
             continue
         if n.op == "cond":
             pick, *given = (env[a] for a in n.args)

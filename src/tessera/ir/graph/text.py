@@ -15,8 +15,8 @@ True
 
 A line is a node: its number, op, arguments, attributes, the types of its results, and a comment
 with the user's line, the scope, and for a collective why it was inserted and what one device
-receives. A `scan` prints its body below itself. Node numbers are places in `Graph.nodes`. The mesh
-stands in the header and holds for every type.
+receives. A `scan` prints its body below itself, a kernel its text behind `|`. Node numbers are
+places in `Graph.nodes`. The mesh stands in the header and holds for every type.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ...core.layout import TensorType, parse_type
 from ...core.mesh import Mesh, in_time
 from ...core.mesh_input import ids_of, ids_text
 from ...core.options import PLAIN, ProgramOptions, parse_options
+from ..tile.kernel import Kernel
 from .node import NO_ATTRS, Graph, Node
 
 VERSION = 1
@@ -129,7 +130,7 @@ def _line(n: Node, number: Mapping[Node, int]) -> tuple[str, str]:
     parts += [_value(n.attrs.get("name", ""))] if n.op == "input" else []
     parts += [_ref(a, number) for a in n.args]
     for k, v in n.attrs.items():
-        if not isinstance(v, Graph) and not (n.op == "input" and k == "name"):
+        if not isinstance(v, Graph | Kernel) and not (n.op == "input" and k == "name"):
             parts.append(f"{k}={_value(v)}")
     types = ", ".join(t.text for t in n.types)
     return " ".join(parts), types if len(n.types) == 1 else f"({types})"
@@ -147,6 +148,9 @@ def _rows(graph: Graph, indent: str) -> Iterator[tuple[str, str, str]]:
             if isinstance(body, Graph):
                 yield f"{indent}  {k} = graph {_name(body.name)}", "", ""
                 yield from _rows(body, indent + "    ")
+            elif isinstance(body, Kernel):
+                yield f"{indent}  {k} = tile", "", ""
+                yield from ((f"{indent}    | {line}", "", "") for line in body.text.split("\n"))
     outputs = ", ".join(_ref(n, number) for n in graph.outputs)
     yield f"{indent}return {outputs}".rstrip(), "", ""
 
@@ -203,6 +207,7 @@ _TOKEN = re.compile(
     | (?P<number>-?(?:\d{1,99}(?!\d)(?:\.\d+)?(?:e[+-]?\d+)?|inf\b|nan\b))
     | (?P<word>[A-Za-z_][\w.]*)
     | (?P<mark>[=:(),])
+    | \|\ ?(?P<kernel>.*)
     | \#\ ?(?P<comment>.*)
     )""",
     re.VERBOSE,
@@ -437,11 +442,25 @@ class _Parser:
             head = self.next()
             key = head.take("word")
             head.take("mark", "=")
+            if head.skip("word", "tile"):
+                attrs[key] = self.kernel(head)
+                continue
             head.take("word", "graph")
             inner = head.name()
             head.end()
             attrs[key] = self.body(inner)
         return Node(op, tuple(args), tuple(types), attrs or NO_ATTRS, loc, scope, note)
+
+    def kernel(self, head: _Line) -> Kernel:
+        """The kernel of the lines below that begin with `|`."""
+        from ..tile.text import parse as parse_kernel  # only for programs with kernels
+
+        head.end()
+        rows = []
+        while self.at < len(self.lines) and self.lines[self.at].sees("kernel"):
+            rows.append(self.next().take("kernel"))
+        found: Kernel = self.guard(head, lambda: parse_kernel("\n".join(rows)))
+        return found
 
     def type(self, line: _Line) -> TensorType:
         text = line.take("type")

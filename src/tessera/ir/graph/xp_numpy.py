@@ -479,7 +479,14 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
     return found
 
 
-# -- a user's function ----------------------------------------------------------------------------
+# -- a kernel of Tile IR, and a user's function ---------------------------------------------------
+def kernel(k: Any, axes: tuple[str, ...], arrays: Sequence[Array]) -> tuple[Array, ...]:
+    from ..tile.oracle import evaluate  # which computes with the functions above
+
+    wide = any(x.dtype == np.float64 for x in arrays)
+    return evaluate(k, *arrays, wide=wide)
+
+
 def user(f: Any, *args: Any) -> Array:
     raise UsageError(
         f"evaluate: {f.name} is a user's JAX function, which NumPy cannot run",

@@ -159,7 +159,9 @@ def _needed(nodes: Iterable[Node], outputs: set[Node]) -> Iterator[Node]:
 
 
 def _kind(n: Node, o: ScheduleOptions) -> object:
-    """The key that nodes of one step share."""
+    """The key that nodes of one step share. A kernel is a step by itself."""
+    if "kernel" in n.attrs:
+        return n
     if n.is_collective:
         t = n.args[0].type
         kind = dict(t.partial).get(n.attrs["axes"][0])

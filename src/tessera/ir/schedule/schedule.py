@@ -70,10 +70,15 @@ class _Step:
 
 @dataclass(frozen=True, eq=False)
 class Compute(_Step):
-    """Runs a graph that has no collectives."""
+    """Runs a graph that has no collectives: some nodes, or a kernel."""
 
     graph: Graph
     kind = "compute"
+
+    @property
+    def description(self) -> str:
+        kernel = self.nodes[0].attrs.get("kernel") if self.nodes else None
+        return self.kind if kernel is None else kernel.title
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +98,9 @@ class Collective(_Step):
 
     @property
     def description(self) -> str:
-        first, *others = self.nodes
-        text = f"{first.op} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
+        first, *others = [n for n in self.nodes if n.op != item.name]
+        name = first.attrs["kernel"].title if "kernel" in first.attrs else first.op
+        text = f"{name} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
         more = f" and {len(others)} more" if others else ""
         by = first.attrs.get("algorithm")
         return text + more + (f" by {by}" if by else "")

@@ -76,7 +76,7 @@ def _step(s: Schedule, i: int, step: Step, filled: set[int]) -> None:
             for n, _ in g.collectives():
                 _wrong(s, i, f"a compute step holds {n.op}")
         case Collective():
-            if not step.nodes or not all(n.is_collective for n in step.nodes):
+            if not step.nodes or not all(n.is_collective or n.op == "item" for n in step.nodes):
                 _wrong(s, i, "a collective step holds what is no collective")
         case Loop() | Region():
             verify_schedule(step.body)

@@ -1,4 +1,4 @@
-"""Index expressions: integers and names with + - * // %, and conditions on them.
+"""Index expressions: integers and names with + - * // %, min and max, and conditions on them.
 
 Both are values with a text, in one form: spaces and needless parentheses do not count.
 
@@ -6,6 +6,8 @@ Both are values with a text, in one form: spaces and needless parentheses do not
 ((rank-s+x)%x, K//bk, s > 0 and s < x-1)
 >>> Index("(i+1)*bq").value({"i": 2, "bq": 16}), Test("i == 0").value({"i": 2})
 (48, False)
+>>> Index("max(0, i - 1)").value({"i": 0})
+0
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from types import CodeType
 from typing import Any
 
@@ -26,7 +28,13 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_CHARACTERS = 400  # of one expression: a deeper tree than Python's parser takes is not read
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 _COMPARES = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-_BARE: dict[str, Any] = {"__builtins__": {}}
+# In code, functions have names that no size has. Both also take arrays.
+_CALL = re.compile(r"\b(min|max)\(")
+_BARE: dict[str, Any] = {
+    "__builtins__": {},
+    "min\u03bb": lambda a, b: a + (b - a) * (b < a),
+    "max\u03bb": lambda a, b: a + (b - a) * (b > a),
+}
 
 
 def wrong(
@@ -80,6 +88,10 @@ class Index(_Expression):
         """Its value under the values of `names`."""
         return int(self._value(names))
 
+    def traced(self, names: Mapping[str, Any]) -> Any:
+        """Its value, where values of names may be arrays that JAX traces."""
+        return self._value(names)
+
 
 class Test(_Expression):
     """A condition: comparisons of indices, joined by `and`, `or`, `not`."""
@@ -91,6 +103,10 @@ class Test(_Expression):
         """Its value under the values of `names`."""
         return bool(self._value(names))
 
+    def traced(self, names: Mapping[str, Any]) -> Any:
+        """Its value, where values of names may be arrays that JAX traces."""
+        return eval(_without_branches(self.text), _BARE, names)
+
 
 @lru_cache(maxsize=4096)
 def _read(text: str, is_test: bool) -> tuple[str, frozenset[str], CodeType]:
@@ -99,7 +115,7 @@ def _read(text: str, is_test: bool) -> tuple[str, frozenset[str], CodeType]:
     fix = (
         "compare indices, as in: s > 0 and s < x-1"
         if is_test
-        else "use whole numbers, names and + - * // %, as in: (i+1)*bq//bk"
+        else "use whole numbers, names, + - * // %, min and max of two, as in: (i+1)*bq//bk"
     )
 
     def no(why: str) -> TesseraError:
@@ -129,6 +145,9 @@ def _read(text: str, is_test: bool) -> tuple[str, frozenset[str], CodeType]:
                 arithmetic(right)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 arithmetic(operand)
+            case ast.Call(ast.Name("min" | "max"), [left, right], []) if not is_test:
+                arithmetic(left)
+                arithmetic(right)
             case _:
                 raise no(f"{ast.unparse(node)!r} is not allowed in it")
 
@@ -152,12 +171,49 @@ def _read(text: str, is_test: bool) -> tuple[str, frozenset[str], CodeType]:
 
     try:
         one = ast.unparse((condition if is_test else plain)(tree))
-        code = compile(one, "<tile>", "eval")
+        code = compile(_CALL.sub("\\1\u03bb(", one), "<tile>", "eval")
     except (RecursionError, MemoryError):
         raise no("it is too deep") from None
     return one, frozenset(names), code
 
 
+@lru_cache(maxsize=256)
+def _without_branches(text: str) -> CodeType:
+    """The code of a condition with & and | in place of `and` and `or`."""
+
+    def bits(node: ast.expr) -> ast.expr:
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                one: ast.operator = ast.BitAnd() if isinstance(op, ast.And) else ast.BitOr()
+                return reduce(lambda a, b: ast.BinOp(a, one, b), map(bits, values))
+            case ast.UnaryOp(operand=operand):
+                return ast.Compare(bits(operand), [ast.Eq()], [ast.Constant(False)])
+            case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
+                ends = zip([left, *others], ops, others)  # one end more
+                pairs = [ast.Compare(a, [op], [b]) for a, op, b in ends]
+                return bits(ast.BoolOp(ast.And(), list(pairs)))
+        return node
+
+    tree = ast.Expression(bits(ast.parse(text, mode="eval").body))
+    return compile(ast.fix_missing_locations(tree), "<tile>", "eval")
+
+
 def sizes_of(texts: tuple[Index, ...], names: Mapping[str, int]) -> tuple[int, ...]:
     """The values of several expressions."""
     return tuple([t.value(names) for t in texts])
+
+
+def parts(text: str) -> list[str]:
+    """The expressions of a list; commas within parentheses are theirs.
+
+    >>> parts("max(0, i), j")
+    ['max(0, i)', ' j']
+    """
+    made, depth = [""], 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        if c == "," and not depth:
+            made.append("")
+        else:
+            made[-1] += c
+    return made

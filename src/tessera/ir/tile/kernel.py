@@ -166,6 +166,12 @@ class Kernel:
         return to_text(self)
 
     @property
+    def title(self) -> str:
+        """Its name with the sizes that may be tuned: "kernel mlp_up bm=64 bn=64 warps=4"."""
+        sizes = "".join(f" {name}={n}" for name, n in (*self.tune, *self.speed))
+        return f"kernel {self.name}{sizes}"
+
+    @property
     def hash(self) -> str:
         """The hash of the text without its speeds: kernels with the same hash give the same
         bits."""

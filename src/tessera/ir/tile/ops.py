@@ -17,7 +17,7 @@ import numpy as np
 from ...core.dtypes import bool_, dtype_of, f32, int8, int32
 from ...core.errors import DTypeError, ShapeError
 from ...core.wording import nearest
-from .index import Index, sizes_of, wrong
+from .index import Index, parts, sizes_of, wrong
 from .op import (
     Args,
     Array,
@@ -42,12 +42,12 @@ REDUCTIONS: dict[str, TileOp] = {}  # those that have a dim, also if their name 
 
 # ---- attributes --------------------------------------------------------------------------------
 def _shape(text: str) -> str:
-    return ",".join(Index(part).text for part in text.split(",")) if text else ""
+    return ",".join(Index(part).text for part in parts(text)) if text else ""
 
 
 def _sizes(attrs: Attrs, names: Mapping[str, int]) -> tuple[int, ...]:
-    parts = tuple(Index(p) for p in attrs["shape"].split(",")) if attrs["shape"] else ()
-    shape = sizes_of(parts, names)
+    texts = tuple(Index(p) for p in parts(attrs["shape"])) if attrs["shape"] else ()
+    shape = sizes_of(texts, names)
     if any(n < 1 for n in shape):
         raise wrong(f"shape {list(shape)} has a dim below 1", "make each at least 1", ShapeError)
     return shape

@@ -89,7 +89,7 @@ def _given(k: Kernel, r: Ref, value: Array, wide: bool) -> Array:
         have = list(x.shape)
         fix = f"give {r.name} the shape {list(shape)}"
         raise ShapeError(f"evaluate: {r.name} is {r.dtype}{list(shape)}, not {have}", fix=fix)
-    if held_as(x.dtype) is not r.dtype:
+    if held_as(x.dtype) is not r.dtype and not (wide and r.dtype.is_float and x.dtype.kind == "f"):
         fix = f"give {r.name} in {r.dtype}"
         raise DTypeError(f"evaluate: {r.name} is {r.dtype}, not {held_as(x.dtype)}", fix=fix)
     made = x.astype(_held(r.dtype, wide))

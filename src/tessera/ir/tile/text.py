@@ -44,7 +44,7 @@ from .body import (
     ref_text,
     signal_text,
 )
-from .index import Index, Test
+from .index import Index, Test, parts
 from .kernel import VERSION, Kernel, Sizes, need_kernel
 
 T = TypeVar("T")
@@ -223,7 +223,7 @@ class _Parser:
             self.wrong("it is too deep", "loop")
 
     def _indices(self, text: str) -> tuple[Index, ...]:
-        return self._read(lambda: tuple(Index(part) for part in text.split(",")))
+        return self._read(lambda: tuple(Index(part) for part in parts(text)))
 
     def _block(
         self, indent: int, level: int
@@ -303,14 +303,14 @@ class _Parser:
         self.wrong("cannot read the statement", "load" if " load " in line else word)
 
     def _load(self, m: re.Match[str], number: int) -> Load:
-        parts = [part.strip() for part in m[3].split(",")]
+        at = [part.strip() for part in parts(m[3])]
         rows = None
-        for dim, part in enumerate(parts):
+        for dim, part in enumerate(at):
             if found := _ROWS.fullmatch(part):
                 if rows is not None:
                     self.wrong("rows of two dims are gathered", "%2 = load x[rows %1, j]")
-                rows, parts[dim] = (dim, found[1]), "0"
-        return Load(m[1], m[2], self._indices(",".join(parts)), rows, line=number)
+                rows, at[dim] = (dim, found[1]), "0"
+        return Load(m[1], m[2], self._indices(",".join(at)), rows, line=number)
 
     def _op(self, m: re.Match[str], number: int) -> Op:
         first = re.search(rf"(^|\s){_N}\s*=", m[3])

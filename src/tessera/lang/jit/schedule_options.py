@@ -16,12 +16,13 @@ from ...core.context import replaced, settings
 from ...core.errors import warn_no_effect
 from ...core.layout import shard_count
 from ...core.options import ScheduleOptions
+from ...core.wording import nearest
 from ...ir.schedule.algorithms.build import nest_size
 from ...ops.redistribute import CHANGES, MOVES, all_to_all
 from ..record.recorder import Recorder, current
 
 # Options that are read during a recording; all others are fixed when it begins.
-READ_LATE = ("pipeline", "microbatches", "backend", "epoch", "tune")
+READ_LATE = ("pipeline", "microbatches", "backend", "epoch", "tile", "warps", "tune")
 # Options for the time at which collectives run.
 WHEN = ("overlap", "bucket_bytes", "prefetch", "reshard_after_forward")
 
@@ -110,14 +111,30 @@ class Chosen:
             )
         if not table and not cut and any(k in options_set(o) for k in ("algorithm", *WHEN)):
             self._warn_of_collectives(recorder)
+        self._warn_of_kernels(recorder)
         buckets = [getattr(r, "buckets", 1) for r in recorder.builder.reports]
-        if o.epoch == "hard" and max(buckets, default=1) == 1:
+        if o.epoch == "hard" and o.backend != "nvshmem" and max(buckets, default=1) == 1:
             warn_no_effect(
                 "schedule: epoch='hard'",
                 f"no experts of {self.name} are sent tokens in several buckets",
                 means="each bucket of tokens is sent before the next begins",
                 fix='cut what op.moe sends: transport={"bucket_bytes": 1 << 20}; or leave it out',
             )
+
+    def _warn_of_kernels(self, recorder: Recorder) -> None:
+        """Gives an OptionWarning for each size of a tile that no kernel has, and for warps."""
+        o, known = self.options, recorder.root.kernel_sizes
+        asked = {n: f"tile={{{n!r}: {size}}}" for n, size in o.tile or ()}
+        if o.warps is not None:
+            asked["warps"] = f"warps={o.warps}"
+        for name, text in asked.items():
+            if name not in known:
+                warn_no_effect(
+                    f"schedule: {text}",
+                    f"no kernel of {self.name} has the size {name}",
+                    means="a size of the tiles of kernels, or their warps",
+                    fix=f"use one of {nearest(name, known)}" if known else "leave it out",
+                )
 
     def _warn_of_collectives(self, recorder: Recorder) -> None:
         """Gives an OptionWarning for each option about collectives that were not recorded. On one

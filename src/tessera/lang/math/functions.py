@@ -244,8 +244,9 @@ def complete(x: Tensor) -> Tensor:
     return relayout(x, x.type.complete())
 
 
-def relayout(x: Tensor, to: TensorType) -> Tensor:
-    """Redistributes `x` to the layout `to`. The collectives count as written by the user."""
+def relayout(x: Tensor, to: TensorType, algorithm: str = "") -> Tensor:
+    """Redistributes `x` to the layout `to`. The collectives count as written by the user;
+    `algorithm` is that of an all_to_all ("": the program's)."""
     if x.type is to:
         return x
     if to.shape != x.shape:
@@ -259,7 +260,7 @@ def relayout(x: Tensor, to: TensorType) -> Tensor:
         to = to.on(x.mesh)
         if to == x.type:
             return x
-    return emit("redistribute", x, to=to)
+    return emit("redistribute", x, to=to, **({"algorithm": algorithm} if algorithm else {}))
 
 
 # The public functions: `tessera` exports all of them.

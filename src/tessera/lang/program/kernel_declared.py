@@ -14,7 +14,7 @@ from ...core.dtypes import DType, dtype_of, f32
 from ...core.errors import TesseraError, UsageError
 from ...core.wording import nearest
 from ...ir.tile.body import Kind, Loop, Op, Ref, Signal, When, every, located, where
-from ...ir.tile.index import NAME, Index
+from ...ir.tile.index import NAME, Index, parts
 from ...ir.tile.kernel import Kernel
 from ...ir.tile.text import PAIR
 from ...ir.tile.tidy import tidy
@@ -99,7 +99,9 @@ class Declared:
                     case Op():
                         read = Index(s.attr("start", "0")).names
                     case Loop():
-                        read = s.low.names | s.high.names
+                        ends = s.low.names | s.high.names
+                        read = ends - {dim}  # part of a sum along the dim is no mistake
+                        own |= {s.index} if ends & own else set()
                     case When():
                         read = s.test.names
                     case _:
@@ -120,7 +122,7 @@ def _sizes(name: str, argument: str, given: object) -> tuple[tuple[str, int], ..
 
 
 def _indices(text: str) -> tuple[Index, ...]:
-    return tuple(Index(part) for part in text.split(","))
+    return tuple(Index(part) for part in parts(text))
 
 
 def declared(

@@ -16,7 +16,8 @@ EXPRESSIONS = {
     "add": "({})+({})", "sub": "({})-({})", "mul": "({})*({})", "floordiv": "({})//({})",
     "mod": "({})%({})", "neg": "-({})", "lt": "({})<({})", "le": "({})<=({})", "gt": "({})>({})",
     "ge": "({})>=({})", "eq": "({})==({})", "ne": "({})!=({})", "logical_and": "({}) and ({})",
-    "logical_or": "({}) or ({})", "logical_not": "not ({})",
+    "maximum": "max({}, {})", "minimum": "min({}, {})", "logical_or": "({}) or ({})",
+    "logical_not": "not ({})",
 }  # fmt: skip
 
 

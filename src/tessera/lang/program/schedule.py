@@ -17,7 +17,7 @@ from ...core.checks import function_of, one_of, shown, unfit
 from ...core.context import put, settings
 from ...core.contexts import above
 from ...core.declared import Count, Flag, Natural, OneOf
-from ...core.errors import UsageError, warn_no_effect
+from ...core.errors import UsageError
 from ...core.options import ScheduleOptions
 from ...core.public import asking
 from ...core.topology import Topology, cluster
@@ -149,7 +149,7 @@ def options(
     overlap: Flag | None = None,
     comm_backend: Annotated[str, OneOf(*BACKENDS)] | None = None,
     epoch: Annotated[str, OneOf(*EPOCHS)] | None = None,
-    tile: Any = None,
+    tile: dict[str, int] | None = None,
     warps: Count | None = None,
     microbatches: Count | None = None,
     bucket_bytes: Count | None = None,
@@ -161,22 +161,12 @@ def options(
     tune: Flag | None = None,
 ) -> ScheduleOptions:
     """Returns the options as a `ScheduleOptions`. Raises UsageError if one has a wrong value."""
-    sizes = (tile,) if is_whole(tile) else tile
-    if sizes is not None and not (
-        isinstance(sizes, (tuple, list)) and sizes and all(is_whole(n) and n > 0 for n in sizes)
-    ):
-        raise unfit("schedule", "tile", tile, "give sizes, e.g. (128, 128)")
+    fits = isinstance(tile, dict) and tile and all(isinstance(k, str) for k in tile)
+    if tile is not None and not (fits and all(is_whole(n) and n > 0 for n in tile.values())):
+        raise unfit("schedule", "tile", tile, 'give sizes by name: {"BM": 128, "BN": 64}')
     tables = None if algorithm is None else _algorithms(algorithm)
     where = None if topology is None else cluster(topology)
     _need_topology(dict(tables or ()).values(), where)
-    for name, values in (("tile", sizes), ("warps", warps)):
-        if values is not None:
-            warn_no_effect(
-                f"schedule: {name}={shown(values)}",
-                "the compiler chooses the sizes of its kernels",
-                means="a hint for kernels",
-                fix="leave it out; the blocks of attention and losses are their argument rows=",
-            )
     return ScheduleOptions(
         algorithm=tables,
         topology=where,
@@ -186,6 +176,8 @@ def options(
         reshard_after_forward=reshard_after_forward,
         microbatches=microbatches,
         pipeline=pipeline,
+        tile=None if tile is None else tuple(tile.items()),
+        warps=warps,
         backend=comm_backend,
         epoch=epoch,
         choices=None if choices is None else checked(choices),

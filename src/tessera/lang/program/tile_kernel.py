@@ -24,8 +24,8 @@ from ...ir.tile.body import (
 )
 from ...ir.tile.kernel import Kernel
 from ..autodiff.custom import custom_gradient
-from ..record.operands import as_tensor, emit_many
-from ..record.recorder import current_options
+from ..record.kernel_op import kernel_op, with_options
+from ..record.operands import as_tensor
 from ..value.checks import signature_of
 from ..value.eager import current_trace
 from ..value.tensor import Tensor
@@ -104,9 +104,6 @@ class TileKernel:
     @boundary
     def __call__(self, *xs: Any, **named: Any) -> Any:
         d = self._declared
-        if d.mesh:
-            fix = f"{d.name}.kernel(...) is its value, which evaluate runs"
-            raise UsageError(f"{d.name}: a kernel on a mesh is no function on tensors yet", fix=fix)
         ins = [(r, dtype) for r, dtype in d.refs if r.kind == "in"]
         names = [r.name for r, _ in ins]
         given = dict(zip(names, xs, strict=False))
@@ -118,27 +115,21 @@ class TileKernel:
             raise UsageError(f"{d.name}: {count} inputs for {len(names)}", fix=fix)
         _need_names(d.name, named, d.dims)
         ts = [as_tensor(given[n], name=d.name) for n in names]
-        sizes = {**self._scheduled(), **self._chosen, **self._dims_of(ts, named)}
+        sizes = self._sizes_of(ts, named)
         free = [r.name for r, dtype in d.refs if dtype is None]
         dtypes = {n: ts[names.index(n)].dtype if n in names else ts[0].dtype for n in free}
         kernel = self.kernel(**sizes, **dtypes)
         return self._emitted(kernel, ts)
 
-    def _scheduled(self) -> dict[str, int]:
-        """The sizes that `@schedule(tile=..., warps=...)` chooses, of those that the kernel has."""
-        schedule, d = current_options().schedule, self._declared
-        chosen = dict(getattr(schedule, "tile", None) or ())
-        if (warps := getattr(schedule, "warps", None)) is not None:
-            chosen["warps"] = warps
-        return {n: v for n, v in chosen.items() if n in dict([*d.tune, *d.speed])}
-
-    def _dims_of(self, ts: list[Tensor], named: Mapping[str, int]) -> dict[str, int]:
-        """The sizes of the dims for these inputs. Raises ShapeError or DTypeError for inputs that
-        do not fit."""
+    def _sizes_of(self, ts: list[Tensor], named: Mapping[str, int]) -> dict[str, int]:
+        """The sizes for these inputs: those of dims and axes are theirs. Raises ShapeError or
+        DTypeError for inputs that do not fit."""
         d = self._declared
         ins = [(r, dtype) for r, dtype in d.refs if r.kind == "in"]
         rows = [(r.name, t.type) for (r, _), t in zip(ins, ts, strict=True)]
-        sizes = dict(named)
+        meshes = [t.mesh.sizes for t in ts if t.mesh is not None]
+        sizes = {**with_options(dict([*d.tune, *d.speed])), **self._chosen, **named}
+        sizes |= {a: n for have in meshes for a, n in have.items() if a in dict(d.mesh)}
         for (r, dtype), t in zip(ins, ts, strict=True):
             if dtype not in (None, t.dtype):
                 fix = f"cast it: {r.name}.to(ts.{dtype})"
@@ -149,18 +140,19 @@ class TileKernel:
             for e, n in zip(r.shape, t.shape, strict=True):
                 if e.text in d.dims:
                     sizes.setdefault(e.text, n)
-        every_size = {**dict(d.tune), **self._scheduled(), **self._chosen, **sizes}
         for (r, _), t in zip(ins, ts, strict=True):
             for e, n in zip(r.shape, t.shape, strict=True):
-                if e.names <= every_size.keys() and e.value(every_size) != n:
-                    what = f"{d.name}: {e} is {e.value(every_size)}, in {r.name} it is {n}"
+                if e.names <= sizes.keys() and e.value(sizes) != n:
+                    what = f"{d.name}: {e} is {e.value(sizes)}, in {r.name} it is {n}"
                     fix = "give inputs whose dims of one name have one size"
                     raise ShapeError(what, rows=rows, fix=fix)
         return sizes
 
     def _emitted(self, kernel: Kernel, ts: list[Tensor]) -> Any:
+        d, axes = self._declared, tuple(axis for axis, _ in kernel.mesh)
+
         def run(*xs: Tensor) -> Any:
-            outs = emit_many("kernel", *xs, kernel=kernel, split=self._declared.split)
+            outs = kernel_op(kernel, *xs, split=d.split, axes=axes, chosen=self._chosen)
             return tuple(outs) if len(outs) > 1 else outs[0]
 
         if self._grad is None:

@@ -149,6 +149,7 @@ class Recorder:
         self.chosen: dict[
             Any, None
         ] = {}  # the schedule options of the functions that it calls: jit/schedule_options.py
+        self.kernel_sizes: dict[str, int] = {}  # sizes of tiles of its kernels, and their warps
         self.open_choices: dict[str, tuple[Any, ...]] = {}  # that it reads, with further values
         self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE
@@ -257,7 +258,8 @@ class Recorder:
         if op == "redistribute":
             moved = self.node(args[0])
             to = self.frame.laid(attrs["to"], moved.type)
-            return [symbolic(self.builder.redistribute(moved, to), self)]
+            by = attrs.get("algorithm", "")
+            return [symbolic(self.builder.redistribute(moved, to, algorithm=by), self)]
         node = self.builder(op, *map(self.node, args), **attrs)
         nodes = [node]
         if len(node.types) > 1 or node.kind.many:

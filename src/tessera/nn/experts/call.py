@@ -15,6 +15,7 @@ from ...core.dtypes import f32
 from ...core.errors import MeshError, ShapeError, UsageError, warn_no_effect
 from ...core.layout import TensorType, dim_axes, shard_count
 from ...core.mesh import Mesh
+from ...ir.schedule.algorithms.build import puts_by
 from ...lang.math import functions as F
 from ...lang.record.operands import as_tensor, emit, matched
 from ...lang.value.checks import mesh_or_none
@@ -257,7 +258,8 @@ def settled(t: TensorType, experts: Any, options: Options, mesh: Any = None) -> 
         packing = settings().autocast  # the products of the experts would round the rows as well
     sent = tokens.parts * buckets * room * row_bytes(t.shape[-1], t.dtype.bytes, packing)
     pieces = buckets_of(sent, room, how) if moves else 1
-    wire = Wire(moves, packing if moves else None, pieces, how.epoch == "hard")
+    by = puts_by(how.epoch) if how.type == "nvshmem" and moves else ""
+    wire = Wire(moves, packing if moves else None, pieces, how.epoch == "hard", by)
     slots = tokens.parts * buckets * wire.room(room)
     return Call(options, w.over(moves, where), tokens, limit, wire, how, slots)
 

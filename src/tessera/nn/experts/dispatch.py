@@ -36,12 +36,14 @@ Runs = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True, slots=True)
 class Wire:
     """The settings of dispatch and combine: `axes` of the experts, `packing` of the payload, and
-    its number of `buckets`, which an `ordered` epoch sends one after the other."""
+    its number of `buckets`, which an `ordered` epoch sends one after the other. `algorithm` is that
+    of its all_to_alls ("": the program's)."""
 
     axes: tuple[str, ...] = ()
     packing: str | None = None
     buckets: int = 1
     ordered: bool = False
+    algorithm: str = ""
 
     @property
     def combine_packing(self) -> str | None:
@@ -68,6 +70,14 @@ class Wire:
             return t.with_dims((*home.dims[:2], expert, *t.dims[3:]))
 
         return to
+
+    def sent(self, rows: Tensor) -> Tensor:
+        """Slots on the experts' devices."""
+        return exchange(rows, self.dispatch_layout, self.packing, self.algorithm)
+
+    def returned(self, rows: Tensor, home: TensorType) -> Tensor:
+        """Slots on the devices that they had in `home`."""
+        return exchange(rows, self.combine_layout(home), self.combine_packing, self.algorithm)
 
 
 # -- tables of slots ------------------------------------------------------------------------------
@@ -173,12 +183,20 @@ def by_capacity(
     def through(part: Tensor) -> Tensor:
         """Sends one bucket to the experts, through them and back."""
         home, c = part.type, part.shape[3]
-        part = exchange(part, wire.dispatch_layout, wire.packing) if wire.axes else part
+        part = (
+            wire.sent(part)
+            if wire.axes
+            else part
+        )
         # All rows of an expert in one block: [1, J, El, rows, d].
         held = F.permute(part, (2, 0, 1, 3, 4))
         y = run(held.reshape(1, devices, experts // devices, g * p * c, d), None)
         y = F.permute(y.reshape(experts, g, p, c, -1), (1, 2, 0, 3, 4))
-        return exchange(y, wire.combine_layout(home), wire.combine_packing) if wire.axes else y
+        return (
+            wire.returned(y, home)
+            if wire.axes
+            else y
+        )
 
     y = in_buckets(rows, wire, through).reshape(g, p, experts * room, -1)
     return combined(y, slot, choice, gates), F.sum(dropped.to(f32))
@@ -229,13 +247,19 @@ def dropless(
         kind = filled(slot, flat - goal * experts_per_device, devices * size).reshape(
             g, p, devices, size
         )
-        kind = F.relayout(kind, wire.dispatch_layout(kind.type))
+        kind = F.relayout(kind, wire.dispatch_layout(kind.type), wire.algorithm)
         rows = in_buckets(
-            rows, wire, lambda part: exchange(part, wire.dispatch_layout, wire.packing)
+            rows,
+            wire,
+            lambda part: wire.sent(part),
         )
         y = unfolded(_sorted(*folded(rows, kind), experts_per_device, run), rows.type)
         y = in_buckets(
-            y, wire, lambda part: exchange(part, wire.combine_layout(home), wire.combine_packing)
+            y,
+            wire,
+            lambda part: exchange(
+                part, wire.combine_layout(home), wire.combine_packing, wire.algorithm
+            ),
         )
     else:
         y = run(rows.reshape(g * p, 1, size, d), counts.reshape(g * p, 1, experts_per_device))

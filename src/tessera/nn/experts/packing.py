@@ -41,23 +41,23 @@ def unpack(packed: Tensor, scale: Tensor, channels: int, dtype: Any) -> Tensor:
     return (x if x.shape[-1] == channels else x[..., :channels]).to(dtype)
 
 
-def exchange(x: Tensor, to: To, packing: str | None) -> Tensor:
-    """`x` [.., d] in the layout `to(x.type)`, packed while it is sent. `to` does not change the
-    last dim."""
+def exchange(x: Tensor, to: To, packing: str | None, algorithm: str = "") -> Tensor:
+    """`x` [.., d] in the layout `to(x.type)`, packed while it is sent by an all_to_all of this
+    algorithm. `to` does not change the last dim."""
     target = to(x.type)
     if target is x.type:
         return x
     if packing is None:
-        return F.relayout(x, target)
+        return F.relayout(x, target, algorithm)
     if packing in ("bf16", "f16"):
         narrow = x.to(packing)
-        return F.relayout(narrow, to(narrow.type)).to(x.dtype)
+        return F.relayout(narrow, to(narrow.type), algorithm).to(x.dtype)
 
     @custom_gradient
     def through(x: Tensor) -> Any:
-        packed, scale = (F.relayout(part, to(part.type)) for part in pack(x))
+        packed, scale = (F.relayout(part, to(part.type), algorithm) for part in pack(x))
         home = x.type.complete()
-        return unpack(packed, scale, x.shape[-1], x.dtype), lambda g: F.relayout(g, home)
+        return unpack(packed, scale, x.shape[-1], x.dtype), lambda g: F.relayout(g, home, algorithm)
 
     out: Tensor = through(x)
     return out

@@ -106,6 +106,8 @@ class MoEInspection:
         """The transport that is used."""
         if not self.dispatch:
             return "no transport: experts and tokens are on the same devices"
+        if self.transport.type == "nvshmem":
+            return f"kernels with puts (GPUs with NVSHMEM), or permutes {CARRIERS}"
         return f"XLA's all_to_all {CARRIERS}"
 
     def __str__(self) -> str:

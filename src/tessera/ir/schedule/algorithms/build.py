@@ -9,6 +9,7 @@
 | tree | up and down one binary tree | adjacent pairs, for any n |
 | double_tree | half of it on each of two binary trees, where each rank works in one | its own |
 | hierarchical | scattered within, reduced across, gathered within | level by level |
+| puts, puts_hard | straight, by a kernel with puts (ir/tile), soft or hard epochs | as direct |
 | engine | as the engine likes | unknown; priced as the ring |
 
 >>> build("all_reduce", "ring", 4)
@@ -45,7 +46,8 @@ from .table import (
 )
 
 FLAT = ("ring", "line", "direct", "halving", "tree", "double_tree")
-NAMES = (*FLAT, "hierarchical", "engine")
+PUTS = ("puts", "puts_hard")
+NAMES = (*FLAT, *PUTS, "hierarchical", "engine")
 # A table names every transfer: beyond this it says little that a formula would not (cost/).
 MOST_RANKS, MOST_SEGMENTS = 1024, 4096
 _COUNT = r"\d{1,9}"
@@ -134,6 +136,11 @@ def named(collective: str, name: str, n: int, root: int = 0) -> Algorithm:
     return build(collective, "hierarchical", n, segments=cut, root=root, shape=shape, levels=bases)
 
 
+def puts_by(epoch: str | None) -> str:
+    """The name of the kernels with puts whose epochs are "hard" or "soft" (also None)."""
+    return PUTS[epoch == "hard"]
+
+
 def nest_size(name: str) -> int | None:
     """The number of ranks in a hierarchical name such as "hierarchical(2:ring x 4:halving)"; None
     for any other name.
@@ -198,6 +205,8 @@ def _shape(name: str, n: int | None, shape: Sequence[int]) -> tuple[int, ...]:
 def _flat(kind: Collective, name: str, n: int, segments: int, root: int) -> Algorithm:
     """The table of one level. Each tree of a tree algorithm carries a part of the chunks;
     `pipelined` cuts chunks into segments that follow each other."""
+    if name in PUTS:
+        return replace(_flat(kind, "direct", n, 1, root), name=name)
     if name == "engine":
         return replace(_flat(kind, _ENGINE[kind], n, 1, root), name="engine", native=True)
     trees = name in ("tree", "double_tree")

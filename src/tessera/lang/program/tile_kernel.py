@@ -90,7 +90,7 @@ class TileKernel:
         try:
             return Kernel(d.name, mesh, dims, tune, speed, d.grid, refs, d.signals)
         except TesseraError as error:
-            raise located(error, at=d.at) from None
+            raise located(error, at=caller()) from None
 
     @boundary
     def under(self, **sizes: int) -> TileKernel:

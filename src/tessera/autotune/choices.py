@@ -49,8 +49,10 @@ CHOICES = {
     # The compiler: its library for products and convolutions, and the order of instructions.
     "library": Choice("tune", ("preferred", "products", "older", "vendor", "engine")),
     "instruction_order": Choice("tune", ("parallel", "least_memory")),
-    # Attention: its form, and scores of one tile on a device. Losses and MLPs: rows of a block.
-    "attention": Choice("tune", ("tiles", "sequences", "cudnn")),
+    # Attention: its form, and scores of one tile on a device. A head with its loss: its form.
+    # Losses and MLPs: rows of a block.
+    "attention": Choice("tune", ("tiles", "sequences", "kernel", "cudnn")),
+    "head_loss": Choice("tune", ("blocks", "kernel")),
     "attention_scores": Choice("tune"),
     "block_rows": Choice("tune"),
     # Repeated layers of a stack.

@@ -82,8 +82,7 @@ def _rows(
     loop's body run `times` its length."""
     match step:
         case Collective():
-            nodes = [n for n in step.nodes if n.op != "item"]
-            yield from _row(index, nodes, times, topology)
+            yield from _row(index, step.nodes, times, topology)
         case Loop():
             for inner in step.body.steps:
                 yield from _rows(inner, index, times * step.times, topology)

@@ -34,10 +34,11 @@ from .block_size import scores_at_once
 from .blockwise import NONE, Scores, attend, extras, largest_chunk, pulled
 from .dot_product_attention import attention, check_heads
 from .functional import row_order, rows_of
+from .kernels import attention_by_kernel
 
 # Scores of one tile on a device: with their temporaries they fit a core's cache.
 TILE = 1 << 18
-IMPLEMENTATIONS = ("sequences", "tiles", "cudnn")
+IMPLEMENTATIONS = ("sequences", "tiles", "kernel", "cudnn")
 Implementation = Annotated[str, OneOf(*IMPLEMENTATIONS)]
 
 
@@ -58,12 +59,12 @@ def flash_attention(
     The backward pass recomputes scores, as FlashAttention does (Dao et al. 2022). `implementation`
     gives the scores that exist at once: "tiles" those of some heads and queries, for sequences of
     any length, where keys hidden from a tile by causality are skipped; "sequences" those of `rows`
-    sequences (2). "cudnn" is a kernel of a library, which stores none: on a GPU, for f16 and bf16,
-    without `bias`, `mask` and `cap`. None is "cudnn" if that works, or else "tiles"; with `rows`,
-    or with a float mask of all scores, whose gradient would be as large as the scores, it is
-    "sequences", as "tiles" refuses both. Raises the errors of `attention`; UsageError if
-    `implementation` is unknown or is "tiles" with one of these; BackendError if it is "cudnn" and
-    that does not work.
+    sequences (2). "kernel" is a kernel of Tile IR (docs/tile-ir.md), "cudnn" one of a library, on a
+    GPU and for f16 and bf16; both are without `bias`, `mask` and `cap`. None is "cudnn" if that
+    works, or else "tiles"; with `rows`, or with a float mask of all scores, whose gradient would be
+    as large as the scores, it is "sequences", as the others refuse both. Raises the errors of
+    `attention`; UsageError if `implementation` is unknown or does not take one of these;
+    BackendError if it is "cudnn" and that does not work.
     """
     q, k, v = (as_float("flash_attention", t) for t in (q, k, v))
     how = implementation
@@ -82,16 +83,25 @@ def flash_attention(
         how = "sequences"
     if not all(t.size for t in (q, k, v)):  # of no elements there are no tiles
         return attention(q, k, v, causal, scale, bias, mask, cap)
+    plain = bias is None and mask is None and cap is None and q.shape[-1] == v.shape[-1]
     if how == "cudnn" or (how is None and platform() == "gpu"):
         by_library = _by_library(q, k, v, causal, scale, bias, mask, cap)
         usual = "cudnn" if isinstance(by_library, Tensor) else "tiles"
-        how = how or choose("attention", usual, ("tiles",))
+        how = how or choose("attention", usual, ("tiles", *["kernel"] * plain))
         if how == "cudnn" and isinstance(by_library, Tensor):
             return by_library
         if asked is not None:
             raise _none(str(by_library), q, k, v)
-    elif how is None:
-        how = choose("attention", "tiles", ("sequences",))
+    if how is None:
+        how = choose("attention", "tiles", ("sequences", *["kernel"] * plain))
+    if how == "kernel":
+        if not plain:
+            raise UsageError(
+                "flash_attention: the kernel takes no bias, mask or cap, and values of q's size",
+                rows=[("q", q.type), ("v", v.type)],
+                fix='leave implementation out, or give "tiles"',
+            )
+        return _by_kernel(q, k, v, causal, scale)
     if how != "sequences":
         return _in_tiles(q, k, v, causal, scale, bias, mask, cap)
     return _by_sequences(q, k, v, causal, scale, 2 if rows is None else rows, bias, mask, cap)
@@ -146,6 +156,15 @@ def _by_library(
     q = q.reshape(batch, groups, heads // groups, seq, d)
     scale = 1.0 / math.sqrt(d) if scale is None else scale
     y = emit("attention", q, k, v, causal=causal, scale=scale)
+    return y.reshape(batch, heads, seq, d)
+
+
+def _by_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    q, k, v = F.narrowed(q, k, v)
+    check_heads("attention", q, k, v)
+    (batch, heads, seq, d), groups = q.shape, k.shape[1]
+    q = q.reshape(batch, groups, heads // groups, seq, d)
+    y = attention_by_kernel(q, k, v, causal, 1.0 / math.sqrt(d) if scale is None else scale)
     return y.reshape(batch, heads, seq, d)
 
 

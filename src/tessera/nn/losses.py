@@ -16,11 +16,13 @@ from ..lang.autodiff.scan import scan
 from ..lang.math import functions as F
 from ..lang.record.index_bounds import check_ids
 from ..lang.record.operands import as_tensor, emit, scalar
+from ..lang.record.recorder import choose
 from ..lang.value.checks import fitting
 from ..lang.value.tensor import Like, Tensor
 from .activations import softplus
 from .block_size import rows_at_once
 from .functional import linear, row_order, rows_of, soft_cap, wide
+from .kernels import losses_by_kernel
 
 Reduction = Annotated[str, OneOf("mean", "sum", "none")]
 BatchReduction = Annotated[str, OneOf("mean", "sum", "none", "batchmean")]
@@ -171,6 +173,12 @@ def linear_cross_entropy(
     keep = emit("inside", y, size=classes, ignore=ignore_index)
 
     how = _classes("linear_cross_entropy", classes, class_weight, label_smoothing)
+
+    simple = class_weight is None and not label_smoothing and bias is None and cap is None
+    if simple and choose("head_loss", "blocks", ("kernel",)) == "kernel":
+        x, w = F.narrowed(flat, weight)
+        losses = losses_by_kernel(x, w, y.to(int32), ignore_index)
+        return _mean(F.sum(losses * keep), y, keep, how)
 
     def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
         h, labels, keep = block

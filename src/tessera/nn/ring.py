@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core.checks import divides
+from ..core.context import settings
 from ..core.declared import Flag, Real
 from ..core.dtypes import bool_, f32
 from ..core.errors import UsageError
@@ -26,6 +27,7 @@ from ..lang.value.tensor import Like, Tensor
 from .blockwise import NONE, Scores, attend, extras, merged, pulled
 from .context_parallel import checked, in_view
 from .flash import flash_attention
+from .kernels import ring_by_puts
 
 
 def ring_attention(
@@ -190,10 +192,14 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
 
     local = distribute(mesh_axes=[axis], layouts={"return": ShardSpec((3,), (axis,))})
     ahead, back = local(forward), local(backward)
+    by_puts = local(ring_by_puts(axis, n, causal))
 
     @custom_gradient
     def ring(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> tuple[Tensor, Any]:
-        out, lse = ahead(q, keys, masks)
+        k, v, *extra = keys
+        puts = settings().program.schedule.backend == "nvshmem" and k.shape == v.shape
+        puts = puts and not (masks or extra) and q.mesh is not None and q.mesh.onto is None
+        out, lse = (by_puts if puts else ahead)(q, keys, masks)
 
         def pull(g: Tensor) -> Any:
             dq, *found = back(q, keys, masks, out, lse, g)

@@ -21,6 +21,7 @@ from ..ir.graph.node import Emit, Graph, Node
 from ..ir.schedule.algorithms import table
 from ..ir.schedule.algorithms.build import MOST_RANKS, PUTS, named, nest_size, puts_by
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from ..ir.tile.node import mesh_kernel
 from ..ops.op import OPS
 from ..ops.redistribute import all_reduce
 
@@ -92,6 +93,8 @@ class _Chooser:
 
     def graph(self, step: Collective) -> Graph:
         """The graph of `step` with the algorithms of its collectives, which run together."""
+        if step.op == mesh_kernel.name:
+            return step.graph
         together = sum(map(whole_bytes, step.nodes))
 
         def named(was: Node, n: Node, emit: Emit) -> Node | None:

@@ -150,9 +150,7 @@ class _Run:
             x = _cut(x, start, tile)
         return xp_jax.reshape(x, self.k.types[s.result].shape)
 
-    def _store(
-        self, ref: str, start: Sequence[Any], value: Array, mask: Array | None
-    ) -> None:
+    def _store(self, ref: str, start: Sequence[Any], value: Array, mask: Array | None) -> None:
         """Writes a tile from `start` on, on the devices where `mask` is true."""
         old, tile = self.memory[ref], self.k.tile(self.refs[ref])
         value = xp_jax.reshape(value, tile)

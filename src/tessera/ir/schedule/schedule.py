@@ -89,6 +89,11 @@ class Collective(_Step):
     kind = "collective"
 
     @property
+    def nodes(self) -> list[Node]:
+        """Its collectives, without the nodes that take a result of several."""
+        return [n for n in self.graph.nodes if n.is_collective]
+
+    @property
     def op(self) -> str:
         return self.nodes[0].op
 
@@ -98,7 +103,7 @@ class Collective(_Step):
 
     @property
     def description(self) -> str:
-        first, *others = [n for n in self.nodes if n.op != item.name]
+        first, *others = self.nodes
         name = first.attrs["kernel"].title if "kernel" in first.attrs else first.op
         text = f"{name} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
         more = f" and {len(others)} more" if others else ""

@@ -183,20 +183,12 @@ def by_capacity(
     def through(part: Tensor) -> Tensor:
         """Sends one bucket to the experts, through them and back."""
         home, c = part.type, part.shape[3]
-        part = (
-            wire.sent(part)
-            if wire.axes
-            else part
-        )
+        part = wire.sent(part) if wire.axes else part
         # All rows of an expert in one block: [1, J, El, rows, d].
         held = F.permute(part, (2, 0, 1, 3, 4))
         y = run(held.reshape(1, devices, experts // devices, g * p * c, d), None)
         y = F.permute(y.reshape(experts, g, p, c, -1), (1, 2, 0, 3, 4))
-        return (
-            wire.returned(y, home)
-            if wire.axes
-            else y
-        )
+        return wire.returned(y, home) if wire.axes else y
 
     y = in_buckets(rows, wire, through).reshape(g, p, experts * room, -1)
     return combined(y, slot, choice, gates), F.sum(dropped.to(f32))

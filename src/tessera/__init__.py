@@ -15,7 +15,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from . import dist, graph, kernel, mesh, nn, op, optim
+from . import dist, graph, mesh, nn, op, optim
 from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
 from .core.dtypes import bool_ as bool
 from .core.environment import EnvironmentVariableWarning
@@ -69,7 +69,7 @@ from .lang.value.tensor import Tensor
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, debug, distributed, elastic, pipeline, schedule
+    from . import checkpoint, data, debug, distributed, elastic, kernel, pipeline, schedule
     from .core.mesh import Mesh
     from .lang.jit.tuner import tune
     from .lang.value.engine import Engine
@@ -142,7 +142,7 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 
 
 _LATE = (
-    "checkpoint", "data", "debug", "distributed", "elastic", "pipeline", "schedule",
+    "checkpoint", "data", "debug", "distributed", "elastic", "kernel", "pipeline", "schedule",
     "lang.jit.tuner:tune",
 )  # fmt: skip
 __getattr__ = public("ts", globals(), late=_LATE)

@@ -214,6 +214,7 @@ OTHER = ROUNDS | {
     "lang/math/functions.py", "lang/autodiff/linalg.py", "lang/math/shape.py",
     "lang/record/operands.py", "lang/math/operators.py", "lang/parallel/collectives.py",
     "lang/autodiff/jax_functions.py", "ttnn/elementwise.py", "lang/program/kernel_trace.py",
+    "lang/program/kernel_values.py",
 }  # fmt: skip
 
 

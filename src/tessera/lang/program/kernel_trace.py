@@ -27,6 +27,7 @@ from ...ir.tile.index import Index, Test
 from ...ir.tile.op import Type
 from ...ir.tile.ops import op_of
 from ...ir.tile.tidy import reads
+from ...ops.create import iota
 from ...ops.op import infer, op_named
 from ..math.matmul import plain_form
 from ..value.eager import current_trace
@@ -53,7 +54,7 @@ class KernelTrace:
         self.name, self.sizes, self.taken = name, sizes, {*taken}
         self._blocks: list[list[Statement]] = [[]]  # those that are open, the innermost last
         self.places: dict[int, str] = {}  # the user's lines by their numbers
-        self._made: dict[str, Op] = {}
+        self._counts: dict[str, Op] = {}  # counts along a dim, by their values
         self.first: dict[str, str] = {}  # carried value → its first value
         self._count = 0
 
@@ -174,8 +175,8 @@ class KernelTrace:
         """The sum of a count along a dim and an index, which is a count with another start."""
         orders = {"add": (values, values[::-1]), "sub": (values,)}.get(op, ())
         for line, index in orders:
-            made = self._made.get(line.text)
-            if made is not None and made.op == "iota" and isinstance(index.known, Index):
+            made = self._counts.get(line.text)
+            if made is not None and isinstance(index.known, Index):
                 first, by = made.attr("start"), index.known.text
                 start = EXPRESSIONS[op].format(first or 0, by) if first or op == "sub" else by
                 return self._add("iota", **{**dict(made.attrs), "start": Index(start).text})
@@ -240,8 +241,8 @@ class KernelTrace:
                 fix="a kernel only adds and drops dims of size 1; load tiles of the shape needed",
             )
         v = self.held(v)
-        made = self._made.get(v.text)
-        if made is not None and made.op == "iota" and shape:
+        made = self._counts.get(v.text)
+        if made is not None and shape:
             dim, sizes = next((d for d, n in enumerate(shape) if n != 1), 0), ["1"] * len(shape)
             sizes[dim] = made.attr("shape").split(",")[int(made.attr("dim"))]
             attrs = {**dict(made.attrs), "shape": ",".join(sizes), "dim": str(dim)}
@@ -321,7 +322,8 @@ class KernelTrace:
         made = op_of(name, attrs).infer(types, attrs, self.sizes)
         texts = tuple(v.text for v in args)
         s = Op(self.fresh(), name, texts, tuple(attrs.items()), line=self.line())
-        self._made[s.result] = s
+        if name == iota.name:
+            self._counts[s.result] = s
         self.block.append(s)
         return self.made_value(made, s.result)
 

@@ -462,6 +462,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "sizes": lambda: stores(lambda x, i: x[i, 0], tune={"bm": 0}),
     "tiles that do not divide": lambda: stores(lambda x, i: x[i, 0], tune={"bm": 3}),
     "no parentheses": lambda: ts.kernel(returns),  # type: ignore[operator]
+    "a name of two things": lambda: stores(lambda x, i: x[i, 0], tune={"bm": 4, "y": 1}),
     "a missing size": lambda: good.kernel(M=8),
     "an unknown size": lambda: good.kernel(M=8, N=4, bn=4),
     "an unknown tile": lambda: good.under(bn=4),

@@ -30,7 +30,7 @@ def slopes(g: Any, x: Any, w: Any, b: Any) -> Any:
     y="out [M, N] tiles [bm, bn]",
     tune={"bm": 16, "bn": 16, "bk": 32},
     speed={"warps": 4},
-    split="M N K",
+    split="M N",
     grad=slopes,
 )
 def dense(x, w, b, y, i, j, K, bk, bm, bn):  # type: ignore[no-untyped-def]

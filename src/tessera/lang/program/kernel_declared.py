@@ -148,6 +148,10 @@ def declared(
         **{k: _sizes("kernel", k, v) for k, v in sizes.items()},
         split=tuple(split.split()), at=at,
     )  # fmt: skip
+    for n in d.parameters:
+        if d.parameters.count(n) > 1:
+            fix = "give each reference, index and size a name of its own"
+            raise UsageError(f"kernel: {n!r} has two meanings", fix=fix)
     for n in d.split:
         if n not in d.dims:
             fix = f"use some of {nearest(n, d.dims)}"

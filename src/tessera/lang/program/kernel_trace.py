@@ -23,7 +23,7 @@ from ...ir.tile.body import (
     every,
     located,
 )
-from ...ir.tile.index import Index, Test
+from ...ir.tile.index import Index, Test, parts
 from ...ir.tile.op import Type
 from ...ir.tile.ops import op_of
 from ...ir.tile.tidy import reads
@@ -244,7 +244,7 @@ class KernelTrace:
         made = self._counts.get(v.text)
         if made is not None and shape:
             dim, sizes = next((d for d, n in enumerate(shape) if n != 1), 0), ["1"] * len(shape)
-            sizes[dim] = made.attr("shape").split(",")[int(made.attr("dim"))]
+            sizes[dim] = parts(made.attr("shape"))[int(made.attr("dim"))]
             attrs = {**dict(made.attrs), "shape": ",".join(sizes), "dim": str(dim)}
             return self._add("iota", **attrs)
         while v.ndim > min(len(shape), 1):

@@ -72,7 +72,7 @@ class TileKernel:
         _need_names(d.name, sizes, [*d.dims, *known, *free])
         missing = [n for n in d.dims if n not in sizes]
         if missing:
-            fix = f"give it: {d.name}.kernel({', '.join(f'{n}=...' for n in d.dims)})"
+            fix = f"give it by name: {missing[0]}=..."
             raise UsageError(f"{d.name}: the size {missing[0]} is missing", fix=fix)
         given = {n: whole(d.name, n, v, 1, MOST) for n, v in (known | sizes).items()}
         kinds = tuple(dtype or dtypes.get(r.name, f32) for r, dtype in d.refs)
@@ -117,8 +117,9 @@ class TileKernel:
         ts = [as_tensor(given[n], name=d.name) for n in names]
         sizes = self._sizes_of(ts, named)
         free = [r.name for r, dtype in d.refs if dtype is None]
-        dtypes = {n: ts[names.index(n)].dtype if n in names else ts[0].dtype for n in free}
-        kernel = self.kernel(**sizes, **dtypes)
+        have = {n: t.dtype for n, t in zip(names, ts, strict=True)}
+        first = next(iter(have.values()), f32)
+        kernel = self.kernel(**sizes, **{n: have.get(n, first) for n in free})
         return self._emitted(kernel, ts)
 
     def _sizes_of(self, ts: list[Tensor], named: Mapping[str, int]) -> dict[str, int]:
@@ -193,13 +194,14 @@ def tile_kernel(
     - `tune` are the sizes of tiles, `speed` those that never change bits, such as warps.
     - `mesh` has the axes of a kernel that communicates, with their sizes.
     - `split` names the dims that devices may split: the body treats their elements independently.
+      An output without such a dim is the sum of those of the devices.
     - `grad(g, *inputs)` returns a gradient for each input (None: none), for the gradient of the
       output, a tuple for several. Without it the kernel has no gradient.
 
     The function's parameters are matched by name: references, signals, indices of the grid, sizes,
     and `rank_x` on a mesh with the axis x. `x[i, k]` is a tile, `y[i, j] = value` stores one.
     Values have the ops of tensors; a product is in f32 (of i8 in i32). The function returns
-    nothing.
+    nothing. It is recorded once for each set of sizes; all else that it reads is constant.
 
     Raises UsageError if an argument or a parameter is unknown; the call raises ShapeError,
     DTypeError or GraphError, with the line, for a kernel that is wrong.

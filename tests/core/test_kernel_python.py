@@ -463,6 +463,9 @@ BAD: dict[str, Callable[[], Any]] = {
     "tiles that do not divide": lambda: stores(lambda x, i: x[i, 0], tune={"bm": 3}),
     "no parentheses": lambda: ts.kernel(returns),  # type: ignore[operator]
     "a name of two things": lambda: stores(lambda x, i: x[i, 0], tune={"bm": 4, "y": 1}),
+    "a name of a size": lambda: stores(lambda x, i: x[i, 0], tune={"b m": 4}),
+    "too many inputs": lambda: good(Outer, Outer),
+    "an unknown input": lambda: good(z=Outer),
     "a missing size": lambda: good.kernel(M=8),
     "an unknown size": lambda: good.kernel(M=8, N=4, bn=4),
     "an unknown tile": lambda: good.under(bn=4),

@@ -6,9 +6,10 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from keyword import iskeyword
 from typing import Any, cast
 
-from ...core.checks import MOST, mapping, string, whole
+from ...core.checks import MOST, mapping, string, unfit, whole
 from ...core.context import replaced
 from ...core.dtypes import DType, dtype_of, f32
 from ...core.errors import TesseraError, UsageError
@@ -118,7 +119,10 @@ class Declared:
 def _sizes(name: str, argument: str, given: object) -> tuple[tuple[str, int], ...]:
     fix = 'give sizes by name, e.g. {"BM": 64}'
     sizes = mapping(name, argument, given or {}, fix).items()
-    return tuple((string(name, argument, n), whole(name, n, v, 1, MOST)) for n, v in sizes)
+    for n, _ in sizes:
+        if not isinstance(n, str) or not n.isidentifier() or iskeyword(n):
+            raise unfit(name, argument, dict(sizes), fix)
+    return tuple((n, whole(name, n, v, 1, MOST)) for n, v in sizes)
 
 
 def _indices(text: str) -> tuple[Index, ...]:

@@ -273,29 +273,19 @@ class KernelTrace:
         left, _, right = plain_form(index, [v.shape for v in values]).index.partition("->")
         out, groups = right.split(), [g.split() for g in left.split(",")]
         pairs = list(zip(groups, values, strict=True))
-        if out[:1] and out[0] not in groups[0]:
-            pairs.reverse()
-        summed = [{*g} - {n} for (g, _), n in zip(pairs, out, strict=False)]
-        if (
-            [*map(len, groups), len(out)] != [2, 2, 2]
-            or len(summed[0]) != 1
-            or summed[0] != summed[1]
-        ):
-            raise ShapeError(
-                f"{self.name}: a kernel has no product {index!r}",
-                rows=[(f"x{n}", v.type) for n, v in enumerate(values)],
-                fix="a kernel multiplies two values of two dims, also transposed: x @ y.T",
-            )
-        (a, x), (b, y) = pairs
-        flags = (
-            (a[0] != out[0]) != (x.turned is not None),
-            (b[1] != out[1]) != (y.turned is not None),
-        )
-        text = ",".join(f for f, is_set in zip("ab", flags, strict=True) if is_set)
-        return self._add(
-            "dot",
-            *(self.held(v if v.turned is None else v.turned) for v in (x, y)),
-            transpose=text,
+        for (a, x), (b, y) in (pairs, pairs[::-1]) if len(pairs) == 2 else ():
+            if not len(a) == len(b) == len(out) == 2 or out[0] not in a or out[1] not in b:
+                continue
+            if {*a} - {out[0]} == {*b} - {out[1]}:
+                turned = (x.turned is not None, y.turned is not None)
+                flags = zip("ab", (a[0] != out[0], b[1] != out[1]), turned, strict=True)
+                text = ",".join(name for name, is_set, other in flags if is_set != other)
+                sides = (self.held(v if v.turned is None else v.turned) for v in (x, y))
+                return self._add("dot", *sides, transpose=text)
+        raise ShapeError(
+            f"{self.name}: a kernel has no product {index!r}",
+            rows=[(f"x{n}", v.type) for n, v in enumerate(values)],
+            fix="a kernel multiplies two values of two dims, also transposed: x @ y.T",
         )
 
     # ---- statements ----------------------------------------------------------------------------

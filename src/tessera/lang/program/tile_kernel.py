@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from ...ir.tile.kernel import Kernel
 from ..autodiff.custom import custom_gradient
 from ..record.kernel_op import kernel_op, with_options
 from ..record.operands import as_tensor
-from ..value.checks import signature_of
+from ..value.checks import bound, signature_of
 from ..value.eager import current_trace
 from ..value.tensor import Tensor
 from .kernel_declared import Declared, declared
@@ -69,11 +70,7 @@ class TileKernel:
         free = {r.name for r, dtype in d.refs if dtype is None}
         dtypes = {n: dtype_of(sizes.pop(n)) for n in [*sizes] if n in free}
         known = {**dict([*d.tune, *d.speed, *d.mesh]), **self._chosen}
-        _need_names(d.name, sizes, [*d.dims, *known, *free])
-        missing = [n for n in d.dims if n not in sizes]
-        if missing:
-            fix = f"give it by name: {missing[0]}=..."
-            raise UsageError(f"{d.name}: the size {missing[0]} is missing", fix=fix)
+        _bound(f"{d.name}.kernel", (), (*known, *free), (), sizes, d.dims)
         given = {n: whole(d.name, n, v, 1, MOST) for n, v in (known | sizes).items()}
         kinds = tuple(dtype or dtypes.get(r.name, f32) for r, dtype in d.refs)
         key = tuple(given.items()), kinds
@@ -97,23 +94,16 @@ class TileKernel:
         """The same kernel with other sizes of tiles, or speeds. Raises UsageError for a name that
         is neither."""
         d = self._declared
-        _need_names(f"{d.name}.under", sizes, [n for n, _ in (*d.tune, *d.speed)])
+        _bound(f"{d.name}.under", (), [n for n, _ in (*d.tune, *d.speed)], (), sizes)
         given = {n: whole(f"{d.name}.under", n, v, 1, MOST) for n, v in sizes.items()}
         return TileKernel(self._fn, d, self._grad, {**self._chosen, **given})
 
     @boundary
     def __call__(self, *xs: Any, **named: Any) -> Any:
         d = self._declared
-        ins = [(r, dtype) for r, dtype in d.refs if r.kind == "in"]
-        names = [r.name for r, _ in ins]
-        given = dict(zip(names, xs, strict=False))
-        twice = [n for n in given if n in named]
-        given |= {n: named.pop(n) for n in names if n in named}
-        if len(xs) > len(names) or len(given) < len(names) or twice:
-            fix = f"call it with {', '.join(names)}, each once"
-            count = len(xs) + sum(n in names for n in [*given][len(xs) :])
-            raise UsageError(f"{d.name}: {count} inputs for {len(names)}", fix=fix)
-        _need_names(d.name, named, d.dims)
+        names = [r.name for r, _ in d.refs if r.kind == "in"]
+        given = _bound(d.name, names, d.dims, xs, named)
+        named = {n: v for n, v in given.items() if n in d.dims}
         ts = [as_tensor(given[n], name=d.name) for n in names]
         sizes = self._sizes_of(ts, named)
         free = [r.name for r, dtype in d.refs if dtype is None]
@@ -162,11 +152,20 @@ class TileKernel:
         return custom_gradient(lambda *xs: (run(*xs), lambda g: grad(g, *xs)))(*ts)
 
 
-def _need_names(name: str, given: Mapping[str, object], known: Any) -> None:
-    for n in given:
-        if n not in known:
-            fix = f"use one of {nearest(n, known)}"
-            raise UsageError(f"{name}: there is no size {n!r}", fix=fix)
+def _bound(
+    name: str,
+    first: Sequence[str],
+    others: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    needed: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The arguments of a call by name: `first` may be given by place; `others` may be left out."""
+    kinds = inspect.Parameter
+    by_place = [kinds(n, kinds.POSITIONAL_OR_KEYWORD) for n in first]
+    by_name = [kinds(n, kinds.KEYWORD_ONLY) for n in needed]
+    free = [kinds(n, kinds.KEYWORD_ONLY, default=None) for n in others]
+    return bound(name, inspect.Signature([*by_place, *by_name, *free]), args, kwargs).arguments
 
 
 # ---- the decorator -----------------------------------------------------------------------------

@@ -102,7 +102,9 @@ class TileKernel:
     def __call__(self, *xs: Any, **named: Any) -> Any:
         d = self._declared
         names = [r.name for r, _ in d.refs if r.kind == "in"]
-        given = _bound(d.name, names, d.dims, xs, named)
+        of_inputs = {e.text for r, _ in d.refs if r.kind == "in" for e in r.shape}
+        needed = [n for n in d.dims if n not in of_inputs]
+        given = _bound(d.name, names, [n for n in d.dims if n in of_inputs], xs, named, needed)
         named = {n: v for n, v in given.items() if n in d.dims}
         ts = [as_tensor(given[n], name=d.name) for n in names]
         sizes = self._sizes_of(ts, named)

@@ -100,6 +100,21 @@ def test_if_all_fail_in_the_final_the_defaults_stay() -> None:
     assert [t.chosen for t in rows] == [True, False] and gain(rows) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("kernel_s", "kernel_bytes", "wins"),
+    [(0.86, 100, True), (0.9, 100, False), (1.0, 50, True), (1.2, 10, False), (1.0, None, False)],
+)
+def test_a_kernel_wins_by_far_or_not_at_all(
+    kernel_s: float, kernel_bytes: int | None, wins: bool
+) -> None:
+    kernel = {"attention": "kernel"}
+    rows = search(
+        [kernel], lambda c: kernel_s if c else 1.0, lambda: 1.0,
+        lambda c: kernel_bytes if c else 100,
+    )  # fmt: skip
+    assert next(t.choices for t in rows if t.chosen) == (kernel if wins else {})
+
+
 def test_an_interrupt_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(choices: Any) -> float:
         raise KeyboardInterrupt

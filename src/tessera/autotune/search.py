@@ -4,7 +4,8 @@ The defaults are the first candidate. The others differ from them in one choice.
 once; in each round the slower half is dropped and the rest is timed again, in turn, so that a slow
 phase of the machine affects each alike. Then the best values of all choices are combined to one
 more candidate, and the finalists are compared by the medians of further rounds. A candidate that is
-less than 3 % faster than one before it in the list does not win.
+less than 3 % faster than one before it in the list does not win. One with a kernel of Tile IR wins
+only if it takes 1/1.15 of the defaults' time, or half of their temporaries in the same time.
 
 >>> seconds = {"": 1.0, "a=1": 0.8, "a=2": 2.0, "b=1": 0.9, "a=1 b=1": 0.7}
 >>> name = lambda c: " ".join(f"{k}={v}" for k, v in c.items())
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from .choices import Candidate, Timing, words
 
+KERNEL, WINS, LESS = "kernel", 1.15, 0.5
 NEAR = 0.97  # a candidate has to take less than this part of the time to win
 FINALISTS = 3
 FEW, MOST, FINAL_S = 5, 31, 4.0  # rounds of the final: as many as fit in FINAL_S, FEW to MOST
@@ -101,8 +103,20 @@ def search(
             if remaining() <= 0:
                 break
     fit = sorted((r for r in final if not r.error), key=lambda r: r.index)
+    fit = [r for r in fit if KERNEL not in r.choices.values() or _wins(r, base, bytes_of)]
+    fit.sort(
+        key=lambda r: KERNEL not in r.choices.values()
+    )  # of near ties the one with less memory
     near = (r for r in fit if NEAR * r.step_s <= min(x.step_s for x in fit))
     return _timings(runs, next(near, base), bytes_of)  # base, if all have failed
+
+
+def _wins(run: _Run, base: _Run, bytes_of: Callable[[Candidate], int | None]) -> bool:
+    """Returns whether a candidate with a kernel is much faster than the defaults, or needs much
+    less memory in the same time."""
+    now, was = bytes_of(run.choices), bytes_of(base.choices)
+    small = now is not None and was is not None and now <= LESS * was
+    return WINS * run.step_s <= base.step_s or (small and NEAR * run.step_s <= base.step_s)
 
 
 def _hopeful(runs: Sequence[_Run], base: _Run) -> list[_Run]:

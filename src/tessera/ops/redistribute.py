@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from ..core.dtypes import bool_, int32
@@ -253,10 +252,11 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         free = tuple(p for p in g.type.partial if p[0] not in src.split_axes)
         if exact and undone:
             free = ()  # all at once, in the one order that there is
-        bring = b.summed
-        if not rested and not _is_input(n.args[0]):
-            bring = partial(b.redistribute, algorithm=n.attrs.get("algorithm", ""))
-        return [bring(g, src.with_partial(free).with_dtype(g.type.dtype), "for the gradient")]
+        by = n.attrs.get("algorithm", "")
+        to, why = src.with_partial(free).with_dtype(g.type.dtype), "for the gradient"
+        if by or not (rested or _is_input(n.args[0])):
+            return [b.redistribute(g, to, why, algorithm=by)]
+        return [b.summed(g, to, why)]
     return [g]
 
 

@@ -1,4 +1,5 @@
-"""Kernels of Tile IR as XLA programs: loops over the grid, and puts in lockstep.
+"""Kernels of Tile IR as XLA programs: loops over the grid, and puts in lockstep. On GPUs they have
+a form of their own (kernels_gpu.py), if it takes the kernel.
 
 Without a mesh the steps of the grid run one after the other. On a mesh all devices run the same
 statements together, so a put is a permute: the verifier has shown that any order of arrival gives
@@ -37,6 +38,8 @@ from ..ir.tile.kernel import Kernel
 from ..ir.tile.op import Call
 from ..ir.tile.ops import op_of
 from . import xp_jax
+from .devices import platform
+from .transports import transports
 
 Array = Any
 Names = Mapping[str, Any]  # sizes and indices: numbers, or traced
@@ -46,6 +49,11 @@ Rank = tuple[int, ...]
 def run_kernel(k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array]) -> tuple[Array, ...]:
     """The outputs of a kernel for the arrays of its inputs. `axes` are the axes of the program's
     mesh that are those of the kernel's, in a program on all their devices (`shard_map`)."""
+    if platform() == "gpu" and not (k.mesh and not transports()["nvshmem"].available):
+        from .kernels_gpu import gpu_call, why_not  # slow to import
+
+        if not why_not(k):
+            return gpu_call(k, *arrays, axes=axes)
     ins = iter(arrays)
     memory = {
         r.name: next(ins) if r.kind == "in" else jnp.zeros(k.shape(r), r.dtype.numpy)

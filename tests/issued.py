@@ -19,6 +19,7 @@ from tessera.core.layout import shard_count
 from tessera.core.options import ProgramOptions
 from tessera.ir.graph.node import Node
 from tessera.ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from tessera.ir.tile.node import mesh_kernel
 from tessera.ops.redistribute import all_gather, all_reduce, all_to_all, reduce_scatter
 
 Count = Counter[tuple[str, int]]
@@ -93,8 +94,8 @@ def _size(shape: Iterable[int]) -> int:
 def _says(steps: Iterable[Step]) -> bool:
     """Returns whether each collective of `steps` is one collective of the engine.
 
-    Tables of rounds, sums in a fixed order, broadcasts and kernels are made of several. On a folded mesh one
-    device holds several coordinates.
+    Tables of rounds, sums in a fixed order, broadcasts and kernels are made of several. On a folded
+    mesh one device holds several coordinates.
     """
     for step in steps:
         if step.mesh is not None and step.mesh.onto is not None:
@@ -102,7 +103,7 @@ def _says(steps: Iterable[Step]) -> bool:
         match step:
             case Collective():
                 own = any({"algorithm", "order"} & {*n.attrs} for n in step.nodes)
-                if step.op in ("broadcast", "mesh_kernel") or own:
+                if step.op in ("broadcast", mesh_kernel.name) or own:
                     return False
             case Loop() | Region():
                 if not _says(step.body.steps):

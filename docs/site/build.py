@@ -21,6 +21,7 @@ FACES = {
     "tessera": "`import tessera as ts`: tensors, and functions of them.",
     "dist": "Meshes, strategies, collectives, determinism.",
     "op": "Ops as functions.",
+    "kernel": "Kernels on tiles, and the statements of their bodies.",
     "nn": "Layers, losses and models.",
     "optim": "Optimizers, and schedules of their rates.",
     "graph": "Recorded programs.",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.ir.tile.text import parse as parse_kernel
 from tessera.core.dtypes import DType, bf16, bool_, f32, int32, uint8
+from tessera.ir.tile.text import parse as parse_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBER = ("float", "int", "uint")

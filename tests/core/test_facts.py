@@ -208,12 +208,13 @@ STRUCTURE = {"item", "scan", "cond"}
 # A transfer of a table of rounds has an `op` too: copy or add.
 ROUNDS = {"ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.py"}
 # Collectives for which users choose tables, reduction kinds, steps of a layout change, and public
-# functions, which modules list in `__all__`, TT-NN's too.
+# functions, which modules list in `__all__`, TT-NN's too. The ops that kernels have.
 OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
     "lang/math/functions.py", "lang/autodiff/linalg.py", "lang/math/shape.py",
     "lang/record/operands.py", "lang/math/operators.py", "lang/parallel/collectives.py",
-    "lang/autodiff/jax_functions.py", "ttnn/elementwise.py",
+    "lang/autodiff/jax_functions.py", "ttnn/elementwise.py", "lang/program/kernel_trace.py",
+    "lang/program/kernel_values.py",
 }  # fmt: skip
 
 

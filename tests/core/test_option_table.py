@@ -31,8 +31,8 @@ for more in ("programs", "models", "machines", "graphs", "dist", "data"):
     importlib.import_module(f"tests.core.option_rows_{more}")  # registers its rows
 MODULES = (
     "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",
-    "tessera.graph", "tessera.mesh", "tessera.debug", "tessera.distributed", "tessera.data",
-    "tessera.optim", "tessera.checkpoint", "tessera.elastic",
+    "tessera.graph", "tessera.kernel", "tessera.mesh", "tessera.debug", "tessera.distributed",
+    "tessera.data", "tessera.optim", "tessera.checkpoint", "tessera.elastic",
     "tessera.lang.autodiff.linalg", "tessera.lang.math.random",
 )  # fmt: skip
 METHODS = (FunctionType, classmethod, staticmethod)

@@ -189,13 +189,17 @@ def listed(
     raise unfit(name, what, value, f"give {many} numbers")
 
 
+class NamedSize(int):
+    """A whole number that stays itself in shapes, as it has a name."""
+
+
 def sizes(name: str, shape: object) -> tuple[int, ...]:
     """Returns a shape: integers from 0 to 2**31 - 1; a bare number is one dim. Raises
     ShapeError."""
     given = (shape,) if is_whole(shape) else shape
     if isinstance(given, (tuple, list, np.ndarray, range)) and all(is_whole(n) for n in given):
         if all(0 <= n <= MOST for n in given):
-            return tuple(int(n) for n in given)
+            return tuple(n if isinstance(n, NamedSize) else int(n) for n in given)
         raise ShapeError(
             f"{name}: shape {tuple(map(int, given))} has a dim that is not from 0 to 2**31 - 1",
             fix="every dim has from 0 to 2**31 - 1 elements",

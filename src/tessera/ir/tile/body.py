@@ -233,11 +233,21 @@ def naming(line: str) -> Iterator[None]:
     try:
         yield
     except TesseraError as error:
-        what, *rest = str(error).split("\n")
-        rows = [tuple(part.strip() for part in row.split(" : ", 1)) for row in rest]
-        have = {row[0]: row[1] for row in rows if len(row) == 2}
-        if "line" in have:
+        if "line" in _rows(error):
             raise
-        fix = have.pop("fix", "")
-        more = [("line", line), *have.items()]
-        raise type(error)(what, rows=more, fix=fix, at="") from None
+        raise located(error, line=line) from None
+
+
+def located(error: TesseraError, line: str = "", at: str = "") -> TesseraError:
+    """The error with this line of the kernel, and with this line of the user's code if it has
+    none."""
+    rows = _rows(error)
+    fix, at = rows.pop("fix", ""), rows.pop("at", at)
+    more = {"line": line or rows.get("line", ""), **{k: v for k, v in rows.items() if k != "line"}}
+    return type(error)(str(error).split("\n")[0], rows=more.items(), fix=fix, at=at)
+
+
+def _rows(error: TesseraError) -> dict[str, str]:
+    """The rows of an error's text, by name."""
+    rows = [row.split(" : ", 1) for row in str(error).split("\n")[1:]]
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}

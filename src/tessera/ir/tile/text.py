@@ -88,7 +88,7 @@ def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
 _N = r"[A-Za-z_]\w*"
 _V = r"%\w+"
 _HEAD = re.compile(rf"kernel\s+({_N})\s+v(\d+)(?:\s+mesh\s+(.+))?")
-_PAIR = re.compile(rf"({_N})\s*=\s*(.+?)(?=\s+{_N}\s*=|$)")
+PAIR = re.compile(rf"({_N})\s*=\s*(.+?)(?=\s+{_N}\s*=|$)")
 _REF = re.compile(rf"(in|out|sym)\s+({_N})\s*:\s*(\w+)\s*\[(.*?)\]\s*tiles\s*\[(.*?)\]")
 _SIG = re.compile(rf"sig\s+({_N})\s*\[(.*?)\]")
 _LOOP = re.compile(
@@ -102,7 +102,7 @@ _PUT = re.compile(
 )
 _WAIT = re.compile(rf"wait\s+({_N})\s*\[(.*)\]")
 _OP = re.compile(rf"({_V})\s*=\s*(\w+)\s*(.*)")
-_ATTRS = re.compile(rf"\s*({_N})\s*=\s*(.+?)(?=\s+{_N}\s*=|$)")
+_ATTRS = re.compile(rf"\s*({_N})\s*=\s*?(.*?)(?=\s+{_N}\s*=|$)")
 _DECLARES = ("dims", "tune", "speed", "grid", "in", "out", "sym", "sig")
 _FORMS = {
     "store": "store y[i, j] = %3",
@@ -194,7 +194,7 @@ class _Parser:
 
     # ---- parts ---------------------------------------------------------------------------------
     def _pairs(self, text: str, form: str) -> list[tuple[str, str]]:
-        pairs = _PAIR.findall(text)
+        pairs = PAIR.findall(text)
         if not pairs or "".join(f"{a}={b}" for a, b in pairs).replace(" ", "") != text.replace(
             " ", ""
         ):

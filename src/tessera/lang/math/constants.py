@@ -74,7 +74,8 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
     first, end, by = (_finite("arange", k, v) for k, v in given.items())
     if not by:
         raise UsageError("arange: step cannot be 0", fix="give a number above or below 0")
-    count = math.ceil((end - first) / by)
+    counts = (first, by) == (0, 1) and is_whole(end)
+    count = end if counts else math.ceil((end - first) / by)
     if stop is not None:  # a step away from `stop` gives no elements, as in NumPy
         count = max(0, count)
     shape = sizes("arange", count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ...core.errors import ShapeError
@@ -24,17 +25,23 @@ def with_options(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def kernel_op(
-    kernel: Kernel, *tensors: Tensor, split: tuple[str, ...] = (), axes: tuple[str, ...] = ()
+    kernel: Kernel,
+    *tensors: Tensor,
+    split: tuple[str, ...] = (),
+    axes: tuple[str, ...] = (),
+    chosen: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Tensor]:
-    """The outputs of a kernel for its inputs, at the sizes of `with_options`. Half and twice each
-    size of its tiles are open to the autotuner.
+    """The outputs of a kernel for its inputs, at the sizes of `with_options`, but for those that
+    are `chosen`. Half and twice each other size of its tiles are open to the autotuner.
 
     `split` names dims whose blocks devices may compute by themselves; an output without such a dim
     is the sum over the blocks. A kernel that puts takes values of a local body; `axes` are those of
     the mesh that its own axes stand for. Raises the errors of the ops of `ir/tile/node.py`.
     """
-    kernel = with_sizes(kernel, **with_options(dict([*kernel.tune, *kernel.speed])))
-    other = ((n, k) for n, size in kernel.tune for k in (size // 2, 2 * size) if k)
+    options = with_options(dict([*kernel.tune, *kernel.speed]))
+    kernel = with_sizes(kernel, **{**options, **chosen})
+    free = [(n, size) for n, size in kernel.tune if n not in chosen]
+    other = ((n, k) for n, size in free for k in (size // 2, 2 * size) if k)
     open_choice("tile", [f"{n}:{k}" for n, k in other if _divides(kernel, n, k)])
     where: dict[str, Any] = {"axes": axes} if kernel.mesh else {"split": split}
     name = "mesh_kernel" if kernel.mesh else "kernel"

@@ -122,9 +122,10 @@ REMEMBERED = 1 << 20
 
 
 def remembered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Returns a copy of a host array of integers, which may be ids; None for others. The array
-    itself cannot serve, since the engine may reuse its memory."""
-    return x.copy() if x.dtype.kind in "iu" and x.size <= REMEMBERED else None
+    """Returns a copy of a number, or of a host array of integers, which may be ids; None for
+    others. The array itself cannot serve, since the engine may reuse its memory."""
+    may_be_read = not x.ndim or x.dtype.kind in "iu"
+    return x.copy() if may_be_read and x.size <= REMEMBERED else None
 
 
 def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:

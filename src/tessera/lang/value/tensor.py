@@ -112,7 +112,7 @@ class Tensor:
     _past: Past | None = None  # its freed history (lang/autodiff/tape.py)
     _pending: Callable[[], Any] | None = None
     _recipe: Recipe | None = None  # the recipe in `_pending`, if the data can be made repeatedly
-    _host_values: np.ndarray[Any, Any] | None = None  # the values of integers from the host
+    _host_values: np.ndarray[Any, Any] | None = None  # a number, or integers, from the host
     drawn: bool = False  # made by dist.tensor: a weight, which a training step may name
     frozen: bool = False  # a parameter that is not trained
     box: Tensor | None = None  # the box whose value this is or was

@@ -1,0 +1,147 @@
+"""Kernels written in Python as functions on tensors: values, layouts, gradients, options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, op, schedule
+
+Array = Any
+
+
+def draw(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def slopes(g: Any, x: Any, w: Any, b: Any) -> Any:
+    g = g * (x @ w + b > 0).to(g.dtype)
+    return g @ w.T, x.T @ g, ts.sum(g, 0)
+
+
+@ts.kernel(
+    grid="i=M//bm j=N//bn",
+    x="in [M, K] tiles [bm, bk]",
+    w="in [K, N] tiles [bk, bn]",
+    b="in f32[N] tiles [bn]",
+    y="out [M, N] tiles [bm, bn]",
+    tune={"bm": 16, "bn": 16, "bk": 32},
+    speed={"warps": 4},
+    split="M N",
+    grad=slopes,
+)
+def dense(x, w, b, y, i, j, K, bk, bm, bn):  # type: ignore[no-untyped-def]
+    total = ts.kernel.loop(K // bk, lambda k, t: t + x[i, k] @ w[k, j], ts.zeros((bm, bn)))
+    y[i, j] = ts.maximum(total + b[j], 0.0).to(y.dtype)
+
+
+@ts.kernel(
+    grid="i=M//bm",
+    x="in [M] tiles [bm]",
+    y="out [M] tiles [bm]",
+    sign="out i32[M] tiles [bm]",
+    tune={"bm": 4},
+)
+def doubled(x, y, sign, i):  # type: ignore[no-untyped-def]
+    y[i], sign[i] = x[i] * 2.0, ts.where(x[i] < 0.0, -1, 1)
+
+
+@ts.kernel(
+    mesh={"x": 8},
+    a="in f32[M, K] tiles [M, K]",
+    w="in f32[K, N] tiles [K, bn]",
+    y="out f32[x*M, N] tiles [M, bn]",
+    buf="sym f32[x, M, K] tiles [1, M, K]",
+    got="sig [x]",
+    tune={"bn": 12},
+)
+def ag_matmul(a, w, y, buf, got, rank_x, x, N, bn):  # type: ignore[no-untyped-def]
+    ts.kernel.enter("x")
+    buf[0, 0, 0] = a[0, 0]
+
+    def turn(s: Any) -> None:
+        with ts.kernel.when(s > 0):
+            ts.kernel.wait(got[s])
+        with ts.kernel.when(s < x - 1):
+            there = buf.at(s + 1, 0, 0)
+            ts.kernel.put(buf.at(s, 0, 0), there, at=(rank_x + 1) % x, sig=got[s + 1])
+        block = buf[s, 0, 0]
+
+        def column(j: Any) -> None:
+            y[(rank_x - s + x) % x, j] = block @ w[0, j]
+
+        ts.kernel.loop(N // bn, column)
+
+    ts.kernel.loop(x, turn)
+    ts.kernel.quiet()
+
+
+X, W, B = draw(64, 128), draw(128, 64, seed=1), draw(64, seed=2)
+WANT = np.maximum(X @ W + B, 0)
+
+
+def test_a_kernel_is_a_function_on_tensors() -> None:
+    x, w, b = map(ts.tensor, (X, W, B))
+    for y in (
+        dense(x, w, b), dense(X, w, b=B), ts.jit(lambda x, w, b: dense(x, w, b))(x, w, b),
+        dense.under(bm=32, warps=8)(x, w, b), dense(x=x, w=w, b=b),
+    ):  # fmt: skip
+        np.testing.assert_allclose(y.numpy(), WANT, atol=1e-4)
+    narrow = dense(x.to(ts.bf16), w.to(ts.bf16), b)
+    assert narrow.dtype is ts.bf16
+    y, sign = doubled(ts.tensor([1.0, -2.0, 3.0, 4.0]))
+    assert y.numpy().tolist() == [2, -4, 6, 8] and sign.numpy().tolist() == [1, -1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("x", "w"), [("[64@dp, 128]", "[128, 64@tp]"), ("[64, 128@tp]", "[128@tp, 64]")]
+)
+def test_devices_run_it_on_their_blocks(x: str, w: str) -> None:
+    @ts.kernel(
+        grid="i=M//bm j=N//bn", x="in [M, K] tiles [bm, bk]", w="in [K, N] tiles [bk, bn]",
+        y="out [M, N] tiles [bm, bn]", tune={"bm": 16, "bn": 16, "bk": 32}, split="M N K",
+    )  # fmt: skip
+    def product(x, w, y, i, j, K, bk, bm, bn):  # type: ignore[no-untyped-def]
+        start = ts.zeros((bm, bn))
+        y[i, j] = ts.kernel.loop(K // bk, lambda k, t: t + x[i, k] @ w[k, j], start)
+
+    mesh = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
+    y = product(ts.tensor(X, mesh, x), ts.tensor(W, mesh, w))
+    assert y.layout == ("[64, 64] +tp" if "128@tp" in x else "[64@dp, 64@tp]")
+    np.testing.assert_allclose(y.numpy(), X @ W, atol=1e-4)
+
+
+def test_gradients_are_those_of_the_users_function() -> None:
+    x, w, b = map(ts.tensor, (X, W, B))
+    got = ts.grad(ts.sum(dense(x, w, b) * 2.0), (x, w, b))
+    compiled = ts.jit(lambda x, w, b: ts.grad(ts.sum(dense(x, w, b) * 2.0), (x, w, b)))(x, w, b)
+    g = 2.0 * (X @ W + B > 0)
+    for found in (got, compiled):
+        for t, want in zip(found, (g @ W.T, X.T @ g, g.sum(0)), strict=True):
+            np.testing.assert_allclose(t.numpy(), want, atol=1e-4)
+    one = ts.tensor(np.ones(8, np.float32))
+    with pytest.raises(ts.GraphError, match=r"doubled: .* no gradient .*\n(.*\n)*.*grad="):
+        ts.grad(ts.sum(doubled(one)[0]), one)
+
+
+def test_the_schedule_sets_sizes_and_the_call_overrides_it() -> None:
+    def sizes(fn: Any) -> tuple[dict[str, int], dict[str, int]]:
+        run = schedule(tile={"bm": 32}, warps=8)(ts.jit(fn))
+        np.testing.assert_allclose(run(*map(ts.tensor, (X, W, B))).numpy(), WANT, atol=1e-4)
+        found = [n.attrs["kernel"] for n in run.compiled.graph.nodes if "kernel" in n.attrs]
+        return dict(found[0].tune), dict(found[0].speed)
+
+    assert sizes(lambda x, w, b: dense(x, w, b)) == ({"bm": 32, "bn": 16, "bk": 32}, {"warps": 8})
+    over = sizes(lambda x, w, b: dense.under(bm=8, warps=2)(x, w, b))
+    assert over == ({"bm": 8, "bn": 16, "bk": 32}, {"warps": 2})
+
+
+def test_a_kernel_that_puts_runs_in_a_local_body() -> None:
+    ring = dist.Mesh(("x",), shape={"x": 4})
+    a, w = draw(64, 32), draw(32, 24, seed=1)
+    run = op.kernel(lambda a, w: ag_matmul(a, w), mesh=ring, mesh_axes=("x",))
+    y = run(ts.tensor(a, ring, "[64@x, 32]"), ts.tensor(w, ring))
+    np.testing.assert_allclose(y.numpy(), np.tile(a @ w, (4, 1)), atol=1e-4)

@@ -144,7 +144,12 @@ def puts() -> Iterator[Row]:
     k = with_sizes(parse(AG_MATMUL), M=128, K=512, N=512, bn=512)
     fused = op.kernel(lambda a, w: kernel_op(k, a, w, axes=("x",))[0])
     gather = op.kernel(lambda a, w: dist.all_gather(a, "x", 0) @ w)
-    yield "gather and product, 8 devices", "f32 1024x512x512", [a, w], {"XLA": gather, "kernel": fused}
+    yield (
+        "gather and product, 8 devices",
+        "f32 1024x512x512",
+        [a, w],
+        {"XLA": gather, "kernel": fused},
+    )
     mesh = dist.Mesh(("cp",), shape={"cp": 4})
     xs = [real(1, 8, 2048, 64, mesh=mesh, layout="[1, 8, 2048@cp, 64]") for _ in range(3)]
     ring = lambda q, k, v: nn.ring_attention(q, k, v, "cp", True)  # noqa: E731

@@ -263,6 +263,21 @@ def planned(chosen: Mapping[str, Any], fn: Any = body) -> Any:
     return bare, str(dist.inspect(made)).replace(s.hash, "")
 
 
+@ts.kernel(grid="i=M//BM", x="in f32[M] tiles [BM]", y="out f32[M] tiles [BM]", tune={"BM": 4},
+           speed={"warps": 8})  # fmt: skip
+def doubled(x: Any, y: Any, i: Any) -> None:
+    y[i] = x[i] * 2.0
+
+
+def planned_kernel(**chosen: Any) -> str:
+    with replaced(schedule=options(**chosen)):
+        s = ts.jit(lambda x: doubled(x)).plan(ts.ones((8,)))
+    return str(s.text.partition("\n")[2])  # without the line of options
+
+
+row("schedule of a kernel", planned_kernel, tile={"BM": 2}, warps=4)
+
+
 STAGES = dist.Mesh(("dp", "pp"), shape={"dp": 2, "pp": 2})
 
 
@@ -292,9 +307,8 @@ def planned_pipe(**chosen: Any) -> Any:
     return text.partition("\n")[2]  # without the line of options
 
 
-row("schedule", lambda **k: planned(k), {"bucket_bytes": 1 << 20}, overlap=True,
-    bucket_bytes=64, prefetch=1, algorithm="ring", topology="h100", comm_backend="nccl",
-    tile={"BM": 64}, warps=4)  # fmt: skip
+row("schedule", lambda **k: planned(k), {"bucket_bytes": 1 << 20}, overlap=True, bucket_bytes=64,
+    prefetch=1, algorithm="ring", topology="h100", comm_backend="nccl")  # fmt: skip
 
 
 def planned_at_rest(**chosen: Any) -> Any:

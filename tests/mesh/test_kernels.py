@@ -1,4 +1,4 @@
-"""Kernels of Tile IR in programs: as the NumPy oracle, fused and step by step; layers by kernels."""
+"""Kernels of Tile IR in programs: the values of the NumPy oracle; layers by kernels; puts."""
 
 from __future__ import annotations
 

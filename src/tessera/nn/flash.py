@@ -34,7 +34,6 @@ from .block_size import scores_at_once
 from .blockwise import NONE, Scores, attend, extras, largest_chunk, pulled
 from .dot_product_attention import attention, check_heads
 from .functional import row_order, rows_of
-from .kernels import attention_by_kernel
 
 # Scores of one tile on a device: with their temporaries they fit a core's cache.
 TILE = 1 << 18
@@ -160,6 +159,8 @@ def _by_library(
 
 
 def _by_kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    from .kernels import attention_by_kernel  # imports the texts of kernels
+
     q, k, v = F.narrowed(q, k, v)
     check_heads("attention", q, k, v)
     (batch, heads, seq, d), groups = q.shape, k.shape[1]

@@ -22,7 +22,6 @@ from ..lang.value.tensor import Like, Tensor
 from .activations import softplus
 from .block_size import rows_at_once
 from .functional import linear, row_order, rows_of, soft_cap, wide
-from .kernels import losses_by_kernel
 
 Reduction = Annotated[str, OneOf("mean", "sum", "none")]
 BatchReduction = Annotated[str, OneOf("mean", "sum", "none", "batchmean")]
@@ -176,6 +175,8 @@ def linear_cross_entropy(
 
     simple = class_weight is None and not label_smoothing and bias is None and cap is None
     if simple and choose("head_loss", "blocks", ("kernel",)) == "kernel":
+        from .kernels import losses_by_kernel  # imports the texts of kernels
+
         x, w = F.narrowed(flat, weight)
         losses = losses_by_kernel(x, w, y.to(int32), ignore_index)
         return _mean(F.sum(losses * keep), y, keep, how)

@@ -5,7 +5,7 @@ logsumexp of their scores."""
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ..core.checks import divides
@@ -27,7 +27,6 @@ from ..lang.value.tensor import Like, Tensor
 from .blockwise import NONE, Scores, attend, extras, merged, pulled
 from .context_parallel import checked, in_view
 from .flash import flash_attention
-from .kernels import ring_by_puts
 
 
 def ring_attention(
@@ -192,14 +191,19 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
 
     local = distribute(mesh_axes=[axis], layouts={"return": ShardSpec((3,), (axis,))})
     ahead, back = local(forward), local(backward)
-    by_puts = local(ring_by_puts(axis, n, causal))
+
+    @cache
+    def by_puts() -> Any:
+        from .kernels import ring_by_puts  # imports the texts of kernels
+
+        return local(ring_by_puts(axis, n, causal))
 
     @custom_gradient
     def ring(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> tuple[Tensor, Any]:
         k, v, *extra = keys
         puts = settings().program.schedule.backend == "nvshmem" and k.shape == v.shape
         puts = puts and not (masks or extra) and q.mesh is not None and q.mesh.onto is None
-        out, lse = (by_puts if puts else ahead)(q, keys, masks)
+        out, lse = (by_puts() if puts else ahead)(q, keys, masks)
 
         def pull(g: Tensor) -> Any:
             dq, *found = back(q, keys, masks, out, lse, g)

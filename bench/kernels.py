@@ -1,6 +1,6 @@
 """Kernels of Tile IR against XLA's plain form and the form that layers take without them.
 
-Run it: `python bench/kernels.py` prints a line of JSON for each kernel and shape: median
+Run it: `python bench/kernels.py` prints a line of JSON with a row for each kernel and shape: median
 milliseconds of each form, run in turn in one process, and megabytes of its temporaries. A kernel
 is timed at several sizes of tiles, of which the fastest counts.
 """
@@ -187,12 +187,9 @@ def measured(row: Row) -> dict[str, Any]:
 
 
 def main() -> None:
-    chosen = sys.argv[1:]
-    for rows in (products, attentions, heads, updates, experts, puts):
-        if chosen and rows.__name__ not in chosen:
-            continue
-        for row in rows():
-            print(json.dumps(measured(row)), flush=True)
+    chosen, every = sys.argv[1:], (products, attentions, heads, updates, experts, puts)
+    asked = [f for f in every if not chosen or f.__name__ in chosen]
+    print(json.dumps([measured(row) for rows in asked for row in rows()]))
 
 
 if __name__ == "__main__":

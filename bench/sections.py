@@ -17,6 +17,7 @@ SECTIONS = {
     "gpu": Section("A training step on a GPU", whole.on_a_gpu, gpu),
     "nets": Section("A convnet and mixed experts against PyTorch", whole.nets),
     "tune": Section("After tuning, against the defaults", whole.tuned),
+    "kernels": Section("Kernels on tiles", around.kernels),
     "dispatch": Section("What a call costs", around.dispatch),
     "order": Section("The order of calls, compared", around.order),
     "ttnn": Section("TT-NN's calls", around.ttnn_calls),

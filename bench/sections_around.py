@@ -154,6 +154,33 @@ def moe(rounds: int) -> list[str]:
     ]  # fmt: skip
 
 
+def kernels(rounds: int) -> list[str]:
+    rows = []
+    for r in measure("kernels.py"):
+        ms, mb = r["ms"], r["temporary_mb"]
+        mine = next(form for form in ms if form.startswith("kernel"))
+        plain, best = next(iter(ms)), min((f for f in ms if f != mine), key=ms.__getitem__)
+        rows.append(
+            (r["kernel"], r["shape"], f"{ms[plain]:.1f}, {mb[plain]:.1f}",
+             best if best == plain else f"{best}: {ms[best]:.1f}, {mb[best]:.1f}",
+             f"{ms[mine]:.1f}, {mb[mine]:.1f}", mine.removeprefix("kernel").strip() or "-",
+             f"**{ms[best] / ms[mine]:.2f}**")
+        )  # fmt: skip
+    return [
+        *prose(
+            """`bench/kernels.py`: kernels of Tile IR as loops of XLA, against XLA's plain form and
+            the best form that the layers have without them. Each cell has ms and MB of temporaries,
+            the medians of 9 rounds in turn in one process. The autotuner takes a kernel from a
+            ratio of 1.15 on, or for half of the memory in the same time. On a CPU puts are
+            permutes, of which the engine's own collectives need none, so they are behind."""
+        ),
+        *table(
+            ("kernel", "shape", "XLA, plain", "best form", "kernel", "tiles", "ratio to the best"),
+            rows,
+        ),
+    ]
+
+
 def growth(rounds: int) -> list[str]:
     r = measure("soak/growth.py", "--json")
     return [

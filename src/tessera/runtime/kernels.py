@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, assert_never
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -34,13 +35,14 @@ from ..ir.tile.body import (
     where,
 )
 from ..ir.tile.index import Index, sizes_of
-from ..ir.tile.kernel import Kernel
+from ..ir.tile.kernel import Kernel, with_sizes
 from ..ir.tile.op import Call
 from ..ir.tile.ops import op_of
 from . import xp_jax
 from .devices import platform
 from .transports import transports
 
+LANES = 8  # steps of a grid at once on a CPU, at most
 Array = Any
 Names = Mapping[str, Any]  # sizes and indices: numbers, or traced
 Rank = tuple[int, ...]
@@ -54,6 +56,8 @@ def run_kernel(k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array]) -> tup
 
         if not why_not(k):
             return gpu_call(k, *arrays, axes=axes)
+    if (lanes := _lanes(k)) is not None and platform() == "cpu":
+        return _in_lanes(k, axes, arrays, *lanes)
     ins = iter(arrays)
     memory = {
         r.name: next(ins) if r.kind == "in" else jnp.zeros(k.shape(r), r.dtype.numpy)
@@ -68,6 +72,54 @@ def run_kernel(k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array]) -> tup
     else:
         run.grid(names)
     return tuple(run.memory[r.name] for r in k.refs if r.kind == "out")
+
+
+def _lanes(k: Kernel) -> tuple[str, int, dict[str, int]] | None:
+    """(size, number of lanes, dim of each reference) of an index of the grid whose steps may be
+    vectorized: it only selects along dims of one size, all of whose tiles are an index. So the
+    products of several steps are one, which runs on all cores."""
+    for name, extent in reversed(k.grid):
+        count = next(n for n in range(LANES, 0, -1) if k.extents[name] % n == 0)
+        own, dims = {name, extent.text}, dict[str, int]()
+        for s in every(k.body):
+            match s:
+                case Load() | Store():
+                    r = k.ref(s.ref)
+                    for d, (at, size, tile) in enumerate(zip(s.at, r.shape, r.tiles, strict=True)):
+                        if (at.text, size.text, tile.text) == (name, extent.text, "1"):
+                            dims[r.name] = d
+                        elif own & (at.names | size.names | tile.names):
+                            count = 1
+                case Loop() if own & (s.low.names | s.high.names):
+                    count = 1
+                case When() if own & s.test.names:
+                    count = 1
+                case Op() if any(n in text for n in own for _, text in s.attrs):
+                    count = 1
+                case _:
+                    pass
+        outs = [r.name for r in k.refs if r.kind == "out"]
+        if count > 1 and extent.text in dict(k.dims) and dims.keys() >= {*outs}:
+            return extent.text, count, dims
+    return None
+
+
+def _in_lanes(
+    k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array], size: str, count: int,
+    dims: Mapping[str, int],
+) -> tuple[Array, ...]:  # fmt: skip
+    """`run_kernel` with `count` steps along the dim `size` at once."""
+    fewer = with_sizes(k, **{size: k.sizes[size] // count})
+    ins, outs = ([r.name for r in k.refs if r.kind == kind] for kind in ("in", "out"))
+    places = [dims[n] + 1 if n in dims else None for n in ins]
+    cut = [
+        x if d is None else x.reshape(*x.shape[: d - 1], -1, count, *x.shape[d:])
+        for x, d in zip(arrays, places, strict=True)
+    ]
+    made = jax.vmap(
+        lambda *xs: run_kernel(fewer, axes, xs), places, tuple(dims[n] + 1 for n in outs)
+    )(*cut)
+    return tuple(y.reshape(k.shape(k.ref(n))) for n, y in zip(outs, made, strict=True))
 
 
 @dataclass

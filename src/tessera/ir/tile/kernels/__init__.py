@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from .attention import flash, flash_dkv, flash_dq
+from .attention import flash, flash_dkv, flash_dq, flash_grads
 from .experts import combine, dispatch, unpack
 from .losses import cross_entropy, cross_entropy_dw, cross_entropy_dx
 from .optimizers import ADAMW
@@ -29,7 +29,7 @@ TEXTS = {
         product(activation="relu", to="i8"),
         *(
             f(causal, segments)
-            for f in (flash, flash_dq, flash_dkv)
+            for f in (flash, flash_dq, flash_dkv, flash_grads)
             for causal in (False, True)
             for segments in (False, True)
         ),
@@ -71,6 +71,7 @@ __all__ = [
     "flash",
     "flash_dkv",
     "flash_dq",
+    "flash_grads",
     "product",
     "reduce_scatter",
     "ring_attention",

@@ -141,6 +141,44 @@ _DKV = """\
   store dk[b, h, j, 0] = %dk
   %dv = cast %dv_all to={dtype}
   store dv[b, h, j, 0] = %dv"""
+# All gradients with the scores computed once. Each step of the grid has all of a sequence, so this
+# is for devices that run steps one after the other.
+_ALL = """\
+  out dq : f32[B, H, G, T, D] tiles [1, 1, 1, bq, D]
+  out dk : {dtype}[B, H, S, D] tiles [1, 1, bk, D]
+  out dv : {dtype}[B, H, S, D] tiles [1, 1, bk, D]
+  %scale = load scale[0]
+  %none = full shape=bq,D value=0
+  loop g in 0..G
+    loop i in 0..T//bq
+      store dq[b, h, g, i, 0] = %none
+  loop j in 0..S//bk
+    %k = load k[b, h, j, 0]
+    %v = load v[b, h, j, 0]
+    %sk = full shape=bk,D value=0
+    %sv = full shape=bk,D value=0
+    %dk_all %dv_all = loop g in 0..G carry %sk %sv
+      %dk_one %dv_one = loop i in {first}..T//bq carry %sk %sv
+{queries}\
+{scores}\
+{slopes}\
+        %pc = cast %p to={dtype}
+        %pv = dot %pc %go transpose=a
+        %nv = add %sv %pv
+        %pk = dot %ds %q transpose=a
+        %nk = add %sk %pk
+        %pq = dot %ds %k
+        %pq_scaled = mul %pq %scale
+        %dq0 = load dq[b, h, g, i, 0]
+        %dq = add %dq0 %pq_scaled
+        store dq[b, h, g, i, 0] = %dq
+        next %nk %nv
+      next %dk_one %dv_one
+    %dk_scaled = mul %dk_all %scale
+    %dk = cast %dk_scaled to={dtype}
+    store dk[b, h, j, 0] = %dk
+    %dv = cast %dv_all to={dtype}
+    store dv[b, h, j, 0] = %dv"""
 
 
 def flash(causal: bool = False, segments: bool = False, dtype: str = "f32") -> str:
@@ -156,6 +194,11 @@ def flash_dq(causal: bool = False, segments: bool = False, dtype: str = "f32") -
 def flash_dkv(causal: bool = False, segments: bool = False, dtype: str = "f32") -> str:
     """The text of the gradients by keys and values."""
     return _text("flash_dkv", _DKV, _GRADS, "h=H j=S//bk", causal, segments, dtype, 6)
+
+
+def flash_grads(causal: bool = False, segments: bool = False, dtype: str = "f32") -> str:
+    """The text of all gradients, that by queries in f32, with the scores computed once."""
+    return _text("flash_grads", _ALL, _GRADS, "h=H", causal, segments, dtype, 8)
 
 
 def _text(

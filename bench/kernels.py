@@ -21,12 +21,13 @@ import jax
 import numpy as np
 
 import tessera as ts
-from tessera import dist, nn, op, schedule
+from tessera import dist, nn, op
 from tessera.ir.tile.kernel import with_sizes
 from tessera.ir.tile.kernels import ADAMW, AG_MATMUL, combine, dispatch, product
 from tessera.ir.tile.text import parse
 from tessera.lang.record.kernel_op import kernel_op
 from tessera.runtime.arrays import array_shape
+from tessera.schedule import compiled_under
 
 ROUNDS = 9
 RNG = np.random.default_rng(0)
@@ -85,7 +86,7 @@ def attentions() -> Iterator[Row]:
                 forms[how] = with_grads(fn, 3)
             for sizes in ((64, 256), (128, 128), (256, 256)) if how == "kernel" else ():
                 tile = dict(zip(("bq", "bk"), sizes, strict=True))
-                made = schedule(tile=tile)(with_grads(fn, 3))
+                made = compiled_under(tile=tile)(with_grads(fn, 3))
                 forms[f"kernel bq={sizes[0]} bk={sizes[1]}"] = made
         shape = f"{dtype} B{b} H{h}/{g} T{t} D{d}{' causal' if causal else ''}"
         yield "attention, with gradients", shape, xs, forms
@@ -98,7 +99,7 @@ def heads() -> Iterator[Row]:
         forms: Forms = {"XLA": with_grads(plain, 2)}
         forms["blocks"] = with_grads(nn.linear_cross_entropy, 2)
         for bn, bv in ((128, 512), (512, 512), (128, 2048)):
-            by = schedule(choices={"head_loss": "kernel"}, tile={"bn": bn, "bv": bv})
+            by = compiled_under(choices={"head_loss": "kernel"}, tile={"bn": bn, "bv": bv})
             forms[f"kernel bn={bn} bv={bv}"] = by(with_grads(nn.linear_cross_entropy, 2))
         yield "head with loss, with gradients", f"f32 N{n} C{c} V{v}", xs, forms
 
@@ -118,6 +119,7 @@ def updates() -> Iterator[Row]:
 
 
 def experts() -> Iterator[Row]:
+    forms: Forms
     n, c, k = 4096, 1024, 2
     x, ids, at, gates = real(n, c), whole(n * k, below=n), whole(n, k, below=n * k), real(n, k)
     dims = {"N": n, "C": c, "S": n * k}
@@ -138,22 +140,18 @@ def puts() -> Iterator[Row]:
     x = real(4096, 512, mesh=mesh, layout="[4096@x, 512]")
     for name, layout in (("all_to_all", "[4096, 512@x]"), ("all_gather", "[4096, 512]")):
         move = lambda x, t=layout: dist.redistribute(x, t)  # noqa: E731
-        forms: Forms = {"XLA": move, "kernel": schedule(comm_backend="nvshmem")(move)}
+        forms: Forms = {"XLA": move, "kernel": compiled_under(comm_backend="nvshmem")(move)}
         yield f"{name} by puts, 8 devices", "f32 4096x512", [x], forms
     a, w = real(1024, 512, mesh=mesh, layout="[1024@x, 512]"), real(512, 512)
     k = with_sizes(parse(AG_MATMUL), M=128, K=512, N=512, bn=512)
     fused = op.kernel(lambda a, w: kernel_op(k, a, w, axes=("x",))[0])
     gather = op.kernel(lambda a, w: dist.all_gather(a, "x", 0) @ w)
-    yield (
-        "gather and product, 8 devices",
-        "f32 1024x512x512",
-        [a, w],
-        {"XLA": gather, "kernel": fused},
-    )
+    forms = {"XLA": gather, "kernel": fused}
+    yield "gather and product, 8 devices", "f32 1024x512x512", [a, w], forms
     mesh = dist.Mesh(("cp",), shape={"cp": 4})
     xs = [real(1, 8, 2048, 64, mesh=mesh, layout="[1, 8, 2048@cp, 64]") for _ in range(3)]
     ring = lambda q, k, v: nn.ring_attention(q, k, v, "cp", True)  # noqa: E731
-    forms = {"permutes": ring, "kernel": schedule(comm_backend="nvshmem")(ring)}
+    forms = {"permutes": ring, "kernel": compiled_under(comm_backend="nvshmem")(ring)}
     yield "ring attention, 4 devices", "f32 H8 T2048 D64 causal", xs, forms
 
 

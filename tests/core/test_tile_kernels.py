@@ -30,6 +30,7 @@ from tessera.ir.tile.kernels import (
     flash,
     flash_dkv,
     flash_dq,
+    flash_grads,
     product,
     reduce_scatter,
     ring_attention,
@@ -177,8 +178,10 @@ def test_attention_and_its_gradients(
     for wide in (False, True):
         (dq,) = run(flash_dq(causal, segments, dtype), sizes, *given, wide=wide)
         dk, dv = run(flash_dkv(causal, segments, dtype), sizes, *given, wide=wide)
-        for have, expected in zip((dq, dk, dv), grads, strict=True):
-            close(have, expected, 1e-5 if wide else 3 * tolerance)
+        all_at_once = run(flash_grads(causal, segments, dtype), sizes, *given, wide=wide)
+        for found in ((dq, dk, dv), all_at_once):
+            for have, expected in zip(found, grads, strict=True):
+                close(have, expected, 1e-5 if wide else 3 * tolerance)
 
 
 @pytest.mark.parametrize("causal", [False, True])

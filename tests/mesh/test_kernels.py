@@ -179,6 +179,30 @@ def test_a_head_with_its_loss_is_pytorchs(classes: int, mesh: dist.Mesh) -> None
     assert np.isnan(f(ts.tensor(x), ts.tensor(w), ts.tensor(y) + 0)[0].numpy())
 
 
+def test_a_head_with_uneven_or_no_rows(mesh: dist.Mesh) -> None:
+    x, w = ts.random.normal((13, 8)), ts.random.normal((8, 31))
+    y = ts.tensor(np.arange(13, dtype=np.int32))
+    f = schedule(choices={"head_loss": "kernel"})(lambda *a: nn.linear_cross_entropy(*a))
+    cut = ts.tensor(x.numpy(), mesh=mesh, layout="[13@dp, 8]")
+    want = nn.linear_cross_entropy(x, w, y).numpy()
+    np.testing.assert_allclose(f(cut, w, y).numpy(), want, 1e-5)
+    assert f(x[:0], w, y[:0]).shape == ()
+
+
+def test_gradients_of_kernels_are_mesh_invariant() -> None:
+    mesh = dist.Mesh(("dp",), shape={"dp": 4})
+    x = np.random.default_rng(0).normal(size=(4, 2, 16, 8)).astype(np.float32)
+    made = []
+    for m in (mesh, mesh.fold(onto=2)):
+        q = ts.tensor(x, mesh=m, layout="[4@dp, 2, 16, 8]").to(ts.bf16)
+        with dist.deterministic(level="mesh_invariant"):
+            y = ts.jit(
+                lambda q: ts.grad(nn.flash_attention(q, q, q, implementation="kernel").sum(), q)
+            )
+            made.append(y(q).numpy())
+    np.testing.assert_array_equal(*made)
+
+
 # -- puts -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("causal", [False, True])
 def test_ring_attention_by_puts(causal: bool) -> None:
@@ -201,6 +225,25 @@ def test_ring_attention_by_puts(causal: bool) -> None:
     assert any(r.op.startswith("ring_attention") for r in dist.inspect(f).rows)
     for a, b in zip(*made, strict=True):
         np.testing.assert_allclose(a, b, 1e-4, 1e-5)
+
+
+def test_ring_attention_by_puts_beside_other_axes_and_in_loops() -> None:
+    mesh = dist.Mesh(("dp", "cp"), shape={"dp": 2, "cp": 4})
+    x = np.random.default_rng(0).normal(size=(3, 2, 2, 32, 8)).astype(np.float32)
+    q = ts.tensor(x, mesh=mesh, layout="[3, 2@dp, 2, 32@cp, 8]")
+
+    def ring(q: Any) -> Any:
+        return ts.vmap(lambda q: nn.ring_attention(q, q, q, "cp"))(q)  # a loop
+
+    found = schedule(comm_backend="nvshmem")(ring)(q)
+    np.testing.assert_allclose(found.numpy(), ring(q).numpy(), 1e-4, 1e-5)
+
+
+def test_collectives_by_puts_over_several_axes(mesh: dist.Mesh) -> None:
+    x = ts.tensor(np.arange(128.0).reshape(16, 8), mesh=mesh, layout="[16@(dp,tp), 8]")
+    f = schedule(comm_backend="nvshmem")(lambda x: (dist.redistribute(x, "[16, 8]"), x.sum()))
+    for a, b in zip(f(x), (x, x.sum()), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 @pytest.mark.parametrize("epoch", ["soft", "hard"])

@@ -115,7 +115,8 @@ def ring_by_puts(
         k, v = (x.reshape(b, h, c, seq // c, d) for x in keys)
         o, lse = kernel_op(
             _kernel(ring_text, (causal, q.dtype.name), sizes),
-            q.reshape(b, h, g, c, seq // c, d), k, v, F.full((1,), 1.0, f32), axes=(axis,),
+            q.reshape(b, h, g, c, seq // c, d), k, v, F.full((1,), 1.0, f32),
+            split=("B", "H"), axes=(axis,),
         )  # fmt: skip
         return [o.reshape(q.shape).to(v.dtype), lse.reshape(q.shape[:-1])]
 
@@ -128,6 +129,7 @@ def losses_by_kernel(x: Tensor, w: Tensor, labels: Tensor, ignore: int) -> Tenso
     label `ignore` has 0. No label is outside of V otherwise."""
     (rows, channels), classes = x.shape, w.shape[1]
     local = x.type.local_shape[0]
+    local = rows if rows % local else local  # uneven blocks are gathered
     bn = max(n for n in range(1, min(local, TILE) + 1) if local % n == 0)
     bc, bv = _tile(channels, 4 * TILE), _tile(classes, 4 * TILE)
     bc = bc if channels % bc == 0 else channels

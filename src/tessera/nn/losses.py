@@ -174,6 +174,7 @@ def linear_cross_entropy(
     how = _classes("linear_cross_entropy", classes, class_weight, label_smoothing)
 
     simple = class_weight is None and not label_smoothing and bias is None and cap is None
+    simple = simple and flat.size > 0 and weight.size > 0  # of no elements there are no tiles
     if simple and choose("head_loss", "blocks", ("kernel",)) == "kernel":
         from .kernels import losses_by_kernel  # imports the texts of kernels
 

@@ -125,7 +125,7 @@ def _by_puts(a: Algorithm, x: Array, axis: Axis) -> Array:
 
     def run(text: Callable[..., str], blocks: Array, size: int) -> Array:
         kernel = with_sizes(parse(text(held_as(x.dtype).name, epoch)), M=1, bm=1, K=size, x=a.n)
-        return run_kernel(kernel, axes, (blocks,))[0]
+        return run_kernel(kernel, (axes,), (blocks,))[0]
 
     match a.collective:
         case "all_to_all":

@@ -179,10 +179,18 @@ def fixed_slogdet(a: Array) -> tuple[Array, Array]:
     return sign.astype(a.dtype), size.astype(a.dtype)
 
 
+def fixed_kernel(k: Any, axes: tuple[str, ...], arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """Returns the outputs of a kernel of Tile IR, with the sums and products of this file."""
+    from .kernels import run_kernel  # as in xp_jax
+
+    return run_kernel(k, axes, arrays, FixedXp)
+
+
 # The array functions of mesh-invariant programs: reductions along a dim have a fixed order.
 FixedXp = SimpleNamespace(**{
     **vars(xp_jax), "sum": fixed_sum, "contract": fixed_contract, "prod": fixed_prod,
     "cumsum": fixed_cumsum, "slogdet": fixed_slogdet,
+    "kernel": fixed_kernel,
     "ragged_dot": partial(ragged_dot, fixed_contract),
     "ragged_contract": partial(ragged_contract, fixed_contract),
 })  # fmt: skip

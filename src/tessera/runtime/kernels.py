@@ -46,18 +46,22 @@ LANES = 8  # steps of a grid at once on a CPU, at most
 Array = Any
 Names = Mapping[str, Any]  # sizes and indices: numbers, or traced
 Rank = tuple[int, ...]
+Axes = tuple[str | tuple[str, ...], ...]  # of the program's mesh: some may be one of the kernel's
 
 
-def run_kernel(k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array]) -> tuple[Array, ...]:
+def run_kernel(
+    k: Kernel, axes: Axes, arrays: Sequence[Array], xp: Any = xp_jax
+) -> tuple[Array, ...]:
     """The outputs of a kernel for the arrays of its inputs. `axes` are the axes of the program's
-    mesh that are those of the kernel's, in a program on all their devices (`shard_map`)."""
+    mesh that are those of the kernel's, in a program on all their devices (`shard_map`). `xp` has
+    the sums and products of loops of XLA."""
     if platform() == "gpu" and not (k.mesh and not transports()["nvshmem"].available):
         from .kernels_gpu import gpu_call, why_not  # slow to import
 
         if not why_not(k):
             return gpu_call(k, *arrays, axes=axes)
     if (lanes := _lanes(k)) is not None and platform() == "cpu":
-        return _in_lanes(k, axes, arrays, *lanes)
+        return _in_lanes(k, axes, arrays, xp, *lanes)
     ins = iter(arrays)
     memory = {
         r.name: next(ins) if r.kind == "in" else jnp.zeros(k.shape(r), r.dtype.numpy)
@@ -66,7 +70,7 @@ def run_kernel(k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array]) -> tup
     names = dict(k.sizes) | {
         f"rank_{a}": lax.axis_index(axis) for (a, _), axis in zip(k.mesh, axes, strict=True)
     }
-    run = _Run(k, axes, memory)
+    run = _Run(k, axes, memory, xp)
     if k.mesh:
         run.body(k.body, names, {}, k.ranks)
     else:
@@ -105,7 +109,7 @@ def _lanes(k: Kernel) -> tuple[str, int, dict[str, int]] | None:
 
 
 def _in_lanes(
-    k: Kernel, axes: tuple[str, ...], arrays: Sequence[Array], size: str, count: int,
+    k: Kernel, axes: Axes, arrays: Sequence[Array], xp: Any, size: str, count: int,
     dims: Mapping[str, int],
 ) -> tuple[Array, ...]:  # fmt: skip
     """`run_kernel` with `count` steps along the dim `size` at once."""
@@ -117,7 +121,7 @@ def _in_lanes(
         for x, d in zip(arrays, places, strict=True)
     ]
     made = jax.vmap(
-        lambda *xs: run_kernel(fewer, axes, xs), places, tuple(dims[n] + 1 for n in outs)
+        lambda *xs: run_kernel(fewer, axes, xs, xp), places, tuple(dims[n] + 1 for n in outs)
     )(*cut)
     return tuple(y.reshape(k.shape(k.ref(n))) for n, y in zip(outs, made, strict=True))
 
@@ -127,8 +131,9 @@ class _Run:
     """The run of a kernel: its memory, and the slots that are set."""
 
     k: Kernel
-    axes: tuple[str, ...]
+    axes: Axes
     memory: dict[str, Array]
+    xp: Any
     slots: set[tuple[Rank, str, tuple[int, ...]]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -191,7 +196,7 @@ class _Run:
         out, attrs = self.k.types[s.result], dict(s.attrs)
         start = jnp.asarray(Index(attrs.get("start", "0")).traced(names), jnp.int32)
         near = [self.k.types[a].dtype for a in s.args if a.startswith("%")]
-        call = Call(xp_jax, out, attrs, xp_jax.cast, _scalar, start)
+        call = Call(self.xp, out, attrs, xp_jax.cast, _scalar, start)
         args = [values[a] if a.startswith("%") else _scalar(a, near[-1]) for a in s.args]
         return op_of(s.op, attrs).compute(call, *args)
 
@@ -270,6 +275,7 @@ class _Run:
         source = self.k.tile(self.refs[s.src])
         tile = _cut(self.memory[s.src], self._start(s.src, s.src_at, names), source)
         rounds: list[dict[int, tuple[int, list[int]]]] = []
+        flat = tuple(a for axis in self.axes for a in ((axis,) if isinstance(axis, str) else axis))
         size = self.k.tile(self.refs[s.dst])
         for rank in ranks:
             own = self._static(names, rank)
@@ -282,7 +288,7 @@ class _Run:
             self.slots.add((to, s.sig, sizes_of(s.slot, own)))
         for came in rounds:
             pairs = [(src, to) for to, (src, _) in came.items()]
-            got = xp_jax.permute(tile, self.axes, pairs)
+            got = xp_jax.permute(tile, flat, pairs)
             table = np.zeros((len(number), len(size)), np.int32)
             for at, (_, first) in came.items():
                 table[at] = first

@@ -18,7 +18,7 @@ Array = Any
 
 
 def gpu_call(
-    k: Kernel, *arrays: Array, axes: tuple[str, ...] = (), interpret: Any = None
+    k: Kernel, *arrays: Array, axes: tuple[Any, ...] = (), interpret: Any = None
 ) -> tuple[Array, ...]:
     """The outputs of a kernel for the arrays of its inputs, on the device that runs it. For one on
     a mesh, `axes` are those axes of the program's mesh, inside `shard_map`. `interpret` has the

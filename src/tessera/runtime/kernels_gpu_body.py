@@ -86,7 +86,7 @@ class Run:
     memory: dict[str, Any]
     signals: dict[str, Any]
     entered: dict[int, Any]  # the semaphores of each `enter`, by the id of the statement
-    axes: dict[str, str]
+    axes: dict[str, Any]
     interpreted: bool
 
     def __post_init__(self) -> None:

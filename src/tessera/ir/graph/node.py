@@ -83,7 +83,7 @@ class Node:
         if not self.is_collective:
             return 0
         if self.op == mesh_kernel.name:
-            return put_bytes(self.attrs["kernel"])
+            return put_bytes(self.attrs["kernel"], [a.type for a in self.args])
         t = self.args[0].type
         if "algorithm" in self.attrs:
             from ..schedule.algorithms.build import received_share

@@ -24,7 +24,7 @@ from ...core.tensor_checks import alike
 from ...ops.local import axis_index, broadcast, reinterpret
 from ...ops.op import OPS, Call, infer
 from ...ops.redistribute import MOVES, NAMES
-from ..tile.node import mesh_kernel
+from ..tile.node import mesh_kernel, on_block
 from . import xp_numpy
 from .node import Graph, Node, need_graph
 from .verify import verify
@@ -227,7 +227,8 @@ def _put(n: Node, args: Sequence[Sequence[Array]]) -> list[list[Array]]:
             every.index({**coords, **dict(zip(axes, at))}) for at in product(*map(range, sizes))
         ]
         given = [np.stack([x[i] for i in group]).reshape(*sizes, *x[0].shape) for x in args]
-        for out, made in zip(outs, xp_numpy.kernel(n.attrs["kernel"], axes, given), strict=True):
+        k = on_block(n.attrs["kernel"], [x[0].shape for x in args])
+        for out, made in zip(outs, xp_numpy.kernel(k, axes, given), strict=True):
             for i, block in zip(group, made.reshape(-1, *made.shape[len(axes) :]), strict=True):
                 out[i] = block
     return outs

@@ -263,7 +263,8 @@ class Schedule:
         inputs, nodes = tuple(made.values()), dict[Node, None]()
         for step in self.steps:
             new = dict(zip(step.graph.inputs, (made[b] for b in step.reads), strict=True))
-            nodes.update(dict.fromkeys(copied(step.nodes, new)))
+            own = [n for n in step.graph.nodes if n.op != "input"]
+            nodes.update(dict.fromkeys(copied(own, new)))
             made.update(zip(step.writes, (new[o] for o in step.graph.outputs), strict=True))
         outputs = tuple(made[b] for b in self.outputs)
         return Graph(self.name, (*inputs, *nodes), inputs, outputs, self.options)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ...core.dtypes import DType
 from ...core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError
-from ...core.layout import TensorType, plain
+from ...core.layout import TensorType
 from ...ops.index_string import common_mesh
 from ...ops.op import Array, Attrs, Build, Call, Inferred, Op, define
 from ...ops.user import Groups, split_by_letter
@@ -70,10 +70,19 @@ def _checked(k: Kernel, ins: Sequence[TensorType]) -> None:
 
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    _checked(attrs["kernel"], ins)
+    return _split(ins, attrs)
+
+
+def _split(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     k: Kernel = attrs["kernel"]
-    _checked(k, ins)
     groups, sizes = groups_of(k)
-    whole = sizes.keys() - set(attrs["split"])
+    whole = sizes.keys() - set(attrs.get("split", ()))
+    # A dim of a shape that has no letter, as C//block, would stay whole.
+    sides = ((groups.args, _refs(k, "in")), (groups.outs, _refs(k, "out")))
+    for g, r in (pair for gs, refs in sides for pair in zip(gs, refs, strict=True)):
+        whole |= {n for letter, e in zip(g, r.shape, strict=True) if letter != e.text
+                  for n in e.names}  # fmt: skip
     dtypes = tuple(r.dtype for r in _refs(k, "out"))
     got = split_by_letter(k.name, groups, sizes, dtypes, set(whole), ins)
     on_block(k, [t.local_shape for t in got.wants])
@@ -81,9 +90,10 @@ def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _mesh_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-    """The rule of a `mesh_kernel`: whole blocks of each device, and results of each device.
+    """The rule of a `mesh_kernel`: blocks of each device along `axes`, and results of each device.
+    Other axes may split the dims that `split` names.
 
-    Raises LayoutError if an operand is split, or the mesh is folded or has other sizes."""
+    Raises LayoutError if `axes` split an operand, or the mesh is folded or has other sizes."""
     k: Kernel = attrs["kernel"]
     _checked(k, ins)
     mesh, axes = common_mesh(k.name, ins), attrs["axes"]
@@ -93,12 +103,13 @@ def _mesh_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     if mesh is None or sizes != want:
         what = f"{k.name}: it runs on {k.mesh}, not along {', '.join(axes)} of {mesh}"
         raise LayoutError(what, rows=rows, fix="give the kernel the sizes of these axes")
-    if any(mesh.folds.get(a, 1) > 1 for a in axes) or any(t.split_axes for t in ins):
+    if any(mesh.folds.get(a, 1) > 1 for a in axes) or any({*axes} & {*t.split_axes} for t in ins):
         fix = "call it in an @op.kernel, on a mesh that is not folded"
         raise LayoutError(f"{k.name}: each device puts its own blocks", rows=rows, fix=fix)
     varying = tuple(dict.fromkeys((*(a for t in ins for a in t.varying), *axes)))
-    outs = tuple(plain(r.dtype, k.shape(r)).on(mesh).with_varying(varying) for r in _refs(k, "out"))
-    return Inferred(tuple(t.complete() for t in ins), outs)
+    got = _split(tuple(t.with_varying(()).on(mesh) for t in ins), attrs)
+    wants = tuple(w.with_varying(t.varying) for w, t in zip(got.wants, ins, strict=True))
+    return Inferred(wants, tuple(t.with_varying(varying) for t in got.outs))
 
 
 def _local(c: Call, *args: Array) -> Any:
@@ -119,14 +130,14 @@ def _grad(b: Build, n: Any, g: Any) -> NoReturn:
 
 define(Op("kernel", _rule, _local, _grad, flops=_flops, attrs="kernel split", invariance="library"))
 mesh_kernel = define(
-    Op("mesh_kernel", _mesh_rule, _local, _grad, flops=_flops, attrs="kernel axes", varying=True,
-       invariance="library")
+    Op("mesh_kernel", _mesh_rule, _local, _grad, flops=_flops, attrs="kernel axes split",
+       varying=True, invariance="library")
 )  # fmt: skip
 
 
-def put_bytes(k: Kernel) -> int:
+def put_bytes(k: Kernel, ins: Sequence[TensorType]) -> int:
     """Bytes that one device puts to others."""
-    return cost(k).put_bytes
+    return cost(on_block(k, [t.local_shape for t in ins])).put_bytes
 
 
 def dtypes_of(k: Kernel) -> tuple[DType, ...]:

@@ -43,7 +43,7 @@ def kernel_op(
     free = [(n, size) for n, size in kernel.tune if n not in chosen]
     other = ((n, k) for n, size in free for k in (size // 2, 2 * size) if k)
     open_choice("tile", [f"{n}:{k}" for n, k in other if _divides(kernel, n, k)])
-    where: dict[str, Any] = {"axes": axes} if kernel.mesh else {"split": split}
+    where: dict[str, Any] = {"split": split, **({"axes": axes} if kernel.mesh else {})}
     name = "mesh_kernel" if kernel.mesh else "kernel"
     if sum(r.kind == "out" for r in kernel.refs) > 1:
         return emit_many(name, *tensors, kernel=kernel, **where)

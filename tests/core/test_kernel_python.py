@@ -455,6 +455,9 @@ BAD: dict[str, Callable[[], Any]] = {
     "a dim that cannot be split": lambda: stores(
         lambda x, i: x[i, 0] + (ts.arange(4) + i * 4).to(ts.f32), split="M"
     ),
+    "a tile of another place, along a split dim": lambda: stores(
+        lambda x, i: x[i, 0] - x[0, 0], split="M"
+    ),
     "a split of no dim": lambda: stores(lambda x, i: x[i, 0], split="Q"),
     "a reference": lambda: stores(lambda x, i: x[i, 0], x="in f32[M, N]"),
     "a reference's index": lambda: stores(lambda x, i: x[i, 0], x="in f32[M-] tiles [1]"),

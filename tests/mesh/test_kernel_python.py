@@ -145,3 +145,16 @@ def test_a_kernel_that_puts_runs_in_a_local_body() -> None:
     run = op.kernel(lambda a, w: ag_matmul(a, w), mesh=ring, mesh_axes=("x",))
     y = run(ts.tensor(a, ring, "[64@x, 32]"), ts.tensor(w, ring))
     np.testing.assert_allclose(y.numpy(), np.tile(a @ w, (4, 1)), atol=1e-4)
+
+
+def test_a_size_that_a_shape_computes_with_is_not_split() -> None:
+    @ts.kernel(
+        grid="i=M//4 j=C//block", x="in f32[M, C] tiles [4, block]", split="M C",
+        s="in f32[M, C//block] tiles [4, 1]", y="out f32[M, C] tiles [4, block]",
+    )  # fmt: skip
+    def scaled(x, s, y, i, j):  # type: ignore[no-untyped-def]
+        y[i, j] = x[i, j] * s[i, j].reshape(4, 1)
+
+    mesh, x, s = dist.Mesh(("dp",), shape={"dp": 4}), draw(8, 32), draw(8, 8, seed=1)
+    y = scaled(ts.tensor(x, mesh, "[8, 32@dp]"), ts.tensor(s, mesh, "[8, 8@dp]"), block=4)
+    np.testing.assert_array_equal(y.numpy(), x * np.repeat(s, 4, 1))

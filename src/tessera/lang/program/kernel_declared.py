@@ -14,7 +14,19 @@ from ...core.context import replaced
 from ...core.dtypes import DType, dtype_of, f32
 from ...core.errors import TesseraError, UsageError
 from ...core.wording import nearest
-from ...ir.tile.body import Kind, Loop, Op, Ref, Signal, When, every, located, where
+from ...ir.tile.body import (
+    Kind,
+    Load,
+    Loop,
+    Op,
+    Ref,
+    Signal,
+    Store,
+    When,
+    every,
+    located,
+    where,
+)
 from ...ir.tile.index import NAME, Index, parts
 from ...ir.tile.kernel import Kernel
 from ...ir.tile.text import PAIR
@@ -105,6 +117,8 @@ class Declared:
                         own |= {s.index} if ends & own else set()
                     case When():
                         read = s.test.names
+                    case Load() | Store():
+                        read = _places(s, kernel.ref(s.ref), dim, own)
                     case _:
                         continue
                 if own & read:
@@ -114,6 +128,17 @@ class Declared:
                         fix=f"leave {dim} out of split: each device would count from 0",
                         at="",
                     )
+
+
+def _places(s: Load | Store, ref: Ref, dim: str, own: set[str]) -> set[str]:
+    """{`dim`} if an access finds its tile by the place along `dim` of all devices."""
+    rows = s.rows if isinstance(s, Load) else None
+    for d, (at, size, tile) in enumerate(zip(s.at, ref.shape, ref.tiles, strict=True)):
+        if dim not in size.names or (tile.text == size.text and rows is None):
+            continue
+        if (rows and rows[0] == d) or dim in at.names or not own & at.names or "%" in at.text:
+            return {dim}
+    return set()
 
 
 def _sizes(name: str, argument: str, given: object) -> tuple[tuple[str, int], ...]:

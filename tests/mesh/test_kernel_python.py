@@ -158,3 +158,29 @@ def test_a_size_that_a_shape_computes_with_is_not_split() -> None:
     mesh, x, s = dist.Mesh(("dp",), shape={"dp": 4}), draw(8, 32), draw(8, 8, seed=1)
     y = scaled(ts.tensor(x, mesh, "[8, 32@dp]"), ts.tensor(s, mesh, "[8, 8@dp]"), block=4)
     np.testing.assert_array_equal(y.numpy(), x * np.repeat(s, 4, 1))
+
+
+def test_loops_up_to_the_own_rank_put_and_wait() -> None:
+    @ts.kernel(
+        mesh={"x": 4}, a="in f32[M] tiles [M]", y="out f32[M] tiles [M]",
+        box="sym f32[x, M] tiles [1, M]", got="sig [x]",
+    )  # fmt: skip
+    def before(a, y, box, got, rank_x, x):  # type: ignore[no-untyped-def]
+        ts.kernel.enter("x")
+
+        def send(s: Any) -> None:
+            ts.kernel.put(a.at(0), box.at(rank_x, 0), at=s, sig=got[rank_x])
+
+        def add(s: Any, total: Any) -> Any:
+            ts.kernel.wait(got[s])
+            return total + box[s, 0]
+
+        ts.kernel.loop((rank_x + 1, x), send)
+        y[0] = ts.kernel.loop(rank_x, add, a[0])
+        ts.kernel.quiet()
+
+    ring, a = dist.Mesh(("x",), shape={"x": 4}), draw(4, 8)
+    y = op.kernel(lambda a: before(a), mesh=ring, mesh_axes=("x",))(
+        ts.tensor(a.ravel(), ring, "[32@x]")
+    )
+    np.testing.assert_allclose(y.numpy().reshape(4, 8), np.cumsum(a, 0), atol=1e-5)

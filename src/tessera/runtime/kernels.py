@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import Any, assert_never
 
@@ -232,17 +233,23 @@ class _Run:
         apart = any(isinstance(x, Put | Wait | When) for x in every(s.body)) and self.k.mesh
         kept = sorted({x.ref for x in every(s.body) if isinstance(x, Store)})
 
-        def once(i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        def once(i: Any, state: tuple[Any, Any], chosen: Sequence[Rank] = ranks) -> tuple[Any, Any]:
             carried, held = state
             self.memory.update(zip(kept, held, strict=True))
             inner = values | dict(zip(s.carries, carried, strict=True))
-            self.body(s.body, {**names, s.index: i}, inner, ranks)
+            self.body(s.body, {**names, s.index: i}, inner, chosen)
             return tuple(inner[v] for v in s.next), tuple(self.memory[ref] for ref in kept)
 
         state = first, tuple(self.memory[ref] for ref in kept)
         if apart:
-            for i in range(low, high):
-                state = once(i, state)
+            own = [self._static(names, r) for r in ranks]
+            turns = {r: range(s.low.value(n), s.high.value(n)) for r, n in zip(ranks, own)}
+            for i in sorted({*chain(*turns.values())}):
+                chosen = [r for r in ranks if i in turns[r]]
+                new, held = once(i, state, chosen)
+                if len(chosen) < len(ranks) and (mask := self._mask(chosen)) is not None:
+                    new = tuple(jnp.where(mask, a, b) for a, b in zip(new, state[0], strict=True))
+                state = new, held
         else:
             state = _loop(low, high, once, state)
         self.memory.update(zip(kept, state[1], strict=True))

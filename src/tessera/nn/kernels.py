@@ -44,6 +44,12 @@ def _tile(size: int, most: int = TILE) -> int:
     return best if 2 * best > min(size, most) else most
 
 
+def _divisor(size: int, most: int) -> int:
+    """The same, or `size` itself: a size that divides it."""
+    tile = _tile(size, most)
+    return tile if size % tile == 0 else size
+
+
 def _in_front(x: Tensor, dim: int, tile: int, value: float = 0) -> Tensor:
     """`x` padded in front to a multiple of `tile` along `dim`."""
     short = -x.shape[dim] % tile
@@ -99,8 +105,7 @@ def ring_by_puts(
 
     def forward(q: Tensor, keys: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
         (b, h, g, seq, d), c = q.shape, 2 if causal else 1
-        tile = _tile(seq // c)
-        tile = tile if seq // c % tile == 0 else seq // c
+        tile = _divisor(seq // c, TILE)
         sizes = {
             "B": b,
             "H": h,
@@ -131,8 +136,7 @@ def losses_by_kernel(x: Tensor, w: Tensor, labels: Tensor, ignore: int) -> Tenso
     local = x.type.local_shape[0]
     local = rows if rows % local else local  # uneven blocks are gathered
     bn = max(n for n in range(1, min(local, TILE) + 1) if local % n == 0)
-    bc, bv = _tile(channels, 4 * TILE), _tile(classes, 4 * TILE)
-    bc = bc if channels % bc == 0 else channels
+    bc, bv = _divisor(channels, 4 * TILE), _tile(classes, 4 * TILE)
     w = F.concat([w, F.zeros((channels, -classes % bv), w.dtype)], 1) if classes % bv else w
     sizes = {"N": rows, "C": channels, "V": w.shape[1], "classes": classes}
     sizes |= {"bn": bn, "bc": bc, "bv": bv}

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from ...core.dtypes import DType
 from ...core.errors import DTypeError, GraphError, LayoutError, ShapeError, UsageError
 from ...core.layout import TensorType
 from ...ops.index_string import common_mesh
@@ -138,8 +137,3 @@ mesh_kernel = define(
 def put_bytes(k: Kernel, ins: Sequence[TensorType]) -> int:
     """Bytes that one device puts to others."""
     return cost(on_block(k, [t.local_shape for t in ins])).put_bytes
-
-
-def dtypes_of(k: Kernel) -> tuple[DType, ...]:
-    """The dtypes of the outputs."""
-    return tuple(r.dtype for r in _refs(k, "out"))

@@ -240,19 +240,9 @@ def dropless(
             g, p, devices, size
         )
         kind = F.relayout(kind, wire.dispatch_layout(kind.type), wire.algorithm)
-        rows = in_buckets(
-            rows,
-            wire,
-            lambda part: wire.sent(part),
-        )
+        rows = in_buckets(rows, wire, wire.sent)
         y = unfolded(_sorted(*folded(rows, kind), experts_per_device, run), rows.type)
-        y = in_buckets(
-            y,
-            wire,
-            lambda part: exchange(
-                part, wire.combine_layout(home), wire.combine_packing, wire.algorithm
-            ),
-        )
+        y = in_buckets(y, wire, lambda part: wire.returned(part, home))
     else:
         y = run(rows.reshape(g * p, 1, size, d), counts.reshape(g * p, 1, experts_per_device))
     return combined(y.reshape(g, p, devices * size, -1), slot, choice, gates)

@@ -118,7 +118,7 @@ class Declared:
                     case When():
                         read = s.test.names
                     case Load() | Store():
-                        read = _places(s, kernel.ref(s.ref), dim, own)
+                        read = frozenset(_places(s, kernel.ref(s.ref), dim, own))
                     case _:
                         continue
                 if own & read:

@@ -37,10 +37,11 @@ def counted(graph: Graph, of: Callable[[Node], int]) -> int:
 def device_flops(graph: Graph) -> int:
     """Returns the floating-point operations of one device in one run; replicated work counts on
     each device."""
-    return counted(graph, _on_a_device)
+    return counted(graph, on_a_device)
 
 
-def _on_a_device(n: Node) -> int:
+def on_a_device(n: Node) -> int:
+    """Returns the floating-point operations of one device in `n`."""
     return n.kind.flops(tuple(map(_block, n.ins)), tuple(map(_block, n.types)), n.attrs)
 
 

@@ -20,6 +20,7 @@ from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
 from . import commands
 from . import run as launcher
+from .calibrate_cli import calibrate
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
 from .mesh_cli import mesh
@@ -64,6 +65,7 @@ def flight(
 
 app.command(context_settings=launcher.CONTEXT)(launcher.run)
 app.command()(doctor)
+app.command()(calibrate)
 app.command(context_settings=launcher.CONTEXT)(tune)
 
 

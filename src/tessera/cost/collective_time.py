@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..core.topology import Topology
 from ..ir.schedule.algorithms.build import MOST_RANKS, named
@@ -51,7 +52,7 @@ def collective_time(
     of `groups`, which all run it at the same time. Raises UsageError if the topology is too small.
     """
     group = groups[0]
-    units = _units(topology, group)
+    units = _units(topology, tuple(group))
     used = [i for i in range(len(units) - 1) if units[i + 1] > units[i]]
     if not used:
         return CollectiveTime(0.0, ())
@@ -65,7 +66,8 @@ def collective_time(
     return CollectiveTime(time_s, tuple(used))
 
 
-def _units(topology: Topology, group: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=256)
+def _units(topology: Topology, group: tuple[int, ...]) -> list[int]:
     """Returns the number of units that the group spans: of the whole (1), and on each level."""
     places = [topology.coords(d) for d in group]
     return [len({p[:i] for p in places}) for i in range(len(topology.levels) + 1)]

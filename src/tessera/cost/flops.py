@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from ..core.layout import Factor, TensorType
 from ..ir.graph.node import Graph, Node
@@ -45,6 +46,7 @@ def on_a_device(n: Node) -> int:
     return n.kind.flops(tuple(map(_block, n.ins)), tuple(map(_block, n.types)), n.attrs)
 
 
+@lru_cache(maxsize=4096)
 def _block(t: TensorType) -> TensorType:
     """Returns the block of `t` on one device, as the type of a whole tensor."""
     return TensorType(t.dtype, ((Factor(size),) for size in t.local_shape))

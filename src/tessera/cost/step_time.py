@@ -113,13 +113,17 @@ def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Itera
     elements = sum(map(_size, n.types))
     largest = max([elements, *(_size(a.type) for a in n.args)])
     dense = n.kind.memory in ("product", "conv") or "kernel" in n.attrs or flops > DENSE * largest
-    ops, dtype = sum(map(_ops, fused if dense else (*fused, n))), ""
+    work = [(on_a_device(x), _is_slow(x)) for x in fused]
+    ops = sum(x * (EXPENSIVE if slow else 1) for x, slow in work)
+    if not dense:
+        ops += flops * (EXPENSIVE if _is_slow(n) else 1)
+    dtype = ""
     time_s = max(chip.memory_s(moved), ops / chip.ops_per_s)
     if dense and flops:
         depth = max(1, flops // (2 * elements))
         dtype = n.args[0].type.dtype.name
         time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
-    total = flops + sum(map(on_a_device, fused))
+    total = flops + sum(x for x, _ in work)
     yield Kernel(n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype)
 
 
@@ -153,12 +157,10 @@ def _most(n: Node) -> int:
     return sum(map(_size, n.types)) if n.kind.elements else 1 << 62
 
 
-def _ops(n: Node) -> int:
-    """Returns the elementwise operations of one device in `n`, an expensive one several times."""
-    slow = n.kind.memory == "expensive" and n.kind.elements == "computed"
-    return on_a_device(n) * (EXPENSIVE if slow else 1)
+def _is_slow(n: Node) -> bool:
+    """Returns whether an element of the result takes several operations."""
+    return n.kind.memory == "expensive" and n.kind.elements == "computed"
 
 
 def _size(t: TensorType) -> int:
     return math.prod(t.local_shape)
-

@@ -259,9 +259,7 @@ class _Simulator:
             replace(x, link=replace(x.link, bytes_per_s=x.link.bytes_per_s * more))
             for x in links.levels
         ]
-        return replace(
-            links, levels=tuple(levels), add_bytes_per_s=links.add_bytes_per_s * more
-        )
+        return replace(links, levels=tuple(levels), add_bytes_per_s=links.add_bytes_per_s * more)
 
     def _links(self, levels: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.machine.axes[i] for i in levels)

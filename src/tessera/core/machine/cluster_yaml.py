@@ -153,9 +153,11 @@ def _chip(at: Spotted, faults: Faults) -> Chip | None:
     return Chip(
         values.get("name", "chip"),
         tuple(
-            Products(r["dtype"], _scaled(r["peak_gflops"], 9), *(
-                float(r.get(k, d)) for k, d in (("most", 1), ("area", 0), ("depth", 0))
-            ))
+            Products(
+                r["dtype"],
+                _scaled(r["peak_gflops"], 9),
+                *(float(r.get(k, d)) for k, d in (("most", 1), ("area", 0), ("depth", 0))),
+            )
             for r in rates
         ),
         _scaled(values["memory_gb"], 9),

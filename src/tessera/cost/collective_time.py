@@ -20,7 +20,7 @@ their tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,6 +31,13 @@ from .collectives import price
 
 TABLED = 2048  # most ranks of all groups together for which a table is priced with its contention
 TREE = 0.9  # part of a ring's bandwidth that NCCL's trees reach (tuning.cc)
+# NCCL's protocols as (part of the bandwidth, seconds of a hop by the kind of link), from the same
+# tuner: "simple", whose latencies the described links have, LL128 and LL. The fastest is taken.
+PROTOCOLS: tuple[tuple[float, dict[str, float]], ...] = (
+    (1.0, {}),
+    (0.92, {"nvlink": 1.9e-6, "pcie": 2.5e-6, "infiniband": 4.0e-6}),
+    (0.25, {"nvlink": 0.47e-6, "pcie": 1.0e-6, "infiniband": 2.7e-6}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,10 @@ def collective_time(
         those = groups if n * len(groups) <= TABLED else [group]
         time_s = price(named(op, algorithm, n), topology, those).time_s(size_bytes)
     else:
-        time_s = _closed(op, size_bytes, topology, units, used, n * len(groups))
+        time_s = min(
+            _closed(op, size_bytes, topology, units, used, n * len(groups), part, hops)
+            for part, hops in PROTOCOLS
+        )
     return CollectiveTime(time_s, tuple(used))
 
 
@@ -74,27 +84,31 @@ def _units(topology: Topology, group: tuple[int, ...]) -> list[int]:
 
 
 def _closed(
-    op: str, size: float, topology: Topology, units: list[int], used: list[int], devices: int
-) -> float:
+    op: str, size: float, topology: Topology, units: list[int], used: list[int], devices: int,
+    part: float, hop_s: Mapping[str, float],
+) -> float:  # fmt: skip
+    """Returns the time by the protocol that reaches `part` of the bandwidth, with other latencies
+    of a hop for the kinds of links in `hop_s`."""
     n = units[-1]
     passes = 2 if op == "all_reduce" else 1
     load_s = ring_s = tree_s = 0.0
     for i in used:
         level, outer, inner = topology.levels[i], units[i], units[i + 1]
         link, members = level.link, n / inner
+        latency_s = hop_s.get(link.name.partition(" ")[0], link.latency_s)
         if op == "all_to_all":  # each device sends its own rows to those of other units
             moved, hops = size * (1 / outer - 1 / inner), n / outer - n / inner
         else:
             moved, hops = passes * size * (n - 1) / n / members, passes * (inner - outer)
         if level.shared:  # one port for all devices of a unit, of all groups
             moved *= min(devices, math.prod(topology.shape[i + 1 :]))
-        load_s = max(load_s, moved / link.bytes_per_s)
-        ring_s += hops * link.latency_s
+        load_s = max(load_s, moved / (part * link.bytes_per_s))
+        ring_s += hops * latency_s
         # A tree between the outermost units, a chain inside of each.
         steps = math.ceil(math.log2(inner)) if i == used[0] else inner / outer - 1
-        tree_s += passes * steps * link.latency_s
+        tree_s += passes * steps * latency_s
     if op in ("permute", "broadcast"):
-        return max(topology.levels[i].link.latency_s for i in used) + load_s * (n / max(n - 1, 1))
+        return topology.levels[used[0]].link.latency_s + load_s * n / (n - 1)
     if op in ("all_reduce", "reduce_scatter"):  # additions keep up with the bytes, or decide
         load_s = max(load_s, size * (n - 1) / n / topology.add_bytes_per_s)
     if op == "all_reduce":

@@ -19,10 +19,10 @@ machine.
 ...                 machine_of("dgx_h100", 1024))
 >>> for e in line.events:
 ...     print(e.what, e.streams, f"{e.start_s * 1e6:.0f} to {e.end_s * 1e6:.0f} µs")
-all_reduce ('node', 'gpu') 20 to 388 µs
-compute ('compute',) 388 to 440 µs
+all_reduce ('node', 'gpu') 20 to 305 µs
+compute ('compute',) 305 to 357 µs
 >>> f"{line.stages[0].exposed_s * 1e6:.0f} µs", line.link_bytes
-('368 µs', {'node': 67043328, 'gpu': 67043328})
+('285 µs', {'node': 67043328, 'gpu': 67043328})
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from .errors import BackendError, DeviceLostError
 
@@ -18,6 +19,23 @@ def set_device_provider(
     """Sets the functions that return the number of devices, (index, count) of this process, and the
     kind of devices. The runtime calls this, since only it may ask the engine."""
     _providers[:] = [(devices, processes, kind)]
+
+
+@contextmanager
+def as_if(devices: int, kind: str) -> Iterator[None]:
+    """A context in which there seem to be `devices` of this kind, for programs that are recorded
+    and not run.
+
+    >>> with as_if(1024, "gpu"):
+    ...     device_count(), platform()
+    (1024, 'gpu')
+    """
+    before = [*_providers]
+    set_device_provider(lambda: devices, kind=lambda: kind)
+    try:
+        yield
+    finally:
+        _providers[:] = before
 
 
 def device_count() -> int:

@@ -7,13 +7,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.devices import as_if
 from ..core.errors import MeshError
 from ..core.machine.chip import CHIPS
 from ..core.machine.load import load
 from ..core.machine.machine import Machine
 from ..core.machine.presets import PRESETS
+from ..lang.value.engine import engine
 
 
 def machine_from_file(path: str | Path) -> Machine:
@@ -36,3 +41,32 @@ def machine_of(source: str | Path, devices: int) -> Machine:
     machine = machine_from_file(source)
     unit = machine.size // machine.shape[0]
     return machine.of(max(1, -(-devices // unit)))
+
+
+def cluster_of(source: Machine | str | Path, devices: int = 0) -> Machine:
+    """Returns the machine that `source` names: a Machine, a file, a preset, or a preset or its chip
+    with a number of devices ("dgx_h100:1024", "h100x1024"). A preset without a number has at least
+    `devices`. Raises MeshError if there is no such machine, or if it has no chip.
+
+    >>> cluster_of("h100x1024").size, cluster_of("dgx_h100:16").size
+    (1024, 16)
+    """
+    if isinstance(source, Machine):
+        return source
+    named = re.fullmatch(r"(\w+?)(?::|x)(\d+)", str(source))
+    if named is not None:
+        name, count = named[1], int(named[2])
+        return machine_of(name if name in PRESETS else f"dgx_{name}", max(1, count))
+    machine = machine_from_file(source)
+    if machine.size < devices and str(source) in PRESETS:
+        return machine_of(source, devices)
+    return machine
+
+
+@contextmanager
+def as_machine(machine: Machine) -> Iterator[None]:
+    """A context in which programs are recorded as on `machine`: for its number and kind of
+    devices."""
+    engine()  # it names its own devices when it is loaded
+    with as_if(machine.size, "cpu" if machine.chip and machine.chip.shared else "gpu"):
+        yield

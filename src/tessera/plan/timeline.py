@@ -144,8 +144,8 @@ class Sums:
 def summed(events: Sequence[Event], inner: dict[Event, Sums]) -> Sums:
     """Returns the sums over `events`, all of one stage; `inner` has those of one run of the inside
     of each loop and region."""
-    waits = _waits(events)
-    compute_s, exposed_s, flops, size = 0.0, sum(waits.values()), 0, 0
+    exposed = waits(events)
+    compute_s, exposed_s, flops, size = 0.0, sum(exposed.values()), 0, 0
     traffic: dict[tuple[str, tuple[str, ...], tuple[str, ...]], tuple[int, int, float, float]] = {}
 
     def add(key: tuple[str, tuple[str, ...], tuple[str, ...]],
@@ -165,12 +165,12 @@ def summed(events: Sequence[Event], inner: dict[Event, Sums]) -> Sums:
         elif e.computes:
             compute_s += e.time_s
         else:
-            add((e.what, e.axes, e.streams), (1, e.bytes, e.time_s, waits.get(e, 0.0)))
+            add((e.what, e.axes, e.streams), (1, e.bytes, e.time_s, exposed.get(e, 0.0)))
         size += e.bytes if not e.computes or part is not None else 0
     return Sums(compute_s, exposed_s, flops, size, traffic)
 
 
-def _waits(events: Sequence[Event]) -> dict[Event, float]:
+def waits(events: Sequence[Event]) -> dict[Event, float]:
     """Returns the seconds for which nothing computes while each communication runs; of those at the
     same time each gets an equal part."""
     marks: list[tuple[float, int, Event]] = []

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core import devices
 from ..core.dtypes import DType
 from .devices import DESCRIBED, platform, start
 
@@ -30,9 +31,12 @@ def attention_grad(
 
 def why_not(causal: bool, dtype: DType, *shapes: Shape) -> str:
     """Returns why the kernel cannot take q, k and v of these shapes; "" if it can."""
-    kind = platform()
+    kind = devices.platform()
     if kind != "gpu":
         return f"it runs on a GPU, not on a {kind}"
+    if platform() != "gpu":  # as if there were one: what its documentation says
+        narrow = dtype.bytes == 2 and all(s[-1] % 8 == 0 and s[-1] <= 128 for s in shapes)
+        return "" if narrow else "it takes bf16 and f16, and heads of at most 128"
     if DESCRIBED:
         return "it is compiled on a GPU only, not ahead of time"
     return _refused(causal, dtype.numpy, *(shape[-2:] for shape in shapes))

@@ -89,7 +89,14 @@ def _step(script: str, arguments: list[str], name: str, machine: Machine) -> _Fo
             raise _Found(fn, args, kwargs)
         others[own] = None
         with replaced(called=None):
-            return fn(*args, **kwargs)
+            mesh = fn.plan(*args, **kwargs).mesh
+            if mesh is None:
+                return fn(*args, **kwargs)
+        raise UsageError(
+            f"plan: {own} is called before {name}, on the mesh {mesh.text()}, and does not run",
+            fix=f"--step {own}, or call {name} first",
+            at="",
+        )
 
     before = sys.argv, [*sys.path]
     sys.argv = [script, *arguments]

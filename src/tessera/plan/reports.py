@@ -187,8 +187,9 @@ class Report:
         """Writes the report with its timeline as one page, which needs no network. Raises
         UsageError if it cannot be written."""
         columns = "what kind stage streams start_s end_s axes bytes flops at scope times".split()
-        rows = [[getattr(e, c) for c in columns] for e in flat(self.timeline.events)]
-        shown = {**self.data(), "columns": columns, "events": rows}
+        flattened = flat(self.timeline.events)
+        rows = [[*(getattr(e, c) for c in columns), within] for e, within in flattened]
+        shown = {**self.data(), "columns": [*columns, "within"], "events": rows}
         page = (files(__package__) / "report.html").read_text()
         # "</" would end the script that holds the data
         text = json.dumps(shown, separators=(",", ":")).replace("</", "<\\/")
@@ -313,17 +314,24 @@ def _devices(mesh: Mesh | None) -> int:
 
 # -- memory ---------------------------------------------------------------------------------------
 def _memory(schedule: Schedule, weights: list[TensorType], chip: Chip) -> Iterator[Memory]:
-    slices = [*dict.fromkeys(step.mesh for step in schedule.steps if step.mesh is not None)]
-    left = Counter(schedule.buffers[b].on(None) for b in schedule.inputs)
-    left.subtract(Counter(t.on(None) for t in weights))
-    anew = Counter(schedule.buffers[b].on(None) for b in schedule.outputs)
+    meshes = [
+        m for m in dict.fromkeys([schedule.mesh, *(step.mesh for step in schedule.steps)]) if m
+    ]
+    left = Counter(_kind(schedule.buffers[b]) for b in schedule.inputs)
+    left.subtract(Counter(map(_kind, weights)))
+    anew = Counter(_kind(schedule.buffers[b]) for b in schedule.outputs)
 
     def placed(types: Iterable[TensorType]) -> list[TensorType]:
-        """The types as they are on each stage: one without a mesh is on the stage that reads it."""
-        return [x for t in types for x in ([t, *map(t.on, slices)] if t.mesh is None else [t])]
+        """The types as they are on each stage; one that is on no stage yet goes to its readers."""
+        return [
+            x for t in types for x in (
+                [t] if t.mesh in meshes[1:] else
+                [t.on(m) for m in meshes if {*t.split_axes} <= {*m.axes}] or [t]
+            )
+        ]  # fmt: skip
 
     rest = (+left) & anew
-    of_state = [t for t in (schedule.buffers[b] for b in schedule.inputs) if rest[t.on(None)]]
+    of_state = [t for t in (schedule.buffers[b] for b in schedule.inputs) if rest[_kind(t)]]
     held = {"weights": placed(weights), "optimizer": placed(of_state)}
     on, limit = "cpu" if chip.shared else "gpu", int(chip.memory_bytes)
     if schedule.is_staged:
@@ -334,6 +342,11 @@ def _memory(schedule: Schedule, weights: list[TensorType], chip: Chip) -> Iterat
     places = mesh.size // mesh.physical.size if mesh is not None else 1
     for i, p in enumerate(plans):
         yield Memory(i, {name: size * places for name, size in p.rows.items()}, limit)
+
+
+def _kind(t: TensorType) -> object:
+    """What types on several stages share."""
+    return t.dtype, t.dims
 
 
 def _by_rows(m: Memory) -> int:
@@ -404,38 +417,40 @@ def _communication(timeline: Timeline) -> Iterator[Share]:
 
 
 # -- the timeline as rows -------------------------------------------------------------------------
-def flat(events: Iterable[Event], most: int = MOST_EVENTS) -> list[Event]:
+def flat(events: Iterable[Event], most: int = MOST_EVENTS) -> list[tuple[Event, str]]:
     """Returns `events` with those inside of loops and regions in their place, iteration by
-    iteration, while there are at most `most`; further loops and regions stay one event."""
+    iteration, each with the names of these, while there are at most `most`; further loops and
+    regions stay one event."""
     rows = [*events]
     left = most - len(rows)
-    out: list[Event] = []
+    out: list[tuple[Event, str]] = []
 
     def size(e: Event) -> int:
         return e.times * sum(map(size, e.inside)) if e.inside else 1
 
-    def put(e: Event, at_s: float, stage: int) -> None:
+    def put(e: Event, at_s: float, stage: int, within: str) -> None:
         nonlocal left
-        if not e.inside or size(e) > left:
-            out.append(
-                replace(e, stage=stage, start_s=at_s + e.start_s, end_s=at_s + e.end_s, inside=())
-            )
+        if not e.inside or size(e) - 1 > left:
+            there = {"start_s": at_s + e.start_s, "end_s": at_s + e.end_s}
+            out.append((replace(e, stage=stage, inside=(), **there), within))
             return
         left -= size(e) - 1
         each_s = e.time_s / e.times
         for i in range(e.times):
+            name = f"{e.what} {i + 1} of {e.times}" if e.times > 1 else e.what
             for x in e.inside:
-                put(x, at_s + e.start_s + i * each_s, stage)
+                at = at_s + e.start_s + i * each_s
+                put(x, at, stage, f"{within}, {name}" if within else name)
 
     for e in rows:
-        put(e, 0.0, e.stage)
+        put(e, 0.0, e.stage, "")
     return out
 
 
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     """The events in the Chrome trace format: a process for each stage, a thread for each stream."""
     rows = flat(timeline.events)
-    streams = [*dict.fromkeys(s for e in rows for s in e.streams)]
+    streams = [*dict.fromkeys(s for e, _ in rows for s in e.streams)]
     out: list[dict[str, Any]] = []
     for stage in timeline.stages:
         named = [("process_name", 0, f"stage {stage.stage}")]
@@ -443,12 +458,12 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
         for kind, thread, name in named:
             at = {"ph": "M", "pid": stage.stage, "tid": thread}
             out.append({"name": kind, **at, "args": {"name": name}})
-    for e in rows:
+    for e, within in rows:
         for stream in e.streams:
             out.append({
                 "name": e.what, "cat": e.kind, "ph": "X", "pid": e.stage,
                 "tid": streams.index(stream), "ts": e.start_s * 1e6, "dur": e.time_s * 1e6,
-                "args": {"scope": e.scope, "line": e.at, "axes": ",".join(e.axes),
+                "args": {"in": within, "scope": e.scope, "line": e.at, "axes": ",".join(e.axes),
                          "bytes": e.bytes, "flops": e.flops, "times": e.times},
             })  # fmt: skip
     return out

@@ -5,8 +5,9 @@ The machine need not be there: times are simulated on a described one.
 
 from ..core.public import public
 from .changes import Change
+from .dearest import Share
 from .machines import machine_of
-from .reports import Memory, Report, Share, report
+from .reports import Memory, Report, report
 from .timeline import Event, StageTime, Timeline, Traffic
 
 __all__ = [

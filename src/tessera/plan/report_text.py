@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..ir.graph.text import size_text
-from .reports import Report, Share
+from .dearest import Share
+from .reports import Report
 
 MOST_STAGES = 12
 

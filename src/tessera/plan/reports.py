@@ -11,10 +11,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from ..core.checks import file_access
 from ..core.declared import Count, Positive
@@ -26,9 +26,8 @@ from ..core.machine.machine import Machine
 from ..core.mesh import Mesh
 from ..core.public import checked
 from ..cost.memory import memory_plan, stage_plans
-from ..cost.step_time import Kernel, kernels
 from ..ir.graph.node import Graph
-from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send
+from ..ir.schedule.schedule import Schedule
 from ..lang.jit.jit import Jit, jit
 from ..lang.parallel.pipelines.pipe import Pipe
 from ..lang.program.training_step import TrainingStep
@@ -39,12 +38,12 @@ from ..lang.value.tensor import Tensor
 from ..nn.module import Module
 from ..passes.plan import plan
 from .changes import Change, changes, model_flops
+from .dearest import Share, communication, dearest, layers
+from .flat import COLUMNS, flat, trace_events
 from .machines import as_machine, cluster_of
 from .simulate import simulate
-from .timeline import Event, Timeline, waits
+from .timeline import Timeline
 
-MOST = 10  # layers and collectives in a report
-MOST_EVENTS = 20_000  # events in a page or trace; further loops and regions stay one block
 DAY_S = 86400.0
 Cluster = Machine | str | Path
 
@@ -60,23 +59,6 @@ class Memory:
     @property
     def peak(self) -> int:
         return sum(self.rows.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A layer or collective of one device of a stage: its place in the model and the user's line,
-    its seconds in a step, those of them that the device waits, and its bytes (a collective's are
-    received) and FLOPs."""
-
-    stage: int
-    what: str
-    where: str
-    at: str
-    count: int
-    time_s: float
-    exposed_s: float
-    bytes: int
-    flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +168,9 @@ class Report:
     def save_html(self, path: str | Path) -> None:
         """Writes the report with its timeline as one page, which needs no network. Raises
         UsageError if it cannot be written."""
-        columns = "what kind stage streams start_s end_s axes bytes flops at scope times".split()
-        flattened = flat(self.timeline.events)
-        rows = [[*(getattr(e, c) for c in columns), within] for e, within in flattened]
-        shown = {**self.data(), "columns": [*columns, "within"], "events": rows}
+        rows = [[*(getattr(e, c) for c in COLUMNS), within]
+                for e, within in flat(self.timeline.events)]  # fmt: skip
+        shown = {**self.data(), "columns": [*COLUMNS, "within"], "events": rows}
         page = (files(__package__) / "report.html").read_text()
         # "</" would end the script that holds the data
         text = json.dumps(shown, separators=(",", ":")).replace("</", "<\\/")
@@ -256,8 +237,8 @@ def report_of(
         budget_tokens,
         price_per_device_hour,
         memory,
-        tuple(_dearest(_layers(schedule, chip))),
-        tuple(_dearest(_communication(timeline))),
+        tuple(dearest(layers(schedule, chip))),
+        tuple(dearest(communication(timeline))),
         changes(schedule, machine, timeline, room),
     )
 
@@ -284,7 +265,7 @@ def _planned(
 
 
 def _weights(step: Any, args: Any, kwargs: Any) -> list[TensorType]:
-    trees = [dict(m.parameters()) for m in _modules((args, kwargs))]
+    trees: list[Mapping[str, Tensor]] = [m.parameters() for m in _modules((args, kwargs))]
     if isinstance(step, TrainingStep):
         with suppress(UsageError):  # it has none
             trees.append(step.parameters)
@@ -352,118 +333,3 @@ def _kind(t: TensorType) -> object:
 def _by_rows(m: Memory) -> int:
     """The bytes that grow with the rows of a batch."""
     return sum(m.rows.get(k, 0) for k in ("batch", "activations kept", "temporaries"))
-
-
-# -- the dearest ----------------------------------------------------------------------------------
-def _dearest(every: Iterable[Share]) -> list[Share]:
-    """The sums of `every` by stage, what, where and line; the longest first."""
-    found: dict[tuple[object, ...], Share] = {}
-    for s in every:
-        key = (s.stage, s.what, s.where, s.at)
-        old = found.get(key)
-        found[key] = s if old is None else replace(
-            s, count=s.count + old.count, time_s=s.time_s + old.time_s,
-            exposed_s=s.exposed_s + old.exposed_s, bytes=s.bytes + old.bytes,
-            flops=s.flops + old.flops,
-        )  # fmt: skip
-    return sorted(found.values(), key=lambda s: -s.time_s)[:MOST]
-
-
-def _layers(schedule: Schedule, chip: Chip) -> Iterator[Share]:
-    """The kernels of each stage, by the module of the model; those outside of modules by op."""
-    made: dict[Graph, list[Kernel]] = {}
-
-    def walk(s: Schedule, times: int, stage: int) -> Iterator[Share]:
-        for step in s.steps:
-            here = stage if step.mesh in (None, schedule.mesh) else step.stage
-            match step:
-                case Compute():
-                    mesh = step.graph.mesh or schedule.mesh
-                    devices = mesh.physical.size if mesh is not None else 1
-                    places = mesh.size // devices if mesh is not None else 1
-                    if step.graph not in made:
-                        made[step.graph] = kernels(step.graph, chip.part(devices))
-                    for k in made[step.graph]:
-                        n = k.times * times * places
-                        yield Share(here, k.scope or k.op, k.scope, k.at, n, n * k.time_s, 0.0,
-                                    n * k.moved_bytes, n * k.flops)  # fmt: skip
-                case Loop() | Region():
-                    more = step.times if isinstance(step, Loop) else 1
-                    yield from walk(step.body, times * more, here)
-                case Collective() | Send():
-                    pass
-                case _:
-                    assert_never(step)
-
-    yield from walk(schedule, 1, 0)
-
-
-def _communication(timeline: Timeline) -> Iterator[Share]:
-    """The collectives and sends of each stage, inside of loops and regions too."""
-
-    def walk(events: Iterable[Event], times: int, stage: int) -> Iterator[Share]:
-        rows = [*events]
-        exposed = waits(rows)
-        for e in rows:
-            if e.inside:
-                yield from walk(e.inside, times * e.times, stage)
-            elif not e.computes:
-                what = f"{e.what} {','.join(e.axes)}".strip()
-                yield Share(stage, what, e.scope, e.at, times, times * e.time_s,
-                            times * exposed.get(e, 0.0), times * e.bytes, 0)  # fmt: skip
-
-    for s in timeline.stages:
-        yield from walk((e for e in timeline.events if e.stage == s.stage), 1, s.stage)
-
-
-# -- the timeline as rows -------------------------------------------------------------------------
-def flat(events: Iterable[Event], most: int = MOST_EVENTS) -> list[tuple[Event, str]]:
-    """Returns `events` with those inside of loops and regions in their place, iteration by
-    iteration, each with the names of these, while there are at most `most`; further loops and
-    regions stay one event."""
-    rows = [*events]
-    left = most - len(rows)
-    out: list[tuple[Event, str]] = []
-
-    def size(e: Event) -> int:
-        return e.times * sum(map(size, e.inside)) if e.inside else 1
-
-    def put(e: Event, at_s: float, stage: int, within: str) -> None:
-        nonlocal left
-        if not e.inside or size(e) - 1 > left:
-            there = {"start_s": at_s + e.start_s, "end_s": at_s + e.end_s}
-            out.append((replace(e, stage=stage, inside=(), **there), within))
-            return
-        left -= size(e) - 1
-        each_s = e.time_s / e.times
-        for i in range(e.times):
-            name = f"{e.what} {i + 1} of {e.times}" if e.times > 1 else e.what
-            for x in e.inside:
-                at = at_s + e.start_s + i * each_s
-                put(x, at, stage, f"{within}, {name}" if within else name)
-
-    for e in rows:
-        put(e, 0.0, e.stage, "")
-    return out
-
-
-def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
-    """The events in the Chrome trace format: a process for each stage, a thread for each stream."""
-    rows = flat(timeline.events)
-    streams = [*dict.fromkeys(s for e, _ in rows for s in e.streams)]
-    out: list[dict[str, Any]] = []
-    for stage in timeline.stages:
-        named = [("process_name", 0, f"stage {stage.stage}")]
-        named += [("thread_name", i, stream) for i, stream in enumerate(streams)]
-        for kind, thread, name in named:
-            at = {"ph": "M", "pid": stage.stage, "tid": thread}
-            out.append({"name": kind, **at, "args": {"name": name}})
-    for e, within in rows:
-        for stream in e.streams:
-            out.append({
-                "name": e.what, "cat": e.kind, "ph": "X", "pid": e.stage,
-                "tid": streams.index(stream), "ts": e.start_s * 1e6, "dur": e.time_s * 1e6,
-                "args": {"in": within, "scope": e.scope, "line": e.at, "axes": ",".join(e.axes),
-                         "bytes": e.bytes, "flops": e.flops, "times": e.times},
-            })  # fmt: skip
-    return out

@@ -70,5 +70,8 @@ class Oracle:
     def is_array(self, value: object) -> bool:
         return False
 
+    def no_fused_attention(self, causal: bool, *types: TensorType) -> str:
+        return "there is no GPU"
+
     def opened(self, value: object) -> None:
         return None

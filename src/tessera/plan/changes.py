@@ -15,7 +15,7 @@ from ..core.dtypes import bf16, f32
 from ..core.errors import TesseraError
 from ..core.machine.chip import Chip
 from ..core.machine.machine import Machine
-from ..core.options import ScheduleOptions
+from ..core.options import ProgramOptions, ScheduleOptions
 from ..cost.flops import counted
 from ..ir.graph.node import Graph, Node, Scope, copied, input_node
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
@@ -79,8 +79,8 @@ def _others(schedule: Schedule, machine: Machine, now: Timeline, room: bool) -> 
     assert chip is not None
 
     def under(options: ScheduleOptions) -> float:
-        program = replace(schedule.graph, options=replace(schedule.options, schedule=options))
-        return simulate(plan(program), machine).step_s
+        chosen = replace(schedule.options, schedule=options)
+        return simulate(plan(_under(schedule.graph, chosen)), machine).step_s
 
     def on(other: Chip) -> float:
         return simulate(schedule, replace(machine, chip=other)).step_s
@@ -140,6 +140,11 @@ def _others(schedule: Schedule, machine: Machine, now: Timeline, room: bool) -> 
             "@schedule(reshard_after_forward=False): memory then holds the whole weights",
             lambda: under(replace(own, reshard_after_forward=False)),
         )
+
+
+def _under(graph: Graph, options: ProgramOptions) -> Graph:
+    made = graph.rewrite(None, lambda body: _under(body, options))
+    return replace(made, options=options)
 
 
 def _faster(machine: Machine, at: int) -> Machine:

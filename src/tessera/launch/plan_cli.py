@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,14 +21,18 @@ from ..core.errors import TesseraError, UsageError
 from ..core.machine.machine import Machine
 from ..train.cli import one_line
 
+if TYPE_CHECKING:
+    from ..plan.reports import Report
+
 PRESET = "a .yaml file, dgx_h100:1024 or h100x1024"
 
 
-class _Found(BaseException):
-    """Ends the script at the call of its step; no handler of exceptions in it catches this."""
+class _Done(BaseException):
+    """Ends the script at the call of its step, with the report or an error; no handler of
+    exceptions in the script catches this."""
 
-    def __init__(self, step: Any, args: Any, kwargs: Any) -> None:
-        self.step, self.args_of_step, self.kwargs = step, args, kwargs
+    def __init__(self, outcome: Report | TesseraError) -> None:
+        self.outcome = outcome
 
 
 def plan(
@@ -61,10 +66,10 @@ def plan(
         if not cluster:
             raise UsageError("plan: no cluster is named", fix=f"--cluster with {PRESET}", at="")
         machine = cluster_of(cluster)
-        found = _step(script, arguments or [], step, machine)
-        report = report_of(
-            found.step, found.args_of_step, found.kwargs, machine, step_tokens, tokens, price
-        )
+        report = _reported(
+            script, arguments or [], step, machine,
+            lambda fn, a, k: report_of(fn, a, k, machine, step_tokens, tokens, price),
+        )  # fmt: skip
         typer.echo(report.text)
         for path, save in ((html, report.save_html), (json, report.save_json),
                            (trace, report.save_trace)):  # fmt: skip
@@ -76,27 +81,37 @@ def plan(
         raise typer.Exit(2) from None
 
 
-def _step(script: str, arguments: list[str], name: str, machine: Machine) -> _Found:
+def _reported(
+    script: str,
+    arguments: list[str],
+    name: str,
+    machine: Machine,
+    make: Callable[[Any, Any, Any], Report],
+) -> Report:
     """Runs the script until it calls a compiled function or training step (of this `name`), and
-    returns that call. Raises UsageError if it ends before."""
+    returns what `make` makes of that call. Raises UsageError if it ends before."""
     from ..plan.machines import as_machine
 
     others: dict[str, None] = {}
 
     def called(fn: Any, args: Any, kwargs: Any) -> Any:
         own = getattr(fn, "__name__", "")
-        if name in ("", own):
-            raise _Found(fn, args, kwargs)
-        others[own] = None
         with replaced(called=None):
-            mesh = fn.plan(*args, **kwargs).mesh
-            if mesh is None:
-                return fn(*args, **kwargs)
-        raise UsageError(
-            f"plan: {own} is called before {name}, on the mesh {mesh.text()}, and does not run",
-            fix=f"--step {own}, or call {name} first",
-            at="",
-        )
+            try:
+                if name in ("", own):
+                    raise _Done(make(fn, args, kwargs))
+                others[own] = None
+                mesh = fn.plan(*args, **kwargs).mesh
+                if mesh is not None:
+                    raise UsageError(
+                        f"plan: {own} is called before {name}, on the mesh {mesh.text()}, and does"
+                        " not run",
+                        fix=f"--step {own}, or call {name} first",
+                        at="",
+                    )
+            except TesseraError as error:
+                raise _Done(error) from None
+            return fn(*args, **kwargs)
 
     before = sys.argv, [*sys.path]
     sys.argv = [script, *arguments]
@@ -104,8 +119,10 @@ def _step(script: str, arguments: list[str], name: str, machine: Machine) -> _Fo
     try:
         with as_machine(machine), replaced(called=called):
             runpy.run_path(script, run_name="__main__")
-    except _Found as found:
-        return found
+    except _Done as done:
+        if isinstance(done.outcome, TesseraError):
+            raise done.outcome from None
+        return done.outcome
     except SystemExit as end:
         if end.code not in (None, 0):
             raise UsageError(

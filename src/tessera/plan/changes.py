@@ -1,4 +1,4 @@
-"""What to change for a faster step: each change is simulated, and has its gain.
+"""Changes that make a step faster, each simulated, with its gain.
 
 A change is simulated on the same schedule with other inputs (work that is left out, blocks of
 another dtype, a machine with other rates), or on the schedule that other options make of the same

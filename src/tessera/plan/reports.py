@@ -120,7 +120,7 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage's peak is within its limit."""
+        """Returns whether every stage's peak is within its limit."""
         return all(m.peak <= m.limit for m in self.memory)
 
     @property
@@ -307,7 +307,7 @@ def _memory(schedule: Schedule, weights: list[TensorType], chip: Chip) -> Iterat
         return [
             x for t in types for x in (
                 [t] if t.mesh in meshes[1:] else
-                [t.on(m) for m in meshes if {*t.split_axes} <= {*m.axes}] or [t]
+                [t, *(t.on(m) for m in meshes if m != t.mesh and {*t.split_axes} <= {*m.axes})]
             )
         ]  # fmt: skip
 
@@ -326,7 +326,7 @@ def _memory(schedule: Schedule, weights: list[TensorType], chip: Chip) -> Iterat
 
 
 def _kind(t: TensorType) -> object:
-    """What types on several stages share."""
+    """The part of a type that is the same on every stage."""
     return t.dtype, t.dims
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from .errors import BackendError, DeviceLostError
 
@@ -73,7 +74,33 @@ def platform() -> str:
     >>> platform()
     'cpu'
     """
+    if _planned:
+        return _planned[-1]
     return _providers[0][2]() if _providers else "cpu"
+
+
+_planned: list[str] = []
+
+
+@contextmanager
+def recorded_for(kind: str) -> Iterator[None]:
+    """Lets functions that are planned inside be recorded as for devices of this kind, which need
+    not be there: with the sizes of blocks and the kernels of that kind. Nothing is called inside.
+
+    >>> with recorded_for("gpu"):
+    ...     platform()
+    'gpu'
+    """
+    _planned.append(kind)
+    try:
+        yield
+    finally:
+        _planned.pop()
+
+
+def planned_kind() -> str:
+    """Returns the kind of devices of `recorded_for`; "" outside of it."""
+    return _planned[-1] if _planned else ""
 
 
 def process_count() -> int:

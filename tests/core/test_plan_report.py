@@ -13,7 +13,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, optim, pipeline
-from tessera.core.devices import as_if, device_count, platform
+from tessera.core.devices import device_count, platform, recorded_for
 from tessera.core.layout import parse_type
 from tessera.core.machine.chip import Chip, Products
 from tessera.core.machine.machine import Machine
@@ -245,6 +245,6 @@ def test_clusters() -> None:
         report(3, cluster=TOY)
     with pytest.raises(ts.UsageError, match="tokens cannot be 0"):
         made(tokens=0)
-    with as_if(77, "gpu"):
+    with recorded_for("gpu", 77):
         assert (device_count(), platform()) == (77, "gpu")
     assert platform() == "cpu"

@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, optim, pipeline
+from tessera.core.devices import recorded_for
 from tessera.core.layout import parse_type
 from tessera.core.machine.chip import CHIPS, Chip, Products
 from tessera.core.machine.cluster_yaml import read, write
@@ -319,3 +320,16 @@ def test_a_device_computes_its_block() -> None:
     assert found.flops == 2 * 400 * 64 * 100
     assert found.time_s == pytest.approx(found.flops / 1e12)
     assert found.dtype == "f32" and found.kernels == 1
+
+
+def test_a_plan_for_gpus_is_recorded_for_them() -> None:
+    """A GPU's attention is a kernel of its library, and not blocks for a CPU's cache."""
+
+    def ops(kind: str) -> set[str]:
+        q = ts.zeros((1, 2, 256, 64), ts.bf16)
+        with recorded_for(kind):
+            s = ts.jit(lambda q: nn.flash_attention(q, q, q, causal=True)).plan(q)
+        return {n.op for n in s.graph.nodes}
+
+    assert "attention" in ops("gpu")
+    assert "attention" not in ops("cpu")

@@ -8,17 +8,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ..core.devices import as_if
+from ..core.devices import recorded_for
 from ..core.errors import MeshError
 from ..core.machine.chip import CHIPS
 from ..core.machine.load import load
 from ..core.machine.machine import Machine
 from ..core.machine.presets import PRESETS
-from ..lang.value.engine import engine
 
 
 def machine_from_file(path: str | Path) -> Machine:
@@ -63,10 +61,8 @@ def cluster_of(source: Machine | str | Path, devices: int = 0) -> Machine:
     return machine
 
 
-@contextmanager
-def as_machine(machine: Machine) -> Iterator[None]:
+def as_machine(machine: Machine) -> AbstractContextManager[None]:
     """A context in which programs are recorded as on `machine`: for its number and kind of
     devices."""
-    engine()  # it names its own devices when it is loaded
-    with as_if(machine.size, "cpu" if machine.chip and machine.chip.shared else "gpu"):
-        yield
+    shared = machine.chip is not None and machine.chip.shared
+    return recorded_for("cpu" if shared else "gpu", machine.size)

@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-all check-gpu-aot docs fmt lint test test-all test-core coverage bench \
+.PHONY: help demo check check-all check-gpu-aot check-browser docs fmt lint test test-all test-core coverage bench \
   prove soak torture clean
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make check      format, lint, types, import contracts, the tests that are not long"
 	@echo "make check-all  the same with the site and the long tests: what CI runs"
 	@echo "make check-gpu-aot  compiles steps for 1 and 8 H100 and H200, which need not be there (480 MB)"
+	@echo "make check-browser  the page of a report in headless Chromium (installs Debian's, as root)"
 	@echo "make docs       site/: these pages, with search and a reference of every public name"
 	@echo "make test-core  the tests that need no jax"
 	@echo "make bench      measure against plain JAX (and PyTorch where installed)"
@@ -93,6 +94,13 @@ $(GPU_AOT)/.ready: pyproject.toml | $(READY)
 
 check-gpu-aot: $(GPU_AOT)/.ready
 	JAX_PLATFORMS=cpu PYTHONPATH=$(GPU_AOT):$(PYTHONPATH) $(BIN)/python -m pytest -q tests/gpu_aot
+
+# The first browser of tests/browser/devtools.py that is there, or Debian's.
+check-browser: $(READY)
+	@for b in chromium-headless-shell chromium chromium-browser google-chrome; do \
+	  command -v $$b >/dev/null && exit 0; done; \
+	apt-get update -qq && apt-get install -y -qq chromium-headless-shell fonts-dejavu-core
+	$(BIN)/python -m pytest -q tests/browser
 
 coverage: $(READY)
 	$(CORE) --long --cov --cov-report=

@@ -27,6 +27,7 @@ FACES = {
     "graph": "Recorded programs.",
     "schedule": "What runs, step by step.",
     "pipeline": "Stages, microbatches and who runs what when.",
+    "plan": "What a step costs on a cluster, before it runs.",
     "mesh": "The mesh in force.",
     "distributed": "Processes, and collectives by the names of PyTorch.",
     "data": "Loaders of tokens.",

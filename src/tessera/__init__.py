@@ -69,7 +69,7 @@ from .lang.value.tensor import Tensor
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, debug, distributed, elastic, kernel, pipeline, schedule
+    from . import checkpoint, data, debug, distributed, elastic, kernel, pipeline, plan, schedule
     from .core.mesh import Mesh
     from .lang.jit.tuner import tune
     from .lang.value.engine import Engine
@@ -84,9 +84,9 @@ __all__ = [
     "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
     "from_jax", "function", "grad", "graph", "int8", "int32", "jit", "jvp", "kernel", "linalg",
-    "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "random",
-    "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor", "tune",
-    "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
+    "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
+    "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
+    "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 
@@ -142,7 +142,8 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 
 
 _LATE = (
-    "checkpoint", "data", "debug", "distributed", "elastic", "kernel", "pipeline", "schedule",
+    "checkpoint", "data", "debug", "distributed", "elastic", "kernel", "pipeline", "plan",
+    "schedule",
     "lang.jit.tuner:tune",
 )  # fmt: skip
 __getattr__ = public("ts", globals(), late=_LATE)

@@ -242,7 +242,7 @@ GOOD_CLUSTERS = {
     ),
 }  # fmt: skip
 
-KEYS = "name, device, levels, hosts, cards, express, add_gb_per_s, sources, notes"
+KEYS = "name, device, levels, hosts, cards, express, add_gb_per_s, sources, notes, chip"
 BAD_CLUSTERS = {
     "empty": ("", [(1, "it is empty; give name and levels")]),
     "a list": ("- 1\n", [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tessera as ts
 from tessera.core import devices
+from tessera.core.layout import parse_type
 from tessera.core.machine.share import mesh_ranks
 from tessera.core.machine.visible import visible_count
 from tests.core.option_rows import row
@@ -31,3 +32,15 @@ def ranks_of_mesh(**variables: str) -> object:
 row("environment of ranks", ranks_of_mesh, {}, TESSERA_MESHES="0.0,1.0")
 row("environment of visible devices", lambda **k: visible_count(8, k), {},
     TESSERA_VISIBLE_DEVICES="0,1")  # fmt: skip
+
+
+def plan_report(**how: object) -> object:
+    """The numbers of a report of a sum over eight devices."""
+    mesh = ts.dist.Mesh(("dp",), devices=8)
+    x = parse_type("f32[8@dp, 64]", mesh)
+    return ts.plan.report(lambda x: ts.sum(x), x, cluster="h100x8", **how).data()
+
+
+row("tessera.plan.report", plan_report,
+    {"tokens": 8, "budget_tokens": 1e9, "price_per_device_hour": 2.0},
+    tokens=16, budget_tokens=1e6, price_per_device_hour=1.0)  # fmt: skip

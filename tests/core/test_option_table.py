@@ -32,7 +32,7 @@ for more in ("programs", "models", "machines", "graphs", "dist", "data"):
 MODULES = (
     "tessera", "tessera.dist", "tessera.nn", "tessera.op", "tessera.pipeline", "tessera.schedule",
     "tessera.graph", "tessera.kernel", "tessera.mesh", "tessera.debug", "tessera.distributed",
-    "tessera.data", "tessera.optim", "tessera.checkpoint", "tessera.elastic",
+    "tessera.data", "tessera.optim", "tessera.checkpoint", "tessera.elastic", "tessera.plan",
     "tessera.lang.autodiff.linalg", "tessera.lang.math.random",
 )  # fmt: skip
 METHODS = (FunctionType, classmethod, staticmethod)

@@ -15,7 +15,7 @@ A new thread starts from the defaults; an asyncio task inherits from the task th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -40,7 +40,8 @@ class Settings:
     level of determinism. `reduce_dtype`: the dtype in which sums of gradients are sent (None: their
     own). `no_grad`: results are constants to gradients. `op_by_op`: a compiled function runs op by
     op for gradients. `program`: the options of programs recorded here. `tune_limit_s`: compiled
-    functions are tuned, each in at most so many seconds.
+    functions are tuned, each in at most so many seconds. `called` is called in place of a compiled
+    function, with the function and its arguments.
     """
 
     mesh: Mesh | None = None
@@ -53,6 +54,7 @@ class Settings:
     op_by_op: bool = False
     program: ProgramOptions = PLAIN
     tune_limit_s: float | None = field(default=None, compare=False)
+    called: Callable[[Any, Any, Any], Any] | None = field(default=None, compare=False)
 
 
 class Changes(TypedDict, total=False):
@@ -70,6 +72,7 @@ class Changes(TypedDict, total=False):
     comm_trace: bool
     schedule: ScheduleOptions
     tune_limit_s: float | None
+    called: Callable[[Any, Any, Any], Any] | None
     executor: str
     determinism: str
     order: str

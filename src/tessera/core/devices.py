@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from .errors import BackendError, DeviceLostError
 
@@ -23,6 +24,8 @@ def set_device_provider(
 def device_count() -> int:
     """Returns the number of devices of this program. Raises `BackendError` if no engine is
     loaded."""
+    if _planned and _planned[-1][1]:
+        return _planned[-1][1]
     if not _providers:
         raise BackendError(
             "device_count: no engine is loaded, so there are no devices to count",
@@ -73,7 +76,34 @@ def platform() -> str:
     >>> platform()
     'cpu'
     """
+    if _planned:
+        return _planned[-1][0]
     return _providers[0][2]() if _providers else "cpu"
+
+
+_planned: list[tuple[str, int]] = []
+
+
+@contextmanager
+def recorded_for(kind: str, devices: int = 0) -> Iterator[None]:
+    """Lets functions that are planned inside be recorded as for devices of this kind, which need
+    not be there: with the sizes of blocks and the kernels of that kind. Nothing is called inside.
+    `devices` is their number; 0: as many as there are.
+
+    >>> with recorded_for("gpu", 1024):
+    ...     platform(), device_count()
+    ('gpu', 1024)
+    """
+    _planned.append((kind, devices))
+    try:
+        yield
+    finally:
+        _planned.pop()
+
+
+def planned_kind() -> str:
+    """Returns the kind of devices of `recorded_for`; "" outside of it."""
+    return _planned[-1][0] if _planned else ""
 
 
 def process_count() -> int:

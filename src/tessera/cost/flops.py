@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from ..core.layout import Factor, TensorType
 from ..ir.graph.node import Graph, Node
@@ -37,13 +38,15 @@ def counted(graph: Graph, of: Callable[[Node], int]) -> int:
 def device_flops(graph: Graph) -> int:
     """Returns the floating-point operations of one device in one run; replicated work counts on
     each device."""
-    return counted(graph, _on_a_device)
+    return counted(graph, on_a_device)
 
 
-def _on_a_device(n: Node) -> int:
+def on_a_device(n: Node) -> int:
+    """Returns the floating-point operations of one device in `n`."""
     return n.kind.flops(tuple(map(_block, n.ins)), tuple(map(_block, n.types)), n.attrs)
 
 
+@lru_cache(maxsize=4096)
 def _block(t: TensorType) -> TensorType:
     """Returns the block of `t` on one device, as the type of a whole tensor."""
     return TensorType(t.dtype, ((Factor(size),) for size in t.local_shape))

@@ -20,9 +20,11 @@ from ..observe.flight import load_dump, render_dump
 from ..train.cli import one_line
 from . import commands
 from . import run as launcher
+from .calibrate_cli import calibrate
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
 from .mesh_cli import mesh
+from .plan_cli import plan
 from .tune_cli import tune
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -64,6 +66,8 @@ def flight(
 
 app.command(context_settings=launcher.CONTEXT)(launcher.run)
 app.command()(doctor)
+app.command()(calibrate)
+app.command()(plan)
 app.command(context_settings=launcher.CONTEXT)(tune)
 
 

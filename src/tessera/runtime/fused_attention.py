@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core.devices import planned_kind
 from ..core.dtypes import DType
 from .devices import DESCRIBED, platform, start
 
@@ -30,6 +31,9 @@ def attention_grad(
 
 def why_not(causal: bool, dtype: DType, *shapes: Shape) -> str:
     """Returns why the kernel cannot take q, k and v of these shapes; "" if it can."""
+    if planned_kind() == "gpu":  # no library is here to ask; its documented limits
+        fits = dtype.bytes == 2 and all(s[-1] <= 128 and s[-1] % 8 == 0 for s in shapes)
+        return "" if fits else "it takes 16-bit floats and heads of up to 128"
     kind = platform()
     if kind != "gpu":
         return f"it runs on a GPU, not on a {kind}"

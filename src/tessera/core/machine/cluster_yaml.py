@@ -13,10 +13,11 @@ import math
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ..checks import shown
+from ..dtypes import ALL
 from ..errors import TesseraError
 from ..mesh_input import times
 from ..topology import Level, Link, Topology, Wiring
@@ -32,6 +33,7 @@ from ..value_checks import (
     whole_numbers,
 )
 from ..wording import nearest
+from .chip import CHIPS, Chip, Products
 from .faults import Faults
 from .machine import MOST_DEVICES, Machine
 from .presets import LINKS
@@ -63,6 +65,10 @@ KEYS: dict[str, Kind] = {
     "add_gb_per_s": POSITIVE,
     "sources": ("a list of strings", lambda x: is_list(x, is_string)),
     "notes": ("a list of strings", lambda x: is_list(x, is_string)),
+    "chip": (
+        f"a mapping, or one of {', '.join(CHIPS)}",
+        lambda x: isinstance(x, dict) or (is_string(x) and x in CHIPS),
+    ),
 }
 LEVEL_KEYS: dict[str, Kind] = {
     "axis": IDENTIFIER,
@@ -75,10 +81,35 @@ LEVEL_KEYS: dict[str, Kind] = {
 }
 """The keys of a file and of a level, with the kind of each value. A described link (LINKS) needs no
 figures; gb_per_s is one direction."""
+CHIP_KEYS: dict[str, Kind] = {
+    "name": STRING,
+    "products": ("a list of rates", lambda x: isinstance(x, list) and len(x) > 0),
+    "memory_gb": POSITIVE,
+    "memory_gb_per_s": POSITIVE,
+    "memory_efficiency": numbers(above=0, most=1),
+    "gops": POSITIVE,
+    "kernel_us": numbers(least=0, below=math.inf),
+    "program_us": numbers(least=0, below=math.inf),
+    "shared": FLAG,
+}
+PRODUCTS_KEYS: dict[str, Kind] = {
+    "dtype": choices(*(d.name for d in ALL)),
+    "peak_gflops": POSITIVE,
+    "most": numbers(above=0, most=1),
+    "area": numbers(least=0, below=math.inf),
+    "depth": numbers(least=0, below=math.inf),
+}
+"""The keys of a chip and of its rates of products, with the kind of each value."""
 UNITS = {
     "gb_per_s": "gigabytes a second, in one direction",
     "latency_us": "microseconds",
     "add_gb_per_s": "gigabytes a second",
+    "memory_gb": "gigabytes",
+    "memory_gb_per_s": "gigabytes a second",
+    "gops": "billions of elementwise operations a second",
+    "kernel_us": "microseconds",
+    "program_us": "microseconds",
+    "peak_gflops": "billions of floating-point operations a second",
 }
 
 
@@ -99,9 +130,49 @@ def read(text: str, where: str = "cluster") -> Machine:
     levels = [
         _level(root.inside["levels"].inside[i], faults) for i in range(len(given.get("levels", ())))
     ]
+    chip = _chip(root.inside["chip"], faults) if "chip" in given else None
     if not faults.messages:
-        return _machine(root, given, levels, faults)
+        return replace(_machine(root, given, levels, faults), chip=chip)
     raise faults.error()
+
+
+def _chip(at: Spotted, faults: Faults) -> Chip | None:
+    """Returns the chip of the key `chip`: one that is described, or one with its own figures. None
+    if it has a fault."""
+    if isinstance(at.value, str):
+        return CHIPS[at.value]
+    before = len(faults.messages)
+    values = _checked(at, CHIP_KEYS, ("products", "memory_gb", "memory_gb_per_s"), faults, "a chip")
+    rates = [
+        _checked(one, PRODUCTS_KEYS, ("dtype", "peak_gflops"), faults, "a rate of products")
+        for one in (at.inside["products"].inside.values() if "products" in values else ())
+    ]
+    if len(faults.messages) > before:
+        return None
+    own = {k: values[k] for k in ("memory_efficiency", "shared") if k in values}
+    return Chip(
+        values.get("name", "chip"),
+        tuple(
+            Products(
+                r["dtype"],
+                _scaled(r["peak_gflops"], 9),
+                *(float(r.get(k, d)) for k, d in (("most", 1), ("area", 0), ("depth", 0))),
+            )
+            for r in rates
+        ),
+        _scaled(values["memory_gb"], 9),
+        _scaled(values["memory_gb_per_s"], 9),
+        ops_per_s=_scaled(values.get("gops", math.inf), 9),
+        kernel_s=_scaled(values.get("kernel_us", 0), -6),
+        program_s=_scaled(values.get("program_us", 0), -6),
+        **own,
+    )
+
+
+def _scaled(x: float, power: int) -> float:
+    """Returns `x` times a power of ten, rounded so that a file that is written and read back gives
+    an equal machine."""
+    return float(f"{x * 10.0**power:.12g}")
 
 
 def _machine(root: Spotted, values: dict[str, Any], levels: list[Any], faults: Faults) -> Machine:
@@ -280,7 +351,34 @@ def write(machine: Machine) -> str:
     for key in ("sources", "notes"):
         if found := getattr(machine, key):
             rows[key] = list(found)
+    if machine.chip is not None:
+        rows["chip"] = _chip_rows(machine.chip)
     plain = all(map(str.isprintable, (machine.device, *machine.sources, *machine.notes)))
     style: Any = {"sort_keys": False, "default_flow_style": None, "allow_unicode": plain}
     head, body = (yaml.safe_dump(part, width=95, **style) for part in (rows, levels))
     return f"{head}levels:\n{textwrap.indent(body, '  ')}"
+
+
+def _chip_rows(chip: Chip) -> Any:
+    """Returns the value of the key `chip`: the name of a described chip, or its figures."""
+    if CHIPS.get(chip.name) == chip:
+        return chip.name
+    rows: dict[str, Any] = {
+        "name": chip.name,
+        "memory_gb": _scaled(chip.memory_bytes, -9),
+        "memory_gb_per_s": _scaled(chip.memory_bytes_per_s, -9),
+        "memory_efficiency": chip.memory_efficiency,
+        "kernel_us": _scaled(chip.kernel_s, 6),
+        "program_us": _scaled(chip.program_s, 6),
+        "shared": chip.shared,
+    }
+    if math.isfinite(chip.ops_per_s):
+        rows["gops"] = _scaled(chip.ops_per_s, -9)
+    rows["products"] = [
+        {
+            "dtype": p.dtype, "peak_gflops": _scaled(p.peak_flops_per_s, -9), "most": p.most,
+            "area": p.area, "depth": p.depth,
+        }
+        for p in chip.products
+    ]  # fmt: skip
+    return rows

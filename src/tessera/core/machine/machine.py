@@ -22,6 +22,7 @@ from ..errors import MeshError
 from ..mesh import Mesh
 from ..mesh_input import Shape, checked_axes, times
 from ..topology import Level, Topology
+from .chip import Chip
 
 # Each device takes memory here; a larger number in a file is taken as a mistake.
 MOST_DEVICES = 2**20
@@ -35,6 +36,7 @@ class Machine:
     - `cards`: the devices behind each id of `TT_VISIBLE_DEVICES`; empty if an id is a device.
     - `express`: pairs of devices of a mesh (of each) with an extra wire; drawn, and not priced.
     - `sources`: sources of the figures. `notes`: facts that the figures leave out.
+    - `chip`: the rates of a device; None if nothing is known about them.
     """
 
     device: str
@@ -45,6 +47,7 @@ class Machine:
     express: tuple[tuple[int, int], ...] = ()
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    chip: Chip | None = None
 
     def __post_init__(self) -> None:
         instance("Machine", "topology", self.topology, Topology, "give a Topology", MeshError)

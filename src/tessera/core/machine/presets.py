@@ -14,6 +14,7 @@ from __future__ import annotations
 from ..errors import MeshError
 from ..topology import CLUSTERS, Link
 from ..wording import nearest
+from .chip import CHIPS
 from .machine import Machine
 
 _GUIDE = "Programming Mesh of Devices with TT-NN, 2.1: 200 Gb/s a link, both directions together"
@@ -39,7 +40,8 @@ def _wormhole(name: str, note: str) -> Machine:
 def _gpus(name: str, device: str, source: str, hosts: int | None = None) -> Machine:
     t = CLUSTERS[name]
     cut = (t.shape[0], 1 if hosts is None else hosts)
-    return Machine(device, t, ("node", "gpu"), cut, (), (), (source, _NCCL))
+    chip = next(c for key, c in CHIPS.items() if key.upper() in device)
+    return Machine(device, t, ("node", "gpu"), cut, (), (), (source, _NCCL), chip=chip)
 
 
 def _tpus(name: str, device: str, source: str) -> Machine:

@@ -178,7 +178,10 @@ class Jit(Generic[P, R]):
     @whole
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         handle_waiting()
-        run = self.fn if settings().op_by_op or current_trace() is not EAGER else self._run
+        now = settings()
+        run = self.fn if now.op_by_op or current_trace() is not EAGER else self._run
+        if now.called is not None and run is not self.fn:
+            return now.called(self, args, kwargs)  # type: ignore[no-any-return]
         with self.in_force():
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
 

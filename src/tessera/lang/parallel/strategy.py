@@ -337,7 +337,7 @@ def place(
             x = _laid(x, want)
             x = Box.holding(x) if isinstance(given, Box) else x
         of_host = x._recipe is not None and x._recipe.of_host
-        if kind == "batch" and of_host and current() is None:
+        if kind == "batch" and of_host and current() is None and settings().called is None:
             x.stored  # noqa: B018  # starts the transfer while the devices compute
         if type(x) is Parameter or given.home is not None:
             done[id(given)] = given, x

@@ -1,0 +1,166 @@
+"""Time of a compute step on one device: its graph as the compiler's kernels, each with its cost.
+
+A kernel fills one buffer of the memory plan (cost/liveness.py), and computes the values that are
+fused into it. A product takes the time of its operations at the chip's efficiency for its size, or
+that of its bytes; every other kernel takes the time of its bytes, or of its elementwise operations.
+Each kernel adds a launch.
+
+>>> from tessera.core.layout import parse_type
+>>> from tessera.core.machine.chip import CHIPS
+>>> from tessera.ir.graph.build import Builder
+>>> b = Builder("mlp")
+>>> x, w = (b.input(parse_type(t)) for t in ("bf16[4096, 4096]", "bf16[4096, 4096]"))
+>>> graph = b.graph([b("tanh", b("contract", x, w, index="a b, b c -> a c"))])
+>>> for k in kernels(graph, CHIPS["h100"]):
+...     print(k.op, k.flops, k.moved_bytes, f"{k.time_s * 1e6:.0f} µs")
+contract 137438953472 100663296 181 µs
+tanh 16777216 67108864 29 µs
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..core.layout import TensorType
+from ..core.machine.chip import Chip
+from ..ir.graph.node import Graph, Node
+from ..ir.tile.cost import cost
+from ..ir.tile.node import on_block
+from ..ops.control import iterations
+from .flops import on_a_device
+from .liveness import buffered
+from .program import Program, of_graph
+
+# Operations of an elementwise function such as exp or tanh, in units of an addition: a GPU's
+# special functions have an eighth of the rate of additions (CUDA's table of instruction rates).
+EXPENSIVE = 8
+# A kernel with at least as many operations for each element of its operands and results is priced
+# as a product.
+DENSE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel of a compiled program on one device: the op that names it, its operations, the bytes
+    that it reads and writes, and its seconds; it runs `times` in the program. `dtype` is that of a
+    product's operands, and "" of other kernels."""
+
+    op: str
+    flops: int
+    moved_bytes: int
+    time_s: float
+    times: int = 1
+    at: str = ""
+    scope: str = ""
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The sums over the kernels of a graph, on one device; `dtype` is that of most operations in
+    products, "" without products."""
+
+    time_s: float
+    flops: int
+    moved_bytes: int
+    kernels: int
+    dtype: str
+
+
+def step_time(graph: Graph, chip: Chip) -> StepTime:
+    """Returns the time of one run of `graph` on `chip`, with its operations and bytes."""
+    found = kernels(graph, chip)
+    products: Counter[str] = Counter()
+    for k in found:
+        products[k.dtype] += k.flops * k.times if k.dtype else 0
+    return StepTime(
+        sum(k.time_s * k.times for k in found),
+        sum(k.flops * k.times for k in found),
+        sum(k.moved_bytes * k.times for k in found),
+        sum(k.times for k in found),
+        max(products, key=products.__getitem__, default=""),
+    )
+
+
+def kernels(graph: Graph, chip: Chip) -> list[Kernel]:
+    """Returns the kernels of `graph` in order, those of the bodies of loops included."""
+    program = of_graph(graph)
+    held = buffered(program, gpu=not chip.shared)
+    buffers = {*held, *program.inputs}
+    return [k for n in held for k in _kernels(n, program, buffers, chip)]
+
+
+def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Iterator[Kernel]:
+    """Yields the kernel of `n`, or those of the body of a loop, or of the longer branch."""
+    bodies = [v for v in n.attrs.values() if isinstance(v, Graph)]
+    if bodies:
+        each = [kernels(body, chip) for body in bodies]
+        longest = max(each, key=lambda ks: sum(k.time_s * k.times for k in ks))
+        times = iterations(n.attrs["length"]) if "length" in n.attrs else 1
+        yield from (replace(k, times=k.times * times) for k in longest)
+        return
+    fused, read = _fused(n, program, buffers)
+    moved = read + sum(t.local_bytes for t in n.types)
+    if not moved or not any(t.size for t in n.types):
+        return
+    flops = on_a_device(n)
+    if "kernel" in n.attrs:
+        c = cost(on_block(n.attrs["kernel"], [a.type.local_shape for a in n.args]))
+        flops, moved = c.flops, c.loaded_bytes + c.stored_bytes
+    elements = sum(map(_size, n.types))
+    largest = max([elements, *(_size(a.type) for a in n.args)])
+    dense = n.kind.memory in ("product", "conv") or "kernel" in n.attrs or flops > DENSE * largest
+    work = [(on_a_device(x), _is_slow(x)) for x in fused]
+    ops = sum(x * (EXPENSIVE if slow else 1) for x, slow in work)
+    if not dense:
+        ops += flops * (EXPENSIVE if _is_slow(n) else 1)
+    dtype = ""
+    time_s = max(chip.memory_s(moved), ops / chip.ops_per_s)
+    if dense and flops:
+        depth = max(1, flops // (2 * elements))
+        dtype = n.args[0].type.dtype.name
+        time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
+    total = flops + sum(x for x, _ in work)
+    yield Kernel(n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype)
+
+
+def _fused(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], int]:
+    """Returns (the nodes that the kernel of `n` computes besides `n`, the bytes that it reads).
+
+    Of a buffer of which only a part is read, such as a slice, as many elements count as the
+    smallest value on the way has.
+    """
+    read: dict[Node, int] = {}
+    seen: dict[Node, int] = {}
+    fused: dict[Node, None] = {}
+    todo = [(a, _most(n)) for a in program.args[n]]
+    while todo:
+        a, most = todo.pop()
+        most = min(most, sum(map(_size, a.types)))
+        if seen.get(a, -1) >= most:
+            continue
+        seen[a] = most
+        if a in buffers:
+            read[a] = most * a.type.dtype.bytes
+        else:
+            fused[a] = None
+            todo += [(x, min(most, _most(a))) for x in program.args.get(a, ())]
+    return list(fused), sum(read.values())
+
+
+def _most(n: Node) -> int:
+    """Returns the most elements of an argument that `n` reads: those of its result if each element
+    comes from one of each argument."""
+    return sum(map(_size, n.types)) if n.kind.elements else 1 << 62
+
+
+def _is_slow(n: Node) -> bool:
+    """Returns whether an element of the result takes several operations."""
+    return n.kind.memory == "expensive" and n.kind.elements == "computed"
+
+
+def _size(t: TensorType) -> int:
+    return math.prod(t.local_shape)

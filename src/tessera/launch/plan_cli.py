@@ -1,0 +1,143 @@
+"""`tessera plan`: the report of a script's training step on a cluster that need not be there.
+
+>>> from typer.testing import CliRunner
+>>> from .cli import app
+>>> print(CliRunner().invoke(app, ["plan", "absent.py", "--cluster", "h100x1024"]).output)
+plan: 'absent.py' does not exist (name a Python file)
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..core.context import replaced
+from ..core.errors import TesseraError, UsageError
+from ..core.machine.machine import Machine
+from ..train.cli import one_line
+
+if TYPE_CHECKING:
+    from ..plan.reports import Report
+
+PRESET = "a .yaml file, dgx_h100:1024 or h100x1024"
+
+
+class _Done(BaseException):
+    """Ends the script at the call of its step, with the report or an error; no handler of
+    exceptions in the script catches this."""
+
+    def __init__(self, outcome: Report | TesseraError) -> None:
+        self.outcome = outcome
+
+
+def plan(
+    script: Annotated[str, typer.Argument(help="A Python script.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="-- ARGS")
+    ] = None,
+    cluster: Annotated[str, typer.Option(help=f"The machine: {PRESET}.")] = "",
+    step: Annotated[str, typer.Option(help="The step's name (the first compiled call).")] = "",
+    tokens: Annotated[
+        float | None, typer.Option(help="The tokens of the whole training, such as 15e12.")
+    ] = None,
+    step_tokens: Annotated[
+        int | None, typer.Option(help="The tokens of a step, if its ids do not tell.", min=1)
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="The price of a device for an hour.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Writes the report as a page.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Writes it as JSON.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Writes the timeline for Perfetto.")] = None,
+) -> None:
+    """Runs a script up to its first compiled step, and reports what that costs on a cluster.
+
+    The step is planned and simulated; it does not run, and no device of the cluster is needed.
+    """
+    from ..plan.machines import cluster_of
+    from ..plan.reports import report_of
+
+    try:
+        if not Path(script).is_file():
+            raise UsageError(f"plan: {script!r} does not exist", fix="name a Python file", at="")
+        if not cluster:
+            raise UsageError("plan: no cluster is named", fix=f"--cluster with {PRESET}", at="")
+        machine = cluster_of(cluster)
+        report = _reported(
+            script, arguments or [], step, machine,
+            lambda fn, a, k: report_of(fn, a, k, machine, step_tokens, tokens, price),
+        )  # fmt: skip
+        typer.echo(report.text)
+        for path, save in ((html, report.save_html), (json, report.save_json),
+                           (trace, report.save_trace)):  # fmt: skip
+            if path is not None:
+                save(path)
+                typer.echo(f"{path}: {path.stat().st_size:,} bytes")
+    except TesseraError as error:
+        typer.echo(one_line(error), err=True)
+        raise typer.Exit(2) from None
+
+
+def _reported(
+    script: str,
+    arguments: list[str],
+    name: str,
+    machine: Machine,
+    make: Callable[[Any, Any, Any], Report],
+) -> Report:
+    """Runs the script until it calls a compiled function or training step (of this `name`), and
+    returns what `make` makes of that call. Raises UsageError if it ends before."""
+    from ..plan.machines import as_machine
+
+    others: dict[str, None] = {}
+
+    def called(fn: Any, args: Any, kwargs: Any) -> Any:
+        own = getattr(fn, "__name__", "")
+        with replaced(called=None):
+            try:
+                if name in ("", own):
+                    raise _Done(make(fn, args, kwargs))
+                others[own] = None
+                mesh = fn.plan(*args, **kwargs).mesh
+                if mesh is not None:
+                    raise UsageError(
+                        f"plan: {own} is called before {name}, on the mesh {mesh.text()}, and does"
+                        " not run",
+                        fix=f"--step {own}, or call {name} first",
+                        at="",
+                    )
+            except TesseraError as error:
+                raise _Done(error) from None
+            return fn(*args, **kwargs)
+
+    before = sys.argv, [*sys.path]
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        with as_machine(machine), replaced(called=called):
+            runpy.run_path(script, run_name="__main__")
+    except _Done as done:
+        if isinstance(done.outcome, TesseraError):
+            raise done.outcome from None
+        return done.outcome
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise UsageError(
+                f"plan: {script} ended with {end.code} before a step",
+                fix="run it as it is; its arguments stand after --",
+                at="",
+            ) from None
+    finally:
+        sys.argv, sys.path[:] = before
+    seen = f": it called {', '.join(others)}" if others else ""
+    raise UsageError(
+        f"plan: {script} ended without a call of {name or 'a compiled step'}{seen}",
+        fix="compile the step with ts.jit or graph.training_step, and call it; --step names one",
+        at="",
+    )
+
+
+__all__ = ["plan"]

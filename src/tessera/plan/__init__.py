@@ -1,0 +1,12 @@
+"""Plans of programs before they run: `ts.plan.report(step, *args, cluster="dgx_h100:1024")`.
+
+The machine need not be there: times are simulated on a described one.
+"""
+
+from ..core.public import public
+from .machines import machine_of
+from .reports import Report, report
+from .timeline import Timeline
+
+__all__ = ["Report", "Timeline", "machine_of", "report"]
+__getattr__ = public("plan", globals())

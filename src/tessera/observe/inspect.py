@@ -188,7 +188,7 @@ class ScheduleInspection:
     @property
     def total(self) -> Traffic:
         """The traffic of all rows. Nothing overlaps in its time, neither compute nor each other."""
-        return _traffic((), self.rows)
+        return self._traffic((), self.rows)
 
     @property
     def by_axis(self) -> dict[str, Traffic]:
@@ -196,7 +196,7 @@ class ScheduleInspection:
         parts: dict[tuple[str, ...], list[CollectiveCost]] = {}
         for r in self.rows:
             parts.setdefault(r.axes, []).append(r)
-        found = [_traffic(axes, rows) for axes, rows in parts.items()]
+        found = [self._traffic(axes, rows) for axes, rows in parts.items()]
         found.sort(key=lambda t: (t.time_s or 0.0, t.sent_bytes), reverse=True)
         return {", ".join(t.axes): t for t in found}
 
@@ -238,20 +238,15 @@ class ScheduleInspection:
         lines = columns(table, len(table[0]))
         return "\n".join([head, *("  " + line for line in lines), *map(str, self.experts)])
 
+    def _traffic(self, axes: tuple[str, ...], rows: Sequence[CollectiveCost]) -> Traffic:
+        sent = sum(r.times * r.sent_bytes for r in rows)
+        time_s = None if self.topology is None else sum(r.total_s or 0.0 for r in rows)
+        return Traffic(axes, sum(r.times for r in rows), sent, time_s)
+
     def _cells(self, sent_bytes: int, time_s: float | None) -> list[str]:
         return [size_text(sent_bytes), *([] if time_s is None else [f"{time_s * 1e6:.1f}"])]
 
     __repr__ = __str__
-
-
-def _traffic(axes: tuple[str, ...], rows: Sequence[CollectiveCost]) -> Traffic:
-    times = [r.total_s for r in rows]
-    return Traffic(
-        axes,
-        sum(r.times for r in rows),
-        sum(r.times * r.sent_bytes for r in rows),
-        None if None in times else sum(t or 0.0 for t in times),
-    )
 
 
 def inspect_schedule(

@@ -332,7 +332,7 @@ def place(
         want = layout_rule(laid_by, kind)(name, base) if laid_by is not None else base
         given = x
         if x.drawn and x._data is None and x._pending is not None:
-            x.type = want
+            x.type, x.drawn = want, kind != "batch"
         elif type(x) is Parameter:
             x.put(_laid(x, want))
         else:

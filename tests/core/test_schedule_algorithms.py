@@ -127,6 +127,67 @@ def test_cheapest_is_what_cost_chooses_for_each_size() -> None:
     assert row.algorithm == "engine"  # on two devices no algorithm is cheaper
 
 
+def test_the_mesh_of_the_operands_has_the_links() -> None:
+    """Meshes of the same devices with different links do not share types, plans or prices."""
+    plain = dist.Mesh(("dp", "tp"), shape=(4, 8))
+    step: Any = schedule(algorithm="cheapest")
+    found = {}
+    for name in ("dgx_h100", "dgx_b200"):
+        mesh = ts.mesh.preset(name, axes=("dp", "tp"), nodes=4)
+        x = dist.tensor((1 << 20,), mesh=mesh, layout="[1048576] +tp")
+        both = dist.inspect(step(lambda x: ts.tanh(x)).plan(x))
+        assert both.topology == mesh.links and f"priced on {name}" in str(both)
+        (row,) = both.rows
+        best = choose("all_reduce", row.size_bytes, mesh.links, mesh.groups(("tp",)))
+        assert row.time_s == best.time_s and mesh.links is not None
+        found[name] = row.time_s
+    assert found["dgx_b200"] < found["dgx_h100"]
+    bare = dist.tensor((64,), mesh=plain, layout="[64] +dp")
+    with pytest.raises(ts.UsageError, match="what is cheapest depends on the links"):
+        step(lambda x: ts.tanh(x)).plan(bare)
+    assert dist.inspect(ts.jit(lambda x: ts.tanh(x)).plan(bare)).total.time_s is None
+    wired = dist.tensor((64,), mesh=mesh, layout="[64] +dp")
+    with pytest.raises(ts.MeshError, match=r"no links\n.*dgx_b200, 32 devices"):
+        ts.jit(lambda x, y: x + y).plan(bare, wired)
+
+
+def test_the_dearest_comes_first_and_all_add_up() -> None:
+    mesh = ts.mesh.preset("dgx_h100", axes=("dp", "tp"), nodes=4)
+    small, large = "[64] +dp", "[1048576] +tp"
+    f = ts.jit(lambda x, y, w: (ts.tanh(x), ts.tanh(y), ts.tanh(w)))
+    types = ((64, small), (1 << 20, large), (1 << 22, "[4194304] +dp"))
+    plan = f.plan(*(dist.tensor((n,), mesh=mesh, layout=text) for n, text in types))
+    found = dist.inspect(plan)
+    times = [r.total_s for r in found.rows]
+    assert times == sorted(times, reverse=True) and str(found) == str(dist.inspect(f))
+    assert [r.step for r in dist.inspect(plan, topology="h100").rows] != [0, 1, 2]
+    assert list(found.by_axis) == ["dp", "tp"] and found.by_axis["dp"].count == 2
+    assert found.total.time_s == sum(times) == sum(t.time_s for t in found.by_axis.values())
+    assert found.total.sent_bytes == sum(r.sent_bytes for r in found.rows)
+    last = str(found).splitlines()[-3:]
+    assert [line.split()[0] for line in last] == ["total", "over", "over"]
+    assert f"{found.total.time_s * 1e6:.1f}" in last[0]
+    unpriced = str(dist.inspect(plan_on(dist.Mesh(("dp", "tp"), shape=(4, 8))))).splitlines()
+    assert [line.split()[0] for line in unpriced[2:]] == ["s0", "s2", "total", "over", "over"]
+
+
+def plan_on(mesh: Any) -> Any:
+    f = ts.jit(lambda x, y: (ts.tanh(x), ts.tanh(y)))
+    return f.plan(*(dist.tensor((64,), mesh=mesh, layout=f"[64] +{a}") for a in ("dp", "tp")))
+
+
+def test_a_loop_counts_each_of_its_runs() -> None:
+    mesh = ts.mesh.preset("dgx_h100", axes=("dp", "tp"), nodes=4)
+    w = dist.tensor((8, 8), mesh=mesh, layout="[8@tp, 8]")
+    f = ts.jit(
+        lambda w: ts.scan(lambda c, _: (ts.tanh(c @ w), ()), ts.ones((8, 8)), ts.arange(5))[0]
+    )
+    found = dist.inspect(f.plan(w))
+    (row,) = [r for r in found.rows if r.times == 5]
+    assert row.time_s is not None and row.total_s == 5 * row.time_s
+    assert found.total.count == sum(r.times for r in found.rows)
+
+
 def test_a_bucket_is_chosen_for_what_goes_together() -> None:
     types = [parse_type("f32[2048] +dp", dist.Mesh.parse("dp=16")) for _ in range(64)]
     g = simplify(graph.trace(lambda *xs: list(xs), *types))
@@ -173,7 +234,6 @@ def test_statements_set_and_take_back() -> None:
     [
         (lambda: schedule.algorithm("square"), "the name cannot be 'square'"),
         (lambda: schedule.algorithm("ring", "gossip"), "the collective cannot be 'gossip'"),
-        (lambda: schedule.algorithm("cheapest"), "what is cheapest depends on the links"),
         (lambda: schedule.algorithm("ring", topology="moon"), "'moon' is not described"),
         (lambda: schedule.algorithm(3), "the algorithm cannot be 3"),  # type: ignore[arg-type]
         (lambda: schedule.algorithm("ring/4"), "not cut into segments"),

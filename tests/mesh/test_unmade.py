@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 from transformers import LlamaConfig
 
 import tessera as ts
-from tessera import dist, nn, optim
+from tessera import dist, graph, nn, op, optim, pipeline
 from tessera.compile import Engine
 from tessera.lang.math import create
 from tessera.lang.record.tree import flatten
@@ -114,6 +117,180 @@ def test_nothing_is_made_of_a_model_before_a_value_is_read(
     wide = {t.dtype for t in there if t.dtype.is_float}
     if any(word in way for word in ("cast", "recipe", "a config", "moved", "apart", "copied")):
         assert wide <= {ts.bf16, ts.f16}
+
+
+DEEP = {**SIZES, "layers": 6, "d": 16384, "hidden": 65536}
+# Plans of models, states and batches that no machine could hold.
+PIPES = dist.Mesh(("pp", "dp", "tp"), shape=(4, 32, 8))
+EXPERTS = dist.Mesh(("dp", "ep"), shape=(16, 64))
+BY_EXPERT = dist.strategy("data_parallel") + dist.strategy("expert_parallel")
+MIXTRAL = {
+    "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 8192, "rms_norm_eps": 1e-5,
+    "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "max_position_embeddings": 8192, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def batch_on(mesh: dist.Mesh, strategy: Any = PLAN) -> Any:
+    """Token ids and labels without values: 64 Mi of each."""
+    ids = [dist.tensor((8192, 8192), dtype=ts.int32) for _ in range(2)]
+    return dist.place(ids, strategy, mesh, kind="batch")
+
+
+def trained(
+    model: Any, opt: Any = None, mesh: dist.Mesh = FAR, strategy: Any = PLAN, given: Any = None
+) -> ts.schedule.Schedule:
+    """The plan of a training step of `model`, which is placed if it has no mesh."""
+    opt = opt or optim.AdamW(1e-3)
+    if model.parameters()[next(iter(model.parameters()))].mesh != mesh:
+        model = dist.place(model, strategy, mesh)
+    state = opt.init(model.parameters(), strategy)
+
+    @ts.jit(donate=("model", "state"))
+    def step(model: Any, state: Any, ids: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
+        loss: ts.Tensor = model.loss(ids, labels)
+        weights = model.parameters()
+        grads = ts.grad(loss, weights, layout=strategy)
+        weights, new = opt.update(weights, grads, state)
+        model.load_parameters(weights)
+        state.update(new) if isinstance(state, dict) else None
+        return loss
+
+    return step.plan(model, state, *(given or batch_on(mesh, strategy)))
+
+
+def of_step() -> Any:
+    """The plan of a training step that makes its weights, their names and their state."""
+
+    @graph.training_step(module="Large", strategy=PLAN)
+    def step(batch: Any) -> Any:
+        out = op.transformer_block(batch["x"], depth=80, heads=64)
+        return graph.backward((out * out).mean()), {}
+
+    batch = dist.place({"x": dist.tensor((1024, 2048, 8192))}, PLAN, FAR, kind="batch")
+    plan = step.plan(batch)
+    assert all(w._data is None for w in step.parameters.values())
+    assert all(t._data is None for t in flatten(optim.Lion(1e-3).init(step.parameters, PLAN))[0])
+    assert dist.inspect(step).schedule.hash == plan.hash
+    return plan
+
+
+def of_model_in_step() -> Any:
+    model = dist.place(nn.GPT(LARGE), PLAN, FAR)
+
+    @graph.training_step(module="Model", strategy=PLAN)
+    def step(ids: ts.Tensor, labels: ts.Tensor) -> Any:
+        return graph.backward(model.loss(ids, labels)), {}
+
+    return step.plan(*batch_on(FAR))
+
+
+def of_pipeline() -> Any:
+    """Weights without a mesh, planned, then moved to their stages and planned again."""
+
+    @pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=8, mesh=PIPES)
+    def model(weights: Any, x: ts.Tensor) -> ts.Tensor:
+        for i in range(8):
+            x = ts.tanh(x @ weights[f"w{i}"])
+        return x
+
+    @ts.jit
+    def step(weights: Any, x: ts.Tensor) -> Any:
+        loss = model(weights, x).mean()
+        return loss, ts.grad(loss, weights)
+
+    weights = {f"w{i}": nn.Parameter(1 << 17, 1 << 17, name=f"w{i}") for i in range(8)}
+    x = dist.place(dist.tensor((1 << 15, 1 << 17)), "data_parallel", PIPES, kind="batch")
+    step.plan(weights, x)
+    placed = model.place(weights)
+    assert all(w._data is None for w in placed.values())
+    plan = step.plan(placed, x)
+    assert "4 stages" in pipeline.pipeline_text(model.table)
+    assert dist.inspect(model).schedule.hash == dist.inspect(plan).schedule.hash == plan.hash
+    return plan
+
+
+def of_composed() -> Any:
+    weights = [nn.Parameter(1 << 17, 1 << 17, name=f"w{i}") for i in range(4)]
+    stages = [lambda h, i=i: ts.tanh(h @ weights[i]) for i in range(4)]
+    pipe = pipeline.compose(4, stages, mesh=PIPES, schedule="GPipe", microbatches=8)
+    x = dist.place(dist.tensor((1 << 15, 1 << 17)), "data_parallel", PIPES, kind="batch")
+    ts.jit(lambda x: pipe(x).mean()).plan(x)
+    return pipe.schedule
+
+
+def of_given_arrays() -> Any:
+    ids = np.zeros((1024, 8192), np.int32)
+    placed = dist.place((ids, ids), PLAN, FAR, kind="batch")
+    return trained(nn.GPT(LARGE).to(ts.bf16), given=placed)
+
+
+def under_a_mesh() -> Any:
+    with FAR:
+        model, opt = nn.GPT(LARGE).to(ts.bf16), optim.AdamW(1e-3)
+        ids = ts.zeros((8192, 8192), dtype=ts.int32)
+        return trained(model, opt, given=(ids, ids))
+
+
+PLANS: dict[str, Callable[[], Any]] = {
+    "GPT": lambda: trained(nn.GPT(LARGE)),
+    "GPT, bf16": lambda: trained(nn.GPT(LARGE).to(ts.bf16)),
+    "under a mesh": under_a_mesh,
+    "arrays as the batch": of_given_arrays,
+    "layers apart": lambda: trained(nn.GPT(nn.GPTConfig(**DEEP, stacked=False))),
+    "recomputed": lambda: trained(nn.GPT(nn.GPTConfig(**SIZES, remat=True))),
+    "dropout": lambda: trained(nn.GPT(nn.GPTConfig(**SIZES, dropout=0.1))),
+    "folded": lambda: trained(nn.GPT(LARGE), mesh=FAR.fold(onto=8)),
+    "Llama": lambda: trained(nn.load_hf(THEIRS, FAR, PLAN, seq=8192)),
+    "Mixtral": lambda: trained(nn.load_hf(MIXTRAL, FAR, PLAN)),
+    "experts": lambda: trained(
+        nn.GPT(nn.GPTConfig(**SIZES, experts=64)).to(ts.bf16), mesh=EXPERTS, strategy=BY_EXPERT
+    ),
+    "Momentum": lambda: trained(nn.GPT(LARGE), optim.Momentum(1e-3)),
+    "Adafactor": lambda: trained(nn.GPT(LARGE), optim.Adafactor(1e-3)),
+    "optax": lambda: trained(nn.GPT(LARGE), optim.from_optax(optax.adamw(1e-3))),
+    "a step's own weights": of_step,
+    "a model in a step": of_model_in_step,
+    "a pipeline": of_pipeline,
+    "a composed pipeline": of_composed,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", PLANS)
+@pytest.mark.filterwarnings(
+    "ignore::tessera.StrategyWarning", "ignore::tessera.pipeline.PipelineWarning"
+)
+def test_nothing_is_allocated_while_planning(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of more than 200 GB on 1,024 devices that are not here: no array, no program."""
+
+    def made(*_: object, **__: object) -> None:
+        raise AssertionError("a value is made")
+
+    with monkeypatch.context() as patch:
+        for call in ("start", "compile", "place", "place_blocks", "fetch"):
+            patch.setattr(Engine, call, made)
+        plan = PLANS[way]()
+    assert sum(plan.buffers[i].nbytes for i in plan.inputs) > 200e9
+    assert dist.inspect(plan).total.sent_bytes > 0
+
+
+def test_a_plan_does_not_start_the_engine() -> None:
+    """Not with a batch of arrays either: the engine would start 1,024 virtual devices."""
+    program = (
+        "import numpy as np, tessera as ts\n"
+        "from tessera import dist, nn\n"
+        "from tessera.core.flags import engine_runs\n"
+        "mesh = dist.Mesh(('dp',), devices=1024)\n"
+        "plan = dist.strategy('zero_redundancy_optimizer', stage=3)\n"
+        "model = dist.place(nn.GPT(nn.GPTConfig(vocab=128256, seq=128, d=8192, layers=80,"
+        " heads=64)), plan, mesh)\n"
+        "ids = dist.place((np.zeros((1024, 128), np.int32),) * 2, plan, mesh, kind='batch')\n"
+        "step = ts.jit(lambda m, x, y: ts.grad(m.loss(x, y), m.parameters(), layout=plan))\n"
+        "print(dist.inspect(step.plan(model, *ids)).total.count > 0, engine_runs())\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.split() == ["True", "False"], ran.stderr
 
 
 STEPS: dict[str, Callable[[Any], Any]] = {

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.options import ScheduleOptions
-from ..core.topology import Topology
 from ..cost.flops import device_flops
 from ..cost.memory import memory_plan
 from ..cost.schedule_collectives import collective_costs
@@ -32,8 +30,7 @@ def predict(schedule: Schedule) -> Prediction | None:
     differ."""
     if schedule.is_staged:
         return None
-    costs = collective_costs(schedule, _links(schedule.options.schedule, schedule))
-    wire_s = sum(c.times * (c.time_s or 0.0) for c in costs)
+    wire_s = sum(c.total_s or 0.0 for c in collective_costs(schedule))
     return Prediction(device_flops(schedule.graph), wire_s, memory_plan(schedule).peak)
 
 
@@ -46,7 +43,3 @@ def why_not(now: Prediction, base: Prediction, memory_bytes: int) -> str:
     if base.wire_s and now.wire_s > FAR * base.wire_s:
         return f"its collectives take {now.wire_s / base.wire_s:.1f} times as long"
     return ""
-
-
-def _links(options: ScheduleOptions, schedule: Schedule) -> Topology | None:
-    return options.topology or (schedule.mesh.links if schedule.mesh is not None else None)

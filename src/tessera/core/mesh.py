@@ -94,7 +94,7 @@ class Mesh:
         put(self, "links", None)
         put(self, "time", ())
         put(self, "space", None)
-        put(self, "_hash", hash((names, dims, ids, None)))
+        put(self, "_hash", hash((names, dims, ids, None, None)))
 
     @staticmethod
     def parse(text: str) -> Mesh:
@@ -161,10 +161,13 @@ class Mesh:
         )
 
     def text_beside(self, other: Mesh | None) -> str:
-        """Returns `text`; if `other` has the same text, also the fold and the devices."""
+        """Returns `text`; if `other` has the same text, also the fold and the devices, and the
+        links where only these differ."""
         if other is None or other.text() != self.text():
             return self.text()
         fold = f" folded onto {self.onto.text()}" if self.onto is not None else ""
+        if other.links != self.links and other.wired(None) == self.wired(None):
+            return f"{self.text()}{fold}, {self.links or 'no links'}"
         return f"{self.text()}{fold}, devices {str([*self.physical.device_ids])[1:-1]}"
 
     @property
@@ -201,9 +204,9 @@ class Mesh:
         return self._folded(folded_onto(self, onto))
 
     def wired(self, links: Topology | None) -> Mesh:
-        """Returns the same mesh with `links` between its devices: plans inside `with mesh:` are
-        priced on them. Meshes that differ in their links alone are equal. Raises UsageError if a
-        device of the mesh is not in `links`."""
+        """Returns the same mesh with `links` between its devices: programs of tensors on it are
+        priced on them. It is another mesh than one without links, or with others. Raises
+        UsageError if a device of the mesh is not in `links`."""
         if self.time:
             return self._around_time(lambda space: space.wired(links))
         if links is not None:
@@ -243,7 +246,7 @@ class Mesh:
         put(made, "links", links)
         put(made, "time", ())
         put(made, "space", None)
-        put(made, "_hash", hash((self.axes, self.shape, self.ids, onto)))
+        put(made, "_hash", hash((self.axes, self.shape, self.ids, onto, links)))
         return made
 
     def array(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -416,7 +419,8 @@ class Mesh:
         if not isinstance(other, Mesh):
             return NotImplemented
         mine, theirs = (
-            (m._hash, m.axes, m.shape, m.ids, m.onto, m.time, m.space) for m in (self, other)
+            (m._hash, m.axes, m.shape, m.ids, m.onto, m.time, m.space, m.links)
+            for m in (self, other)
         )
         return mine == theirs
 
@@ -493,7 +497,7 @@ def _in_time(mesh: Mesh | None, names: tuple[str, ...], sizes: tuple[int, ...]) 
     put(made, "links", one.links)
     put(made, "time", names)
     put(made, "space", mesh)
-    put(made, "_hash", hash((made.axes, made.shape, made.ids, made.onto, names)))
+    put(made, "_hash", hash((made.axes, made.shape, made.ids, made.onto, names, one.links)))
     return made
 
 

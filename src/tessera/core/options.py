@@ -46,7 +46,8 @@ class ScheduleOptions:
     - `scope_depth`: compute steps end where the scope changes, this many levels deep.
     - `algorithm`: the algorithm of each collective, as pairs (collective, name); "" stands for all
       collectives.
-    - `topology`: the links that "cheapest" and the number of segments are computed for.
+    - `topology`: the links that "cheapest" and the number of segments are computed for; None: those
+      of the mesh.
     - `choices`: choices of the autotuner's table (autotune/choices.py), as sorted pairs.
     - `tune`: True: the first call times candidates of the open choices with its own arguments, and
       keeps the fastest. It is no part of the program.

@@ -52,6 +52,16 @@ class CollectiveCost:
     time_s: float | None
     at: str
 
+    @property
+    def total_s(self) -> float | None:
+        """The time of all of its runs; None without a topology."""
+        return None if self.time_s is None else self.times * self.time_s
+
+
+def links_of(s: Schedule) -> Topology | None:
+    """Returns the links that `s` is planned for: those of its options, or else of its mesh."""
+    return s.options.schedule.topology or (s.mesh.links if s.mesh is not None else None)
+
 
 def whole_bytes(n: Node) -> int:
     """Returns the S of the formulas: the bytes of a rank's whole tensor as it is sent (for an
@@ -68,10 +78,12 @@ def whole_bytes(n: Node) -> int:
 
 def collective_costs(s: Schedule, topology: Topology | None = None) -> list[CollectiveCost]:
     """Returns a row for each collective step of `s`, in order, including those in loops and
-    regions: `step` is the step of `s` that contains it.
+    regions: `step` is the step of `s` that contains it. Without a topology the links of `s` price
+    them.
 
     Raises UsageError if the topology has fewer devices than the mesh names.
     """
+    topology = topology or links_of(s)
     return [row for i, step in enumerate(s.steps) for row in _rows(step, i, 1, topology)]
 
 

@@ -79,7 +79,7 @@ class Stack(Module):
                 parameter=x.type,
                 fix="make it of sizes: nn.Parameter(4, 8, init=...)",
             )
-        return F.stack([x] * lead[0]) if lead else x
+        return F.broadcast_to(x, (*lead, *x.shape)) if lead else x
 
     def __call__(
         self, x: Tensor, each: Any = None, shared: dict[str, Tensor] | None = None, **options: Any

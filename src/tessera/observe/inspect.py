@@ -1,8 +1,9 @@
-"""`dist.inspect`: a report of a tensor, a layer of experts, or a compiled function."""
+"""`dist.inspect`: a report of a tensor, a layer of experts, a compiled function or its plan."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -11,7 +12,7 @@ from ..core.errors import warn_no_effect
 from ..core.layout import TensorType
 from ..core.topology import Topology, cluster
 from ..core.wording import columns
-from ..cost.schedule_collectives import CollectiveCost, collective_costs
+from ..cost.schedule_collectives import CollectiveCost, collective_costs, links_of
 from ..ir.graph.node import Graph
 from ..ir.graph.oracle import dim_index, dim_valid, every_coords
 from ..ir.graph.text import size_text
@@ -27,7 +28,7 @@ from ..nn.experts.transport import CARRIERS, TRANSPORTS, MoEInspection, reports_
 
 MOST_DRAWN, LISTED = 64, 8  # devices
 WIDTH = 100  # columns
-Fn = Jit[Any, Any] | TrainingStep[Any, Any] | Pipe
+Fn = Jit[Any, Any] | TrainingStep[Any, Any] | Pipe | Schedule
 
 
 @dataclass(frozen=True)
@@ -100,23 +101,24 @@ def inspect(
     """A report on `t`. For a tensor: its layout in words and numbers, and a picture by device.
 
     The data is not read. For an `nn.MoE`: the devices of its experts, and the transport in use for
-    the requested one; for a result of `op.moe` that too. For a compiled function: its collectives
-    with algorithms, rounds and bytes, times on `topology`, its transports, and the sends of a
-    pipeline.
+    the requested one; for a result of `op.moe` that too. For a compiled function, or the Schedule
+    that its `plan` returns: its collectives with algorithms, rounds and bytes, its transports, and
+    the sends of a pipeline. With links, which are `topology`, or else those that the schedule was
+    planned for, or else those of its mesh, each has its time, and the dearest comes first.
     """
     if isinstance(t, MoE):
         return moe_inspection(t)
     compiled: Any = t
-    if not isinstance(t, Pipe):
+    if not isinstance(t, Pipe | Schedule):
         compiled = getattr(t, "compiled", t)  # of a training step or a captured function
-    if isinstance(compiled, Jit | Pipe):
+    if isinstance(compiled, Jit | Pipe | Schedule):
         return inspect_schedule(compiled, topology)
-    if callable(t) or isinstance(t, Schedule | Graph):
+    if callable(t) or isinstance(t, Graph):
         raise unfit(
             "inspect",
             "what is looked at",
             t,
-            "give a tensor, or a function of ts.jit that was called; of a plan: print(plan.text)",
+            "give a tensor, a function of ts.jit that was called, or its plan: f.plan(x)",
         )
     if topology is not None:
         warn_no_effect(
@@ -144,12 +146,27 @@ def _runs(t: TensorType, dim: int, coords: object) -> tuple[tuple[int, int], ...
     return tuple(runs)
 
 
-# `dist.inspect` of a compiled function: its collectives, with algorithms, rounds and bytes.
+# `dist.inspect` of a schedule: its collectives, with algorithms, rounds, bytes and times.
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The collectives over `axes` in one run of a schedule: their number, the bytes that the
+    busiest rank of each sends, and their time one after the other (None without links)."""
+
+    axes: tuple[str, ...]
+    count: int
+    sent_bytes: int
+    time_s: float | None
 
 
 @dataclass(frozen=True)
 class ScheduleInspection:
-    """The collectives of a schedule; `str()` is the table, `.rows` its lines."""
+    """The collectives of a schedule; `str()` is the table, `.rows` its lines.
+
+    With links the dearest row comes first, else they are in the order of the steps. In the table
+    `rounds` and `bytes` are of one run of a collective, `sends` and `µs` of all its runs.
+    """
 
     schedule: Schedule
     topology: Topology | None
@@ -167,6 +184,21 @@ class ScheduleInspection:
         for size, devices in moved:
             got.update(dict.fromkeys(devices, size))
         return len(moved), max(got.values(), default=0)
+
+    @property
+    def total(self) -> Traffic:
+        """The traffic of all rows. Nothing overlaps in its time, neither compute nor each other."""
+        return self._traffic((), self.rows)
+
+    @property
+    def by_axis(self) -> dict[str, Traffic]:
+        """The traffic by the axes that it goes over ("dp", or "dp, tp"), the dearest first."""
+        parts: dict[tuple[str, ...], list[CollectiveCost]] = {}
+        for r in self.rows:
+            parts.setdefault(r.axes, []).append(r)
+        found = [self._traffic(axes, rows) for axes, rows in parts.items()]
+        found.sort(key=lambda t: (t.time_s or 0.0, t.sent_bytes), reverse=True)
+        return {", ".join(t.axes): t for t in found}
 
     def __str__(self) -> str:
         where = f", priced on {self.topology.name}" if self.topology is not None else ""
@@ -193,28 +225,40 @@ class ScheduleInspection:
             operation = f"{r.op} {', '.join(r.axes)}"
             operation += f" ×{r.count}" if r.count > 1 else ""
             operation += f", {r.times} times" if r.times > 1 else ""
-            line = [f"s{r.step}", operation, r.algorithm, str(r.rounds)]
-            line += [size_text(r.size_bytes), size_text(r.sent_bytes)]
-            if r.time_s is not None:
-                line.append(f"{r.time_s * 1e6:.1f}")
-            table.append([*line, r.at])
+            line = [f"s{r.step}", operation, r.algorithm, str(r.rounds), size_text(r.size_bytes)]
+            table.append([*line, *self._cells(r.times * r.sent_bytes, r.total_s), r.at])
+        over = self.by_axis
+        sums = [
+            ("total", self.total),
+            *((f"over {a}", t) for a, t in over.items() if len(over) > 1),
+        ]
+        for name, t in sums:
+            runs = f"{t.count} runs" if t.count > 1 else "1 run"
+            table.append([name, runs, "", "", "", *self._cells(t.sent_bytes, t.time_s), ""])
         lines = columns(table, len(table[0]))
         return "\n".join([head, *("  " + line for line in lines), *map(str, self.experts)])
+
+    def _traffic(self, axes: tuple[str, ...], rows: Sequence[CollectiveCost]) -> Traffic:
+        sent = sum(r.times * r.sent_bytes for r in rows)
+        time_s = None if self.topology is None else sum(r.total_s or 0.0 for r in rows)
+        return Traffic(axes, sum(r.times for r in rows), sent, time_s)
+
+    def _cells(self, sent_bytes: int, time_s: float | None) -> list[str]:
+        return [size_text(sent_bytes), *([] if time_s is None else [f"{time_s * 1e6:.1f}"])]
 
     __repr__ = __str__
 
 
 def inspect_schedule(
-    fn: Jit[Any, Any] | Pipe, topology: Topology | str | None
+    of: Jit[Any, Any] | Pipe | Schedule, topology: Topology | str | None
 ) -> ScheduleInspection:
-    """The collectives of the last recording of `fn`, priced on `topology`, or else on the topology
-    that its algorithms were chosen for."""
-    where = None if topology is None else cluster(topology)
-    if isinstance(fn, Pipe):
-        return ScheduleInspection(fn.schedule, where, tuple(collective_costs(fn.schedule, where)))
-    schedule = fn.schedule
-    chosen = schedule.options.schedule
-    where = where or chosen.topology
-    costs = tuple(collective_costs(schedule, where))
-    found = reports_of(fn.builder.reports if fn.builder is not None else ())
-    return ScheduleInspection(schedule, where, costs, chosen.backend, found)
+    """The collectives of a schedule, or of the last recording of a function, priced on `topology`,
+    or else on the links of the schedule."""
+    schedule = of if isinstance(of, Schedule) else of.schedule
+    where = links_of(schedule) if topology is None else cluster(topology)
+    costs = collective_costs(schedule, where)
+    costs.sort(key=lambda r: r.total_s or 0.0, reverse=True)  # those without a time stay in order
+    builder = of.builder if isinstance(of, Jit) else None
+    found = reports_of(builder.reports if builder is not None else ())
+    backend = schedule.options.schedule.backend
+    return ScheduleInspection(schedule, where, tuple(costs), backend, found)

@@ -10,22 +10,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from ..core.checks import unfit
 from ..core.errors import UsageError
 from ..core.layout import TensorType
+from ..core.locks import RECORDING_LOCK
 from ..lang.autodiff.jax_functions import as_ops
 from ..lang.autodiff.tape import mark_as_updates
 from ..lang.jit.jit import Jit
+from ..lang.jit.trace import trace
 from ..lang.math import functions as F
 from ..lang.parallel.flat_state import FlatState, by_name
 from ..lang.parallel.strategy import Strategy, layout_rule
 from ..lang.record.operands import as_tensor
 from ..lang.record.parameter import trained
+from ..lang.record.recorder import current
 from ..lang.record.tree import Path, Spec, aligned, flatten, path_name, paths, spec_paths, unflatten
+from ..lang.value.eager import redistribute_now
 from ..lang.value.tensor import Tensor
 from .base import loaded
 from .trees import named, need_same_names, need_same_shapes, one_line
@@ -76,7 +81,12 @@ class FromOptax:
             of = _weights_of(spec_paths(specs[0]), out, trained(params))
             return [_laid(t, name, weights, rule) for t, name in zip(out, of, strict=True)]
 
-        leaves = Jit(run, (), True).at_once(*weights.values())
+        begin, now = Jit(run, (), True).at_once, [w.now() for w in weights.values()]
+        if current() is not None or all(w._pending is None for w in now):
+            leaves = begin(*now)
+        else:
+            types = [n.type for n in trace(run, *now).outputs]
+            leaves = _later(types, lambda: begin(*now))
         return unflatten(specs[0], leaves)
 
     def update(self, params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
@@ -170,3 +180,22 @@ def _laid(t: Tensor, name: str | None, weights: Mapping[str, Tensor], rule: Any)
     mesh = next((w.mesh for w in weights.values() if w.mesh is not None), None)
     whole: TensorType = t.type.complete().replicated()
     return F.relayout(t, whole if mesh is None else whole.on(mesh))
+
+
+def _later(types: Sequence[TensorType], begin: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+    """Tensors of these types, which `begin` makes together when the first of them is used."""
+    out = [Tensor(None, t) for t in types]
+    made: dict[int, Tensor] = {}
+
+    def take(i: int) -> Any:
+        with RECORDING_LOCK:
+            if out[i]._data is None:  # or else another thread was here first
+                if i not in made:
+                    made.update(enumerate(begin()))
+                z, to = made.pop(i), out[i].type  # `dist.place` may have chosen another type
+                out[i]._data = z.stored if z.type is to else redistribute_now(z, to).stored
+            return out[i]._data
+
+    for i, z in enumerate(out):
+        z._pending = partial(take, i)
+    return out

@@ -16,7 +16,7 @@ from ..core.layout import shard_count
 from ..core.options import ProgramOptions
 from ..core.topology import Topology
 from ..cost.collectives import choose, nesting
-from ..cost.schedule_collectives import whole_bytes
+from ..cost.schedule_collectives import links_of, whole_bytes
 from ..ir.graph.node import Emit, Graph, Node
 from ..ir.schedule.algorithms import table
 from ..ir.schedule.algorithms.build import MOST_RANKS, PUTS, named, nest_size, puts_by
@@ -56,13 +56,21 @@ def algorithms(s: Schedule) -> Schedule:
 
     These are left to the engine: maxima and minima, sums in a fixed order, collectives on a folded
     mesh (a device joins its places first), "hierarchical" over one axis on one level of links, and
-    collectives for which "cheapest" finds no cheaper table. Raises UsageError for a table that does
-    not exist.
+    collectives for which "cheapest" finds no cheaper table. The links are those of the options, or
+    else of the mesh. Raises UsageError for a table that does not exist, and for "cheapest" without
+    links.
     """
-    choices = _choices(s.options)
+    choices, links = _choices(s.options), links_of(s)
     if not choices or s.mesh is None or s.mesh.onto is not None:
         return s
-    return _Chooser(choices, s.options.schedule.topology).schedule(s)
+    if CHEAPEST in choices.values() and links is None:
+        raise UsageError(
+            "schedule: what is cheapest depends on the links",
+            mesh=s.mesh.text(),
+            fix='give topology="h100", or a Topology, or a mesh that has links: '
+            'ts.mesh.preset("t3000")',
+        )
+    return _Chooser(choices, links).schedule(s)
 
 
 @dataclass(frozen=True)

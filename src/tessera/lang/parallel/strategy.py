@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...core import flags
 from ...core.checks import instance, one_of, shown, unfit
 from ...core.context import settings
+from ...core.devices import device_count
 from ...core.errors import StrategyError, StrategyWarning, UsageError, lines_up
 from ...core.layout import TensorType, dim_axes, shard_count
 from ...core.mesh import Mesh
@@ -330,14 +332,20 @@ def place(
         want = layout_rule(laid_by, kind)(name, base) if laid_by is not None else base
         given = x
         if x.drawn and x._data is None and x._pending is not None:
-            x.type = want
+            x.type, x.drawn = want, kind != "batch"
         elif type(x) is Parameter:
             x.put(_laid(x, want))
         else:
             x = _laid(x, want)
             x = Box.holding(x) if isinstance(given, Box) else x
         of_host = x._recipe is not None and x._recipe.of_host
-        if kind == "batch" and of_host and current() is None and settings().called is None:
+        if (
+            settings().called is None
+            and kind == "batch"
+            and of_host
+            and current() is None
+            and _is_here(mesh)
+        ):
             x.stored  # noqa: B018  # starts the transfer while the devices compute
         if type(x) is Parameter or given.home is not None:
             done[id(given)] = given, x
@@ -385,6 +393,11 @@ def layout_rule(strategy: Strategy, kind: str) -> Callable[[str, TensorType], Te
 def _plain_on(x: Tensor, mesh: Mesh) -> TensorType:
     """The replicated type of `x` on `mesh`."""
     return x.type.complete().replicated().on(mesh)
+
+
+def _is_here(mesh: Mesh) -> bool:
+    """Returns whether the engine runs and has the devices of `mesh`: else it may be a plan's."""
+    return flags.engine_runs() and max(mesh.physical.ids) < device_count()
 
 
 def _laid(x: Tensor, want: TensorType) -> Tensor:

@@ -7,7 +7,7 @@ function.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -73,8 +73,9 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
 
     `name` is one of `tessera.ir.schedule.algorithms.build.NAMES`; one of these with segments
     ("double_tree/16") or levels ("hierarchical(2:ring x 4:halving)"); or "cheapest", the fastest on
-    `topology` (a Topology or a cluster's name). `collectives` names the collectives that it is set
-    for (default: all). Raises UsageError if a name is unknown, or if "cheapest" has no topology.
+    `topology` (a Topology or a cluster's name), or else on the links of the program's mesh.
+    `collectives` names the collectives that it is set for (default: all). Raises UsageError if a
+    name is unknown.
 
     >>> algorithm("halving", "all_reduce")
     >>> algorithm("ring", "all_gather")
@@ -93,7 +94,6 @@ def algorithm(name: str | None, *collectives: str, topology: Topology | str | No
     chosen = dict(_algorithms(dict.fromkeys(collectives or ("",), name)))
     links = settings().program.schedule.topology if collectives else _links_of_mesh()
     where = links if topology is None else cluster(topology)
-    _need_topology(chosen.values(), where)
     _set(algorithm=tuple({**choices, **chosen}.items()), topology=where)
 
 
@@ -115,15 +115,6 @@ def _links_of_mesh() -> Topology | None:
     """The topology of the current mesh, or None."""
     mesh = settings().mesh
     return mesh.links if mesh is not None else None
-
-
-def _need_topology(names: Iterable[str], topology: Topology | None) -> None:
-    if CHEAPEST in names and not (topology or settings().program.schedule.topology):
-        raise UsageError(
-            "schedule: what is cheapest depends on the links",
-            fix='give topology="h100", or a Topology, or open a mesh that has links: '
-            'with ts.mesh.preset("t3000"):',
-        )
 
 
 def current() -> ScheduleOptions:
@@ -164,12 +155,9 @@ def options(
     fits = isinstance(tile, dict) and tile and all(isinstance(k, str) for k in tile)
     if tile is not None and not (fits and all(is_whole(n) and n > 0 for n in tile.values())):
         raise unfit("schedule", "tile", tile, 'give sizes by name: {"BM": 128, "BN": 64}')
-    tables = None if algorithm is None else _algorithms(algorithm)
-    where = None if topology is None else cluster(topology)
-    _need_topology(dict(tables or ()).values(), where)
     return ScheduleOptions(
-        algorithm=tables,
-        topology=where,
+        algorithm=None if algorithm is None else _algorithms(algorithm),
+        topology=None if topology is None else cluster(topology),
         overlap=overlap,
         bucket_bytes=bucket_bytes,
         prefetch=prefetch,

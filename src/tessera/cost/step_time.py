@@ -128,7 +128,7 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
         if "causal" in n.attrs:  # attention: products of tiles, of which a head is one side
             depth = min(depth, n.args[0].type.shape[-1])
         dtype = n.args[0].type.dtype.name
-        time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
+        time_s = max(time_s, chip.product_s(dtype, 1, max(elements, flops // (2 * depth)), 1, depth))
     total = flops + sum(x for x, _ in work)
     yield Kernel(n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype)
 

@@ -126,11 +126,12 @@ _MOST, _DEPTH, _KERNEL_S, _STREAMS = 0.83, 113.0, 5.7e-6, 0.85
 
 
 def _gpu(
-    name: str, processors: int, memory: float, bandwidth: float, ops: float, **peaks: float
-) -> Chip:
+    name: str, processors: int, memory: float, bandwidth: float, ops: float, most: float = _MOST,
+    **peaks: float,
+) -> Chip:  # fmt: skip
     area = 327e3 * processors / 132
-    most = {"f32": 0.70}
-    products = [Products(d, x, most.get(d, _MOST), area, _DEPTH) for d, x in peaks.items()]
+    parts = {"f32": 0.70}
+    products = [Products(d, x, parts.get(d, most), area, _DEPTH) for d, x in peaks.items()]
     return Chip(
         name, tuple(products), memory, bandwidth, _STREAMS, ops, kernel_s=_KERNEL_S, program_s=20e-6
     )
@@ -139,7 +140,7 @@ def _gpu(
 CHIPS: dict[str, Chip] = {
     c.name: c
     for c in (
-        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, bf16=312e12, f32=156e12),
+        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, most=0.753, bf16=312e12, f32=156e12),
         _gpu("h100", 132, 80e9, 3350e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("h200", 132, 141e9, 4800e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("b200", 148, 180e9, 8000e9, 75e12, bf16=2250e12, f32=1125e12, f8e4m3=4500e12),

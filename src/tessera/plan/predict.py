@@ -14,6 +14,7 @@ from ..core.machine.machine import Machine
 from ..core.topology import Topology
 from ..cost.collective_time import collective_time
 from ..cost.fused_time import fused_time
+from ..cost.step_time import step_time
 from ..ir.schedule.pipelines.orders import pipeline_table
 from ..ir.schedule.pipelines.simulate import simulate as run_table
 from .machines import machine_of
@@ -76,7 +77,7 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     one, two = planned(sizes, 1), planned(sizes, 2)
 
     def step_s(plan: object) -> float:
-        return Simulator(plan, machine, chip, time_of=fused_time).timeline().step_s  # type: ignore[arg-type]
+        return Simulator(plan, machine, chip, time_of=fused_time if r.fused else step_time).timeline().step_s  # type: ignore[arg-type]
 
     first_f, first_t = step_s(one.forward), step_s(one.both)
     layer_f, layer_t = step_s(two.forward) - first_f, step_s(two.both) - first_t

@@ -79,6 +79,7 @@ class Row:
     attention: str = "flash"
     dropout: float = 0.0
     dtype: str = "bf16"
+    fused: int = 1
     overlap_dp: int = 1
     overlap_pp: int = 1
     grad_bytes: int = 4
@@ -119,7 +120,7 @@ class Row:
 
 
 _TYPES = {f.name: str(f.type) for f in fields(Row) if f.name != "given"}
-_ZERO = ("ffn", "kv_heads", "head_dim", "experts", "dp", "zero", "sp", "overlap_dp", "overlap_pp")
+_ZERO = ("ffn", "kv_heads", "head_dim", "experts", "dp", "zero", "sp", "overlap_dp", "overlap_pp", "fused")
 
 
 def read_rows(text: str) -> list[Row]:

@@ -125,10 +125,12 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
     time_s = max(chip.memory_s(moved), ops / chip.ops_per_s)
     if dense and flops:
         depth = max(1, flops // (2 * elements))
-        if "causal" in n.attrs:  # attention: products of tiles, of which a head is one side
-            depth = min(depth, n.args[0].type.shape[-1])
         dtype = n.args[0].type.dtype.name
-        time_s = max(time_s, chip.product_s(dtype, 1, max(elements, flops // (2 * depth)), 1, depth))
+        if "causal" in n.attrs:  # attention
+            peak = chip.rate(dtype).peak_flops_per_s
+            time_s = max(time_s, flops / (peak * chip.attention))
+        else:
+            time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
     total = flops + sum(x for x, _ in work)
     yield Kernel(n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype)
 

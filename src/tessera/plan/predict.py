@@ -82,7 +82,11 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     first_f, first_t = step_s(one.forward), step_s(one.both)
     layer_f, layer_t = step_s(two.forward) - first_f, step_s(two.both) - first_t
     ends_f, ends_t = first_f - layer_f, first_t - layer_t
-    layer_b = layer_t - (0.0 if r.recompute == "full" else layer_f)
+    again = r.recompute in ("full", "early_stop")  # a forward pass more
+    layer_b = layer_t if again else layer_t - layer_f
+    if r.recompute == "early_stop":
+        rows = r.micro_batch * r.seq // r.cp * (r.top_k if r.experts else 1)
+        layer_b -= chip.product_s(r.dtype, 1, rows, r.hidden, r.ffn // r.tp)
     ends_b = ends_t - ends_f
 
     def shared_s(op: str, size: float, stride: int, ranks: int) -> float:
@@ -110,7 +114,7 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     name = "Interleaved1F1B" if r.interleave > 1 else r.schedule
     table = pipeline_table(name, r.pp, r.microbatches, r.interleave if r.interleave > 1 else None)
     kept = two.kept_bytes - one.kept_bytes
-    if r.recompute == "full":
+    if again:
         kept = 2 * r.micro_batch * r.seq * r.hidden // (r.cp * (r.tp if r.sp else 1))
     halves = [x / 2 for x in b]
     line = run_table(table, f, halves, halves, hop_s - held, activation=float(each * kept))
@@ -141,7 +145,7 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
         + STATE_BYTES * updated
         + max(line.peak_activations)
         + one.working_bytes
-        + (two.kept_bytes - one.kept_bytes if r.recompute == "full" else 0)
+        + (two.kept_bytes - one.kept_bytes if again else 0)
     )
     counted = r.hardware_flops if r.flops == "hardware" else r.model_flops
     peak = chip.rate(r.dtype).peak_flops_per_s

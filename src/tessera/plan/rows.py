@@ -24,7 +24,7 @@ from ..ir.schedule.pipelines.orders import named_schedule
 from .machines import machine_from_file
 
 CHOICES = {
-    "recompute": ("none", "selective", "full"),
+    "recompute": ("none", "selective", "early_stop", "full"),
     "attention": ("flash", "stored"),
     "mlp": ("gelu", "swiglu"),
     "dtype": ("bf16", "f16", "f32"),
@@ -42,7 +42,11 @@ class Row:
       "gelu", 8/3 hidden for "swiglu"; `dp` 0: what the other axes leave of the chips.
     - `experts` 0: none; else `top_k` of them serve a token, split over `ep` of the data axis.
     - `zero`: 0 to 3. `sp`: tensor parallelism splits the sequence between its products.
-    - `recompute`: "none", "selective" (the core of attention) or "full" (each layer).
+    - `recompute`: "none", "selective" (the core of attention), "early_stop" (each layer, but not its
+      last product, whose result is not read: PyTorch's checkpoints that are not reentrant, and
+      remat here) or "full" (each whole layer, as Megatron-LM).
+    - `fused`: whether norms, activations and softmaxes are kernels of their own; 0: PyTorch's ops
+      one by one, as far as XLA would fuse them.
     - `attention`: "flash", or "stored" if the scores of all pairs are in memory. `dropout` of
       stored probabilities, and of each sublayer.
     - `overlap_dp`, `overlap_pp`: whether gradients are summed during the backward pass, and whether
@@ -114,7 +118,11 @@ class Row:
     @property
     def hardware_flops(self) -> float:
         """`model_flops` and those of the recomputed products."""
-        again = {"none": 0.0, "selective": self.score_flops, "full": self.layer_flops}
+        last = 2.0 * self.hidden * self.ffn * (self.top_k if self.experts else 1)
+        again = {
+            "none": 0.0, "selective": self.score_flops, "full": self.layer_flops,
+            "early_stop": self.layer_flops - last,
+        }  # fmt: skip
         tokens = self.global_batch * self.seq
         return self.model_flops + tokens * self.layers * again[self.recompute]
 

@@ -24,6 +24,7 @@ from .calibrate_cli import calibrate
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
 from .mesh_cli import mesh
+from .plan_table_cli import plan_table
 from .tune_cli import tune
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -66,6 +67,7 @@ def flight(
 app.command(context_settings=launcher.CONTEXT)(launcher.run)
 app.command()(doctor)
 app.command()(calibrate)
+app.command("plan")(plan_table)
 app.command(context_settings=launcher.CONTEXT)(tune)
 
 

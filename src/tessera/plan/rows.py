@@ -6,7 +6,7 @@ Traceback (most recent call last):
 tessera.UsageError: table: 2 cells cannot be read
   row 1, column heads : 32 is not divided by tp=3
   row 1, column chips : 8 chips are no mesh of tp=3 cp=1 pp=1
-  fix : mend these cells; docs/accuracy.md lists the columns
+  fix                 : mend these cells; docs/accuracy.md lists the columns
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -134,8 +134,7 @@ _ZERO = ("ffn", "kv_heads", "head_dim", "experts", "dp", "zero", "sp", "overlap_
 def read_rows(text: str) -> list[Row]:
     """Returns the rows of a table in CSV; lines that begin with # are comments. Raises UsageError
     with every cell that cannot be read, does not fit its row, or is missing."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    table = csv.DictReader(io.StringIO("\n".join(lines)))
+    table = _reader(text)
     faults: list[tuple[str, object]] = []
     columns = list(table.fieldnames or ())
     for name in REQUIRED:
@@ -176,6 +175,16 @@ def read_rows(text: str) -> list[Row]:
     return rows
 
 
+def records(text: str) -> list[dict[str, str]]:
+    """Returns the cells of each row by column, as text."""
+    return [*_reader(text)]
+
+
+def _reader(text: str) -> csv.DictReader[str]:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return csv.DictReader(io.StringIO("\n".join(lines)))
+
+
 def _read(name: str, cell: str) -> int | float | str:
     """Returns the value of a cell. Raises ValueError with the reason if it cannot."""
     if name in CHOICES and cell not in CHOICES[name]:
@@ -210,22 +219,23 @@ def _filled(found: dict[str, Any]) -> Row:
 def _faults(r: Row) -> Iterator[tuple[str, str]]:
     """Yields (column, reason) of each contradiction between the columns of a row."""
 
-    def divides(name: str, by: str, of: Callable[[Row], int]) -> Iterator[tuple[str, str]]:
-        if getattr(r, name) % of(r):
+    for name, by, parts in (
+        ("heads", f"kv_heads={r.kv_heads}", r.kv_heads),
+        ("heads", f"tp={r.tp}", r.tp),
+        ("layers", f"pp={r.pp} interleave={r.interleave}", r.pp * r.interleave),
+        ("global_batch", f"micro_batch={r.micro_batch} dp={r.dp}", r.micro_batch * r.dp),
+        ("seq", f"cp={r.cp}", r.cp),
+        ("dp", f"ep={r.ep}", r.ep),
+    ):
+        if getattr(r, name) % parts:
             yield name, f"{getattr(r, name)} is not divided by {by}"
 
-    if "head_dim" not in r.given and r.head_dim * r.heads < r.hidden and r.hidden % r.heads:
+    if r.head_dim == r.hidden // r.heads and r.hidden % r.heads:
         yield "heads", f"{r.heads} heads do not divide hidden={r.hidden}; give head_dim"
-    yield from divides("heads", f"kv_heads={r.kv_heads}", lambda r: r.kv_heads)
-    yield from divides("heads", f"tp={r.tp}", lambda r: r.tp)
-    parts = f"pp={r.pp} interleave={r.interleave}"
-    yield from divides("layers", parts, lambda r: r.pp * r.interleave)
-    share = f"micro_batch={r.micro_batch} dp={r.dp}"
-    yield from divides("global_batch", share, lambda r: r.micro_batch * r.dp)
-    yield from divides("seq", f"cp={r.cp}", lambda r: r.cp)
-    yield from divides("dp", f"ep={r.ep}", lambda r: r.ep)
     if r.tp * r.cp * r.pp * r.dp != r.chips:
-        shape = f"tp={r.tp} cp={r.cp} pp={r.pp}" + ("" if r.chips % r.dp else f" dp={r.dp}")
+        shape = f"tp={r.tp} cp={r.cp} pp={r.pp}"
+        if r.chips % (r.tp * r.cp * r.pp) == 0:
+            shape += f" dp={r.dp}"
         yield "chips", f"{r.chips} chips are no mesh of {shape}"
     if r.ep > 1 and (not r.experts or r.experts % r.ep):
         yield "ep", f"{r.experts} experts are not divided by ep={r.ep}"

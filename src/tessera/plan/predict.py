@@ -25,6 +25,12 @@ from .simulate import Simulator
 # The part of a link's bandwidth that NCCL's collectives reach: 20 of 25 GB/s of a link of NVLink 3
 # and 20.6 of 25 of NVLink 4 (the constants of its topology search), and 92 % of a network card.
 REACHED = {"nvlink": 0.8, "infiniband": 0.92}
+# The part of a single product's rate that products reach in a training step, where chips are hot and
+# other kernels disturb: fitted, one number a chip (docs/accuracy.md says on what).
+SUSTAINED = {"a100": 0.907, "h100": 0.69}
+# The rate of the first FlashAttention, in that of the second: forward 30 to 50 % of an A100's peak,
+# backward 25 to 35 % (Dao 2023), so 32 % for both, of 56 %.
+FIRST_FLASH = 0.57
 STATE_BYTES = 12  # weights in f32 and both moments of Adam
 OPTIMIZER_BYTES = 34  # read: state, gradient twice (its norm); written: state, weights in 16 bits
 GIB = 1 << 30
@@ -60,9 +66,17 @@ def reached(t: Topology) -> Topology:
 
 
 def machine_for(r: Row) -> Machine:
-    """Returns the machine of a row."""
+    """Returns the machine of a row, with the rates that training steps reach."""
     machine = machine_of(r.cluster, r.chips)
-    return replace(machine, topology=reached(machine.topology))
+    chip = machine.chip
+    assert chip is not None
+    part = SUSTAINED.get(chip.name, 1.0)
+    chip = replace(
+        chip,
+        products=tuple(replace(p, most=p.most * part) for p in chip.products),
+        attention=chip.attention * (FIRST_FLASH if r.attention == "flash1" else 1.0),
+    )
+    return replace(machine, topology=reached(machine.topology), chip=chip)
 
 
 def predict(r: Row, machine: Machine | None = None) -> Prediction:
@@ -103,11 +117,12 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
         reduce_s = shared_s("reduce_scatter", r.grad_bytes * layer_weights, r.tp, ranks)
         layer_f, layer_b = max(layer_f, gather_s), max(layer_b, gather_s + reduce_s)
     # The pipeline.
-    stages, each = r.pp * r.interleave, r.layers // (r.pp * r.interleave)
+    stages = r.pp * r.interleave
+    layers = _shares(r.layers, stages)
     hop_s = _hop_s(r, topology) if r.pp > 1 else 0.0
     held = 0.0 if r.overlap_pp else hop_s
-    f = [each * layer_f + held] * stages
-    b = [each * layer_b + held] * stages
+    f = [n * layer_f + held for n in layers]
+    b = [n * layer_b + held for n in layers]
     f[-1] += ends_f - held
     b[-1] += ends_b
     b[0] -= held
@@ -117,23 +132,24 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     if again:
         kept = 2 * r.micro_batch * r.seq * r.hidden // (r.cp * (r.tp if r.sp else 1))
     halves = [x / 2 for x in b]
-    line = run_table(table, f, halves, halves, hop_s - held, activation=float(each * kept))
+    line = run_table(table, f, halves, halves, hop_s - held, activation=[float(n * kept) for n in layers])
     pipeline_s = line.makespan_s
     # Gradients, weights and state of the heaviest rank.
-    own = layer_weights * r.layers // r.pp + ends_weights // (2 if r.pp > 1 else 1)
-    experts = expert_weights * r.layers // r.pp
+    deepest = max(sum(layers[i :: r.pp]) for i in range(r.pp))
+    own = layer_weights * deepest + ends_weights // (2 if r.pp > 1 else 1)
+    experts = expert_weights * deepest
     reduce_s = 0.0
     if r.zero < 3:
         for count, n, stride in ((own, ranks, r.tp), (experts, ranks // r.ep, r.tp * r.ep)):
             op = "reduce_scatter" if r.zero else "all_reduce"
             took_s = shared_s(op, r.grad_bytes * count, stride, n)
             if r.overlap_dp:  # behind the last microbatch's backward pass, but for its last layer
-                took_s = max(took_s / max(1, r.layers // r.pp), took_s - sum(b) / r.pp)
+                took_s = max(took_s / deepest, took_s - sum(b) / r.pp)
             reduce_s += took_s
             if r.zero:
                 took_s = shared_s("all_gather", width * count, stride, n)
                 if r.overlap_dp:
-                    took_s = max(took_s / max(1, r.layers // r.pp), took_s - sum(f) / r.pp)
+                    took_s = max(took_s / deepest, took_s - sum(f) / r.pp)
                 reduce_s += took_s
     split = r.dp if r.zero else 1
     updated = (own + experts) / split
@@ -153,6 +169,21 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
         total_s, counted / total_s / r.chips / 1e12, r.model_flops / total_s / r.chips / peak,
         memory / GIB, pipeline_s, reduce_s, optimizer_s,
     )  # fmt: skip
+
+
+def _shares(layers: int, stages: int) -> list[int]:
+    """Returns the layers of each stage; if they do not divide, the outer stages have one less,
+    which have the embedding and the loss besides.
+
+    >>> _shares(8, 4), _shares(6, 4), _shares(9, 4)
+    ([2, 2, 2, 2], [1, 2, 2, 1], [2, 2, 3, 2])
+    """
+    most = -(-layers // stages)
+    found = [most] * stages
+    order = sorted(range(stages), key=lambda i: min(i, stages - 1 - i))
+    for i in order[: most * stages - layers]:
+        found[i] -= 1
+    return found
 
 
 def _hop_s(r: Row, topology: Topology) -> float:

@@ -25,7 +25,7 @@ from .machines import machine_from_file
 
 CHOICES = {
     "recompute": ("none", "selective", "early_stop", "full"),
-    "attention": ("flash", "stored"),
+    "attention": ("flash", "flash1", "stored"),
     "mlp": ("gelu", "swiglu"),
     "dtype": ("bf16", "f16", "f32"),
     "zero": ("0", "1", "2", "3"),
@@ -47,8 +47,8 @@ class Row:
       remat here) or "full" (each whole layer, as Megatron-LM).
     - `fused`: whether norms, activations and softmaxes are kernels of their own; 0: PyTorch's ops
       one by one, as far as XLA would fuse them.
-    - `attention`: "flash", or "stored" if the scores of all pairs are in memory. `dropout` of
-      stored probabilities, and of each sublayer.
+    - `attention`: "flash", "flash1" (the first FlashAttention, until 2023), or "stored" if the
+      scores of all pairs are in memory. `dropout` of stored probabilities and of each sublayer.
     - `overlap_dp`, `overlap_pp`: whether gradients are summed during the backward pass, and whether
       a stage computes while it sends. `grad_bytes` of a gradient that is summed.
     - `flops`: "model", or "hardware" if `tflops_per_chip` counts recomputed products.
@@ -222,7 +222,6 @@ def _faults(r: Row) -> Iterator[tuple[str, str]]:
     for name, by, parts in (
         ("heads", f"kv_heads={r.kv_heads}", r.kv_heads),
         ("heads", f"tp={r.tp}", r.tp),
-        ("layers", f"pp={r.pp} interleave={r.interleave}", r.pp * r.interleave),
         ("global_batch", f"micro_batch={r.micro_batch} dp={r.dp}", r.micro_batch * r.dp),
         ("seq", f"cp={r.cp}", r.cp),
         ("dp", f"ep={r.ep}", r.ep),
@@ -232,6 +231,8 @@ def _faults(r: Row) -> Iterator[tuple[str, str]]:
 
     if r.head_dim == r.hidden // r.heads and r.hidden % r.heads:
         yield "heads", f"{r.heads} heads do not divide hidden={r.hidden}; give head_dim"
+    if r.layers < r.pp * r.interleave - 2:
+        yield "layers", f"{r.layers} layers are too few for pp={r.pp} interleave={r.interleave}"
     if r.tp * r.cp * r.pp * r.dp != r.chips:
         shape = f"tp={r.tp} cp={r.cp} pp={r.pp}"
         if r.chips % (r.tp * r.cp * r.pp) == 0:

@@ -123,17 +123,19 @@ _ALIKE = {"f16": "bf16", "bf16": "f16", "f8e5m2": "f8e4m3", "f8e4m3": "f8e5m2"}
 # of 1 to 4); they return these with an error of 6.4 % (root mean square of the logarithm). TF32's
 # `most` is that of the largest there (347 of 495). The other chips have the same part of the peak
 # and depth, and an area in proportion to their multiprocessors (108, 132, 148): estimates, as is
-# the part of the memory's bandwidth. `tessera calibrate` replaces all of them by measurements.
+# the part of the memory's bandwidth. `attention`: FlashAttention-2 reaches 35 % of an H100's peak (Shah
+# et al. 2024); an A100's part is that of its instructions, which reach 63 % of an H100's peak (Luo et
+# al. 2024). `tessera calibrate` replaces the others by measurements.
 _MOST, _DEPTH, _KERNEL_S, _STREAMS = 0.83, 113.0, 5.7e-6, 0.85
 
 
 def _gpu(
-    name: str, processors: int, memory: float, bandwidth: float, ops: float, most: float = _MOST,
-    attention: float = 0.35, **peaks: float,
+    name: str, processors: int, memory: float, bandwidth: float, ops: float, attention: float = 0.35,
+    **peaks: float,
 ) -> Chip:  # fmt: skip
     area = 327e3 * processors / 132
-    parts = {"f32": 0.70}
-    products = [Products(d, x, parts.get(d, most), area, _DEPTH) for d, x in peaks.items()]
+    most = {"f32": 0.70}
+    products = [Products(d, x, most.get(d, _MOST), area, _DEPTH) for d, x in peaks.items()]
     return Chip(
         name, tuple(products), memory, bandwidth, _STREAMS, ops, kernel_s=_KERNEL_S, program_s=20e-6,
         attention=attention,
@@ -143,7 +145,7 @@ def _gpu(
 CHIPS: dict[str, Chip] = {
     c.name: c
     for c in (
-        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, most=0.753, attention=0.32, bf16=312e12, f32=156e12),
+        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, 0.56, bf16=312e12, f32=156e12),
         _gpu("h100", 132, 80e9, 3350e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("h200", 132, 141e9, 4800e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("b200", 148, 180e9, 8000e9, 75e12, bf16=2250e12, f32=1125e12, f8e4m3=4500e12),

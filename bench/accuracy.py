@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import time
 import warnings
@@ -30,6 +31,7 @@ TABLES = {
     "megascale": "Megatron-LM in MegaScale's table 2",
     "torchtitan": "torchtitan, Llama 2 and 3",
     "llm_foundry_a100": "llm-foundry, MPT on A100",
+    "llm_foundry_a100_40gb": "llm-foundry, MPT on A100 40GB",
     "llm_foundry_h100": "llm-foundry, MPT on H100",
 }
 BEGIN, END = "<!-- table: bench/accuracy.py -->", "<!-- end of table -->"
@@ -127,6 +129,7 @@ def main() -> None:
     ap.add_argument("--show", action="store_true", help="print the tables; the page stays")
     a = ap.parse_args()
     warnings.simplefilter("ignore")
+    os.chdir(ROOT)  # a table names a machine's file
     tables = {name: compared(name) for name in TABLES}
     made = page(tables)
     took = [c.took_s for rows in tables.values() for c in rows]

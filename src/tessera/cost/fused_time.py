@@ -54,7 +54,6 @@ def fused_time(graph: Graph, chip: Chip) -> StepTime:
     members: dict[Node, list[Node]] = {}
     for n in group:
         members.setdefault(root(n), []).append(n)
-    results = {*program.results}
     time_s, flops, moved = 0.0, 0, 0
     for those in members.values():
         inside = {*those}
@@ -65,8 +64,8 @@ def fused_time(graph: Graph, chip: Chip) -> StepTime:
                     outside[b] = max(outside.get(b, 0), size)
         size = sum(outside.values())
         for n in those:
-            readers, is_result = program.uses(n)
-            if is_result or n in results or any(n in reads.get(r, ()) for r in held if r not in inside):
+            outer = (r for r in held if r not in inside and n in reads[r])
+            if program.uses(n)[1] or any(outer):
                 size += sum(t.local_bytes for t in n.types)
         nodes = {x: None for n in those for x in work[n]}
         ops = sum(on_a_device(x) * (EXPENSIVE if is_slow(x) else 1) for x in nodes)

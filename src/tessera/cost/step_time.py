@@ -135,9 +135,7 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
     yield Kernel(n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype)
 
 
-def reads_of(
-    n: Node, program: Program, buffers: set[Node]
-) -> tuple[list[Node], dict[Node, int]]:
+def reads_of(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], dict[Node, int]]:
     """Returns (the nodes that the kernel of `n` computes besides `n`, the bytes that it reads of
     each buffer).
 

@@ -18,7 +18,9 @@ from ..core.errors import TesseraError
 
 def plan_table(
     table: Annotated[Path, typer.Option(help="A CSV file with a run in each row.")],
-    out: Annotated[Path | None, typer.Option(help="The CSV file to write; else it is shown.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The CSV file to write; else it is shown.")
+    ] = None,
 ) -> None:
     """Predicts time, throughput and memory of a step of each row of a table."""
     from ..plan.table import predicted

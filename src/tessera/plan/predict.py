@@ -17,6 +17,7 @@ from ..cost.fused_time import fused_time
 from ..cost.step_time import step_time
 from ..ir.schedule.pipelines.orders import pipeline_table
 from ..ir.schedule.pipelines.simulate import simulate as run_table
+from ..ir.schedule.schedule import Schedule
 from .machines import machine_of
 from .row_programs import Sizes, planned
 from .rows import Row
@@ -25,8 +26,8 @@ from .simulate import Simulator
 # The part of a link's bandwidth that NCCL's collectives reach: 20 of 25 GB/s of a link of NVLink 3
 # and 20.6 of 25 of NVLink 4 (the constants of its topology search), and 92 % of a network card.
 REACHED = {"nvlink": 0.8, "infiniband": 0.92}
-# The part of a single product's rate that products reach in a training step, where chips are hot and
-# other kernels disturb: fitted, one number a chip (docs/accuracy.md says on what).
+# The part of a single product's rate that products reach in a training step, where chips are hot
+# and other kernels disturb: fitted, one number a chip (docs/accuracy.md says on what).
 SUSTAINED = {"a100": 0.907, "h100": 0.69}
 # The rate of the first FlashAttention, in that of the second: forward 30 to 50 % of an A100's peak,
 # backward 25 to 35 % (Dao 2023), so 32 % for both, of 56 %.
@@ -90,8 +91,12 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     )  # fmt: skip
     one, two = planned(sizes, 1), planned(sizes, 2)
 
-    def step_s(plan: object) -> float:
-        return Simulator(plan, machine, chip, time_of=fused_time if r.fused else step_time).timeline().step_s  # type: ignore[arg-type]
+    def step_s(plan: Schedule) -> float:
+        return (
+            Simulator(plan, machine, chip, time_of=fused_time if r.fused else step_time)
+            .timeline()
+            .step_s
+        )
 
     first_f, first_t = step_s(one.forward), step_s(one.both)
     layer_f, layer_t = step_s(two.forward) - first_f, step_s(two.both) - first_t
@@ -132,7 +137,9 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     if again:
         kept = 2 * r.micro_batch * r.seq * r.hidden // (r.cp * (r.tp if r.sp else 1))
     halves = [x / 2 for x in b]
-    line = run_table(table, f, halves, halves, hop_s - held, activation=[float(n * kept) for n in layers])
+    line = run_table(
+        table, f, halves, halves, hop_s - held, activation=[float(n * kept) for n in layers]
+    )
     pipeline_s = line.makespan_s
     # Gradients, weights and state of the heaviest rank.
     deepest = max(sum(layers[i :: r.pp]) for i in range(r.pp))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from ..core.devices import recorded_for
 from ..core.dtypes import int32
@@ -117,7 +118,9 @@ class _Model(GPT):
 def planned(s: Sizes, layers: int) -> Depth:
     """Returns the plans of a model of `layers` layers."""
     llama = s.mlp == "swiglu"
-    more = {"experts": s.experts, "experts_per_token": s.top_k} if s.experts else {}
+    more: dict[str, Any] = {}
+    if s.experts:
+        more |= {"experts": s.experts, "experts_per_token": s.top_k}
     if s.cp > 1:
         more["context"] = "ring"
     config = GPTConfig(

@@ -42,8 +42,8 @@ class Row:
       "gelu", 8/3 hidden for "swiglu"; `dp` 0: what the other axes leave of the chips.
     - `experts` 0: none; else `top_k` of them serve a token, split over `ep` of the data axis.
     - `zero`: 0 to 3. `sp`: tensor parallelism splits the sequence between its products.
-    - `recompute`: "none", "selective" (the core of attention), "early_stop" (each layer, but not its
-      last product, whose result is not read: PyTorch's checkpoints that are not reentrant, and
+    - `recompute`: "none", "selective" (the core of attention), "early_stop" (each layer, but not
+      its last product, whose result is not read: PyTorch's checkpoints that are not reentrant, and
       remat here) or "full" (each whole layer, as Megatron-LM).
     - `fused`: whether norms, activations and softmaxes are kernels of their own; 0: PyTorch's ops
       one by one, as far as XLA would fuse them.
@@ -128,7 +128,18 @@ class Row:
 
 
 _TYPES = {f.name: str(f.type) for f in fields(Row) if f.name != "given"}
-_ZERO = ("ffn", "kv_heads", "head_dim", "experts", "dp", "zero", "sp", "overlap_dp", "overlap_pp", "fused")
+_ZERO = (
+    "ffn",
+    "kv_heads",
+    "head_dim",
+    "experts",
+    "dp",
+    "zero",
+    "sp",
+    "overlap_dp",
+    "overlap_pp",
+    "fused",
+)
 
 
 def read_rows(text: str) -> list[Row]:

@@ -123,22 +123,22 @@ _ALIKE = {"f16": "bf16", "bf16": "f16", "f8e5m2": "f8e4m3", "f8e4m3": "f8e5m2"}
 # of 1 to 4); they return these with an error of 6.4 % (root mean square of the logarithm). TF32's
 # `most` is that of the largest there (347 of 495). The other chips have the same part of the peak
 # and depth, and an area in proportion to their multiprocessors (108, 132, 148): estimates, as is
-# the part of the memory's bandwidth. `attention`: FlashAttention-2 reaches 35 % of an H100's peak (Shah
-# et al. 2024); an A100's part is that of its instructions, which reach 63 % of an H100's peak (Luo et
-# al. 2024). `tessera calibrate` replaces the others by measurements.
+# the part of the memory's bandwidth. `attention`: FlashAttention-2 reaches 35 % of an H100's peak
+# (Shah et al. 2024); an A100's part is that of its instructions, which reach 63 % of an H100's peak
+# (Luo et al. 2024). `tessera calibrate` replaces the others by measurements.
 _MOST, _DEPTH, _KERNEL_S, _STREAMS = 0.83, 113.0, 5.7e-6, 0.85
 
 
 def _gpu(
-    name: str, processors: int, memory: float, bandwidth: float, ops: float, attention: float = 0.35,
-    **peaks: float,
+    name: str, processors: int, memory: float, bandwidth: float, ops: float,
+    attention: float = 0.35, **peaks: float,
 ) -> Chip:  # fmt: skip
     area = 327e3 * processors / 132
     most = {"f32": 0.70}
     products = [Products(d, x, most.get(d, _MOST), area, _DEPTH) for d, x in peaks.items()]
     return Chip(
-        name, tuple(products), memory, bandwidth, _STREAMS, ops, kernel_s=_KERNEL_S, program_s=20e-6,
-        attention=attention,
+        name, tuple(products), memory, bandwidth, _STREAMS, ops, kernel_s=_KERNEL_S,
+        program_s=20e-6, attention=attention,
     )  # fmt: skip
 
 

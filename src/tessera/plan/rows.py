@@ -14,12 +14,13 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 from ..core.errors import MeshError, UsageError
-from ..core.wording import nearest
 from ..ir.schedule.pipelines.orders import named_schedule
 from .machines import machine_from_file
 
@@ -147,14 +148,17 @@ def read_rows(text: str) -> list[Row]:
     with every cell that cannot be read, does not fit its row, or is missing."""
     table = _reader(text)
     faults: list[tuple[str, object]] = []
-    columns = list(table.fieldnames or ())
+    names = columns(text)
     for name in REQUIRED:
-        if name not in columns:
-            near = nearest(name, columns, 1)
-            faults.append((f"column {name}", f"is missing; the nearest is {near}"))
-    rows = []
+        if name not in names:
+            faults.append((f"column {name}", "is missing"))
+    for name in names:
+        meant = get_close_matches(name, _TYPES, 1, 0.8)
+        if name not in _TYPES and meant and meant[0] not in names:
+            faults.append((f"column {name}", f"is read as no column; {meant[0]} is one"))
+    rows, bad_header = [], bool(faults)
     for i, cells in enumerate(table, 1):
-        if faults and i == 1:
+        if bad_header:
             break
         found: dict[str, Any] = {}
         bad = len(faults)
@@ -191,6 +195,11 @@ def records(text: str) -> list[dict[str, str]]:
     return [*_reader(text)]
 
 
+def columns(text: str) -> list[str]:
+    """Returns the columns of a table."""
+    return [*(_reader(text).fieldnames or ())]
+
+
 def _reader(text: str) -> csv.DictReader[str]:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return csv.DictReader(io.StringIO("\n".join(lines)))
@@ -203,8 +212,8 @@ def _read(name: str, cell: str) -> int | float | str:
     if _TYPES[name] == "str":
         return cell
     if _TYPES[name] == "float":
-        if not 0 <= float(cell) < 1:
-            raise ValueError(f"{cell!r} is not from 0 to below 1")
+        if not re.fullmatch(r"0?\.[0-9]+|0", cell):
+            raise ValueError(f"{cell!r} is no number from 0 to below 1")
         return float(cell)
     least = 0 if name in _ZERO else 1
     if not cell.isdecimal() or int(cell) < least:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from .predict import predict
-from .rows import read_rows, records
+from .rows import columns, read_rows, records
 
 RESULTS = ("step_s", "tflops_per_chip", "mfu", "memory_gib")
 
@@ -23,9 +23,8 @@ def predicted(text: str) -> str:
     `memory_gib`. Raises UsageError with every cell that is wrong."""
     rows = read_rows(text)
     cells = records(text)
-    names = [*(cells[0] if cells else ()), *RESULTS]
     out = io.StringIO()
-    writer = csv.DictWriter(out, [*dict.fromkeys(names)], lineterminator="\n")
+    writer = csv.DictWriter(out, [*dict.fromkeys((*columns(text), *RESULTS))], lineterminator="\n")
     writer.writeheader()
     for row, given in zip(rows, cells, strict=True):
         p = predict(row)

@@ -35,8 +35,8 @@ from ..nn.transformer import GPT, TransformerBlock
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What decides the programs of a microbatch; `mesh` has the axes that share it, with their
-    sizes: ep, cp and tp."""
+    """The sizes and choices that decide the programs of a microbatch; ep, cp and tp are the axes of
+    the devices that share it."""
 
     hidden: int
     ffn: int

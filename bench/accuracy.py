@@ -89,9 +89,11 @@ def summary(name: str, rows: list[Compared], null_mfu: float) -> str:
     own = statistics.mean(abs(mean / x - 1) for x in real)
     ranks = rank_correlation([c.found.mfu for c in rows], real)
     times = rank_correlation([c.found.step_s for c in rows], [c.measured_s for c in rows])
+    inside = sum(x <= 0.1 for x in sizes) / len(sizes)
     bias = math.exp(statistics.mean(math.log1p(c.error) for c in rows)) - 1
     return (
-        f"| {name} | {len(rows)} | {statistics.mean(sizes):.1%} | {max(sizes):.1%} |"
+        f"| {name} | {len(rows)} | {statistics.mean(sizes):.1%} |"
+        f" {statistics.median(sizes):.1%} | {inside:.0%} | {max(sizes):.1%} |"
         f" {bias:+.1%} | {times:.2f} | {ranks:.2f} | {null:.1%} | {own:.1%} |"
     )
 
@@ -101,9 +103,9 @@ def page(tables: dict[str, list[Compared]]) -> str:
     null_mfu = statistics.mean(c.mfu(c.measured_s) for c in tables[FITTED[0]])
     judged = [c for name, rows in tables.items() if name not in FITTED for c in rows]
     lines = [
-        "| table | rows | mean error | worst | bias | ranks of steps | ranks of MFU | null model |"
+        "| table | rows | mean error | median | within 10 % | worst | bias | ranks of steps | ranks of MFU | null model |"
         " own mean |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(summary(TABLES[name], rows, null_mfu) for name, rows in tables.items()),
         summary("**all that are not fitted**", judged, null_mfu),
     ]

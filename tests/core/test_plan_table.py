@@ -168,6 +168,10 @@ def test_a_pipeline_has_the_bubble_of_its_formula() -> None:
     assert 32 * each < few.pipeline_s <= (32 + 7) * each * 1.01
     parts = predict(replace(one, interleave=4, global_batch=32))
     assert parts.pipeline_s < few.pipeline_s
+    for name in ("ZB-H1", "ZBV"):
+        assert predict(replace(one, schedule=name, global_batch=32)).pipeline_s < few.pipeline_s
+    gpipe = predict(replace(one, schedule="GPipe", global_batch=32))
+    assert gpipe.memory_gib > few.memory_gib
 
 
 def test_choices_change_time_and_memory_as_they_should() -> None:

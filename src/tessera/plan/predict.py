@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..core.machine.machine import Machine
-from ..core.topology import Topology
+from ..core.topology import Link, Topology
 from ..cost.collective_time import collective_time
 from ..cost.fused_time import fused_time
 from ..cost.step_time import step_time
@@ -53,16 +53,12 @@ class Prediction:
 
 def reached(t: Topology) -> Topology:
     """Returns the topology with the bandwidths that collectives reach."""
-    levels = [
-        replace(
-            x,
-            link=replace(
-                x.link,
-                bytes_per_s=x.link.bytes_per_s * REACHED.get(x.link.name.partition(" ")[0], 1.0),
-            ),
-        )
-        for x in t.levels
-    ]
+
+    def part(link: Link) -> float:
+        return REACHED.get(link.name.partition(" ")[0], 1.0)
+
+    links = [replace(x.link, bytes_per_s=x.link.bytes_per_s * part(x.link)) for x in t.levels]
+    levels = (replace(x, link=link) for x, link in zip(t.levels, links, strict=True))
     return replace(t, levels=tuple(levels))
 
 
@@ -92,11 +88,8 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     one, two = planned(sizes, 1), planned(sizes, 2)
 
     def step_s(plan: Schedule) -> float:
-        return (
-            Simulator(plan, machine, chip, time_of=fused_time if r.fused else step_time)
-            .timeline()
-            .step_s
-        )
+        time_of = fused_time if r.fused else step_time
+        return Simulator(plan, machine, chip, time_of=time_of).timeline().step_s
 
     first_f, first_t = step_s(one.forward), step_s(one.both)
     layer_f, layer_t = step_s(two.forward) - first_f, step_s(two.both) - first_t
@@ -122,8 +115,9 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
         reduce_s = shared_s("reduce_scatter", r.grad_bytes * layer_weights, r.tp, ranks)
         layer_f, layer_b = max(layer_f, gather_s), max(layer_b, gather_s + reduce_s)
     # The pipeline.
-    stages = r.pp * r.interleave
-    layers = _shares(r.layers, stages)
+    name = "Interleaved1F1B" if r.interleave > 1 else r.schedule
+    table = pipeline_table(name, r.pp, r.microbatches, r.interleave if r.interleave > 1 else None)
+    layers = _shares(r.layers, table.stages)
     hop_s = _hop_s(r, topology) if r.pp > 1 else 0.0
     held = 0.0 if r.overlap_pp else hop_s
     f = [n * layer_f + held for n in layers]
@@ -131,8 +125,6 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     f[-1] += ends_f - held
     b[-1] += ends_b
     b[0] -= held
-    name = "Interleaved1F1B" if r.interleave > 1 else r.schedule
-    table = pipeline_table(name, r.pp, r.microbatches, r.interleave if r.interleave > 1 else None)
     kept = two.kept_bytes - one.kept_bytes
     if again:
         kept = 2 * r.micro_batch * r.seq * r.hidden // (r.cp * (r.tp if r.sp else 1))
@@ -142,7 +134,7 @@ def predict(r: Row, machine: Machine | None = None) -> Prediction:
     )
     pipeline_s = line.makespan_s
     # Gradients, weights and state of the heaviest rank.
-    deepest = max(sum(layers[i :: r.pp]) for i in range(r.pp))
+    deepest = max(sum(layers[i] for i in table.stages_of(rank)) for rank in range(r.pp))
     own = layer_weights * deepest + ends_weights // (2 if r.pp > 1 else 1)
     experts = expert_weights * deepest
     reduce_s = 0.0

@@ -103,8 +103,8 @@ def page(tables: dict[str, list[Compared]]) -> str:
     null_mfu = statistics.mean(c.mfu(c.measured_s) for c in tables[FITTED[0]])
     judged = [c for name, rows in tables.items() if name not in FITTED for c in rows]
     lines = [
-        "| table | rows | mean error | median | within 10 % | worst | bias | ranks of steps | ranks of MFU | null model |"
-        " own mean |",
+        "| table | rows | mean error | median | within 10 % | worst | bias | ranks of steps |"
+        " ranks of MFU | null model | own mean |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
         *(summary(TABLES[name], rows, null_mfu) for name, rows in tables.items()),
         summary("**all that are not fitted**", judged, null_mfu),

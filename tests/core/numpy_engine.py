@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera import graph
+from tessera.core.devices import planned_kind
 from tessera.core.dtypes import held_as
 from tessera.core.layout import TensorType, plain
 from tessera.ir.graph.oracle import evaluate
@@ -69,6 +70,10 @@ class Oracle:
 
     def is_array(self, value: object) -> bool:
         return False
+
+    def no_fused_attention(self, causal: bool, *types: TensorType) -> str:
+        narrow = all(t.dtype.bytes == 2 for t in types)
+        return "" if planned_kind() == "gpu" and narrow else "there is no GPU, or it takes no f32"
 
     def opened(self, value: object) -> None:
         return None

@@ -104,6 +104,9 @@ def test_a_kernel_that_puts_is_a_collective() -> None:
     np.testing.assert_allclose(y, np.broadcast_to(a.reshape(128, 32) @ w[0], y.shape), 1e-5, 1e-5)
     (row,) = dist.inspect(f).rows
     assert (row.op, row.algorithm, row.sent_bytes) == ("ag_matmul", "puts", 7 * 16 * 32 * 4)
+    with dist.profile() as profile:
+        f(*xs)
+    assert "kernel ag_matmul bn=12 x" in {r.what for r in profile.rows}
 
 
 # -- layers ---------------------------------------------------------------------------------------

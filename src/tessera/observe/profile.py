@@ -225,8 +225,8 @@ def _label(step: Step) -> tuple[str, str]:
     scopes = dict.fromkeys("/".join(n.scope.split("/")[:SCOPES]) for n in step.nodes if n.scope)
     where = next(iter(scopes), "") + (" …" if len(scopes) > 1 else "")
     if not isinstance(step, Collective):
-        return step.kind, where
-    return f"{step.op} {','.join(step.axes)}", where
+        return step.description if isinstance(step, Compute) else step.kind, where
+    return f"{step.name} {','.join(step.axes)}", where
 
 
 def _moves(step: Step) -> bool:

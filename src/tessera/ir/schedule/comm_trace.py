@@ -65,7 +65,8 @@ def _row(n: Node, times: int) -> Row:
     why = "  ".join(filter(None, (n.loc, n.scope, n.note and f"inserted {n.note}")))
     axes = ",".join(n.attrs["axes"])
     each = size if times == 1 else f"{times} x {size}"
-    return n.op, axes, each, str(n.type), f"# {why}" if why else ""
+    name = n.attrs["kernel"].name if "kernel" in n.attrs else n.op
+    return name, axes, each, str(n.type), f"# {why}" if why else ""
 
 
 def _line(name: str, row: Sequence[str], width: Sequence[int]) -> str:

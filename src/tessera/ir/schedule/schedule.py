@@ -98,14 +98,19 @@ class Collective(_Step):
         return self.nodes[0].op
 
     @property
+    def name(self) -> str:
+        """The op, or the name and sizes of a kernel that puts."""
+        kernel = self.nodes[0].attrs.get("kernel")
+        return self.op if kernel is None else str(kernel.title)
+
+    @property
     def axes(self) -> tuple[str, ...]:
         return tuple(self.nodes[0].attrs["axes"])
 
     @property
     def description(self) -> str:
         first, *others = self.nodes
-        name = first.attrs["kernel"].title if "kernel" in first.attrs else first.op
-        text = f"{name} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
+        text = f"{self.name} over {', '.join(first.attrs['axes'])} {first.args[0].type}"
         more = f" and {len(others)} more" if others else ""
         by = first.attrs.get("algorithm")
         return text + more + (f" by {by}" if by else "")

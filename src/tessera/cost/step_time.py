@@ -42,11 +42,28 @@ EXPENSIVE = 8
 DENSE = 8
 
 
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What decides the time of a kernel, each with the axes that split it: `dense` operations of a
+    product, `elements` of its result, other operations `ops`, and the bytes of each operand and
+    result. On a mesh of other sizes each is smaller or larger by its axes."""
+
+    dense: int
+    elements: int
+    ops: int
+    axes: Axes
+    element_axes: Axes
+    moved: tuple[tuple[int, Axes], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel of a compiled program on one device: the op that names it, its operations, the bytes
     that it reads and writes, and its seconds; it runs `times` in the program. `dtype` is that of a
-    product's operands, and "" of other kernels."""
+    product's operands, and "" of other kernels. `work` is what the time is computed from."""
 
     op: str
     flops: int
@@ -56,6 +73,7 @@ class Kernel:
     at: str = ""
     scope: str = ""
     dtype: str = ""
+    work: Work = Work(0, 0, 0, (), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +121,15 @@ def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Itera
         yield from (replace(k, times=k.times * times) for k in longest)
         return
     fused, read = _fused(n, program, buffers)
-    moved = read + sum(t.local_bytes for t in n.types)
+    parts = [*read.values(), *((t.local_bytes, t.split_axes) for t in n.types)]
+    moved = sum(size for size, _ in parts)
     if not moved or not any(t.size for t in n.types):
         return
     flops = on_a_device(n)
     if "kernel" in n.attrs:
         c = cost(on_block(n.attrs["kernel"], [a.type.local_shape for a in n.args]))
         flops, moved = c.flops, c.loaded_bytes + c.stored_bytes
+        parts = [(moved, n.types[0].split_axes)]
     elements = sum(map(_size, n.types))
     largest = max([elements, *(_size(a.type) for a in n.args)])
     dense = n.kind.memory in ("product", "conv") or "kernel" in n.attrs or flops > DENSE * largest
@@ -124,16 +144,22 @@ def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Itera
         dtype = n.args[0].type.dtype.name
         time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
     total = flops + sum(x for x, _ in work)
-    yield Kernel(n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype)
+    axes = dict.fromkeys(a for t in (*n.types, *n.ins) for a in t.split_axes)
+    yield Kernel(
+        n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype,
+        Work(flops if dtype else 0, elements, ops, tuple(axes), n.types[0].split_axes,
+             tuple(parts)),
+    )  # fmt: skip
 
 
-def _fused(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], int]:
-    """Returns (the nodes that the kernel of `n` computes besides `n`, the bytes that it reads).
+def _fused(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], dict[Node, tuple[int, Axes]]]:
+    """Returns (the nodes that the kernel of `n` computes besides `n`, the bytes that it reads of
+    each buffer, with the axes that split it).
 
     Of a buffer of which only a part is read, such as a slice, as many elements count as the
     smallest value on the way has.
     """
-    read: dict[Node, int] = {}
+    read: dict[Node, tuple[int, Axes]] = {}
     seen: dict[Node, int] = {}
     fused: dict[Node, None] = {}
     todo = [(a, _most(n)) for a in program.args[n]]
@@ -144,11 +170,11 @@ def _fused(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], i
             continue
         seen[a] = most
         if a in buffers:
-            read[a] = most * a.type.dtype.bytes
+            read[a] = most * a.type.dtype.bytes, a.type.split_axes
         else:
             fused[a] = None
             todo += [(x, min(most, _most(a))) for x in program.args.get(a, ())]
-    return list(fused), sum(read.values())
+    return list(fused), read
 
 
 def _most(n: Node) -> int:

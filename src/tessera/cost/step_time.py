@@ -47,9 +47,9 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What decides the time of a kernel, each with the axes that split it: `dense` operations of a
-    product, `elements` of its result, other operations `ops`, and the bytes of each operand and
-    result. On a mesh of other sizes each is smaller or larger by its axes."""
+    """The sizes that decide the time of a kernel, with the axes that split them: `dense` operations
+    of a product, `elements` of its result, other operations `ops`, and the bytes of each operand
+    and result. On a mesh of other sizes each is smaller or larger by its axes."""
 
     dense: int
     elements: int
@@ -152,7 +152,9 @@ def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Itera
     )  # fmt: skip
 
 
-def _fused(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], dict[Node, tuple[int, Axes]]]:
+def _fused(
+    n: Node, program: Program, buffers: set[Node]
+) -> tuple[list[Node], dict[Node, tuple[int, Axes]]]:
     """Returns (the nodes that the kernel of `n` computes besides `n`, the bytes that it reads of
     each buffer, with the axes that split it).
 

@@ -146,12 +146,13 @@ class Scaled:
                     took = own_s = rows = once = zero
                 case _:
                     assert_never(step)
+            used = used & (took > 0)  # what takes no time waits for no stream
             every |= used
-            if self.chip.shared:
-                used = np.zeros_like(used)
-                used[0] = True
+            if self.chip.shared:  # one thing at a time
+                used = np.vstack([took[None] > 0, np.zeros_like(used[1:])])
             start = zero
-            for x in [*(ready[b] for b in step.reads if b in ready), *(ends[i] for i in step.after)]:
+            waits = [ready[b] for b in step.reads if b in ready]
+            for x in [*waits, *(ends[i] for i in step.after)]:
                 start = np.maximum(start, x)
             start = np.maximum(start, np.where(used, free, 0.0).max(axis=0))
             end = start + took
@@ -195,7 +196,9 @@ class Scaled:
     ) -> tuple[Array, NDArray[np.bool_]]:
         """Returns the time of a collective on each mesh, and whether it uses each level."""
         nodes, links = step.nodes, self.machine.topology
-        size = sum(whole_bytes(n) * self.of_type(_whole_type(n)) for n in nodes)
+        size = np.zeros(len(meshes))
+        for n in nodes:
+            size += whole_bytes(n) * self.of_type(_whole_type(n))
         by = nodes[0].attrs.get("algorithm", "engine")
         times = np.zeros(len(meshes))
         used = np.zeros((len(links.levels), len(meshes)), bool)

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -52,15 +53,16 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "microbatches": (1, 4, 8, 16, 32, 64),
 }
 """The values of the choices that `build` may name."""
+# Options of the schedule, tried in full on the leaders.
 OPTIONS: tuple[Values, ...] = (
-    (),
     (("overlap", True),),
     (("overlap", True), ("bucket_bytes", 32 << 20)),
     (("overlap", True), ("reshard_after_forward", False)),
 )
 MOST_TP, MOST_CP, MOST_PP = 64, 16, 32
-FINALISTS, ROWS = 20, 10
+FINALISTS, ROWS, LEADERS = 20, 10, 3
 SLACK = 1.1  # the estimate of memory may be this much too high
+WINS = 0.995  # of the step's time, for which single weights get another layout
 GIB = 1 << 30
 
 
@@ -85,7 +87,7 @@ class Candidate:
         data = (
             strategy("zero_redundancy_optimizer", stage=zero) if zero else strategy("data_parallel")
         )
-        if dict(self.axes).get("tp", 1) == 1:
+        if dict(self.axes).get("tp", 1) == 1 or self.rules == ():
             return data
         return data + strategy("tensor_parallel", rules=self.rules)
 
@@ -93,7 +95,8 @@ class Candidate:
     def text(self) -> str:
         said = [" ".join(f"{a}={n}" for a, n in self.axes)]
         said += [f"ZeRO-{self.zero}"] if self.zero else []
-        said += [f"{k}={v}" for k, v in (*self.choices, *self.options) if v not in (None, False, 1)]
+        every = (*self.choices, *self.options)
+        said += [f"{k}={v}" for k, v in every if v is not None and v is not False and v != ()]
         return ", ".join([*said, *(["layouts of its own"] if self.rules is not None else [])])
 
 
@@ -208,8 +211,8 @@ def _choices_of(build: Any, given: Mapping[str, Sequence[Any]]) -> dict[str, tup
     if not callable(build):
         raise UsageError(
             f"plan.best: {shown(build)} is no function",
-            fix="give build(mesh, strategy, *, remat) that returns (step, args): a step alone cannot"
-            " be recorded for another mesh",
+            fix="give build(mesh, strategy, *, remat) that returns (step, args): a step alone"
+            " cannot be recorded for another mesh",
         )
     kinds = inspect.signature(build).parameters.values()
     names = [p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -229,6 +232,10 @@ class _Priced:
     candidate: Candidate
     step_s: float
 
+    @property
+    def staged(self) -> bool:
+        return dict(self.candidate.axes).get("pp", 1) > 1
+
 
 class _Search:
     def __init__(
@@ -238,13 +245,14 @@ class _Search:
         self.begun = time.monotonic()
         self.dropped: Counter[str] = Counter()
         self.priced = 0
-        self.bound_s = math.inf  # of the tenth best design so far
+        # The time that a design must beat, without and with stages.
+        self.bound_s = {False: math.inf, True: math.inf}
 
     def run(self) -> Found:
         designs: dict[object, _Priced] = {}
         failed: TesseraError | None = None
         for structure in self._structures():
-            if self._spent() > self.limit_s / 2:
+            if designs and self._spent() > self.limit_s / 2:
                 self.dropped["no time was left to record their kind"] += 1
                 continue
             try:
@@ -255,33 +263,38 @@ class _Search:
             except TesseraError as error:
                 self.dropped["their kind cannot be recorded"] += 1
                 failed = error
-            best_s = sorted(p.step_s for p in designs.values())[: FINALISTS + 1]
-            self.bound_s = best_s[-1] if len(best_s) > FINALISTS else math.inf
+            for staged in self.bound_s:
+                best_s = sorted(p.step_s for p in designs.values() if p.staged is staged)
+                self.bound_s[staged] = [*best_s, *[math.inf] * FINALISTS][FINALISTS - 1]
         priced_s = self._spent()
         rows: list[Row] = []
-        for p in sorted(designs.values(), key=lambda p: p.step_s):
-            full = len(rows) >= FINALISTS and sum(r.fits for r in rows) >= ROWS
-            if full or (rows and self._spent() > 0.85 * self.limit_s):
+        counts = Counter[bool]()
+        # A pipeline records each layer by itself, which takes longer: they come last.
+        for p in sorted(designs.values(), key=lambda p: (p.staged, p.step_s)):
+            if counts[p.staged] >= FINALISTS:
+                continue
+            if rows and self._spent() > (0.85 if p.staged else 0.75) * self.limit_s:
                 break
+            counts[p.staged] += 1
             try:
                 rows.append(self.row(p.candidate, p.step_s))
             except TesseraError as error:
                 self.dropped["cannot be recorded as priced"] += 1
                 failed = error
-        rows.sort(key=lambda r: (not r.fits, r.step_s))
+        rows.sort(key=_rank)
+        rows = sorted([*rows, *self._with_options(rows[:LEADERS])], key=_rank)
         if not rows or not rows[0].fits:
             raise UsageError(
                 f"plan.best: no candidate fits {self.machine.name}, {self.machine.size:,} devices",
                 rows=[(why, f"{n:,}") for why, n in self.dropped.items()],
                 fix="take more devices, a smaller batch, or name more choices in build (remat)",
             ) from failed
-        rows = [self.improved(rows[0]), *rows]
-        rows = rows[1:] if rows[0] is rows[1] else rows
+        own = self.improved(rows[0])
+        if own.step_s < WINS * rows[0].step_s:
+            rows = [own, *rows]
         told = [rows[0], *(replace(r, why=_why(r, rows[0])) for r in rows[1:ROWS])]
         machine = f"{self.machine.name}, {self.machine.size:,} devices"
-        return Found(
-            tuple(told), machine, self.priced, dict(self.dropped), self._spent(), priced_s
-        )
+        return Found(tuple(told), machine, self.priced, dict(self.dropped), self._spent(), priced_s)
 
     def _spent(self) -> float:
         return time.monotonic() - self.begun
@@ -294,24 +307,25 @@ class _Search:
         alone = {"microbatches": 1, "pipeline": None}
         rest = [(n, alone[n]) for n in self.choices if n in alone]
         n = self.machine.size
-        inner = min(self.machine.shape[-1], max(1, n // 2))
-        for values, options, zero in itertools.product(
-            itertools.product(*given), OPTIONS, (3, 1, 2, 0)
-        ):
-            if dict(options).get("reshard_after_forward") is False and zero < 3:
-                continue
-            chosen = dict(zip(names, values, strict=True))
-            widths = [c for c in _divisors(n) if 1 < c <= MOST_CP]
-            for cp in widths if chosen.get("context") else [1]:
-                tp = math.gcd(inner, max(1, n // (2 * cp)))
-                sizes = [("dp", n // (tp * cp)), *([("cp", cp)] if cp > 1 else []), ("tp", tp)]
-                yield Candidate(tuple(sizes), zero, (*chosen.items(), *rest), options)
+        kinds = [dict(zip(names, values, strict=True)) for values in itertools.product(*given)]
+        for cp in [c for c in _divisors(n) if c <= MOST_CP]:  # the most costly to record come last
+            for chosen, zero, tp in itertools.product(kinds, (3, 1, 2, 0), self._bases(cp)):
+                if (chosen.get("context") is None) == (cp == 1):
+                    more = [("cp", cp)] if cp > 1 else []
+                    sizes = ("dp", n // (tp * cp)), *more, ("tp", tp)
+                    yield Candidate(sizes, zero, (*chosen.items(), *rest))
+
+    def _bases(self, cp: int) -> list[int]:
+        """The sizes of tp for which a kind is recorded: the blocks of its loops depend on them."""
+        most = math.gcd(self.machine.shape[-1], max(1, self.machine.size // (2 * cp)))
+        return sorted({most, max(1, most // 2), min(2, most)}) if cp == 1 else [most]
 
     def _price(self, kind: Candidate) -> Iterator[_Priced]:
         """Yields the prices of the candidates with the steps of `kind` that may be among the
         best."""
         schedule, _, _ = self.record(kind)
-        n, cp = self.machine.size, dict(kind.axes).get("cp", 1)
+        n, cp, base = self.machine.size, dict(kind.axes).get("cp", 1), dict(kind.axes)["tp"]
+        bases = self._bases(cp)
         turns = self.choices.get("microbatches", (1,))
         plans = [v for v in self.choices.get("pipeline", ()) if v is not None]
         stages = [p for p in _divisors(n) if p <= MOST_PP and (p == 1 or plans)]
@@ -321,6 +335,7 @@ class _Search:
             for pp in stages
             for mb in (turns if pp > 1 else (1,))
             if tp <= MOST_TP and n % (tp * cp * pp) == 0 and (pp == 1 or mb >= pp)
+            if base == min(bases, key=lambda b: abs(math.log(tp / b)))
         ]
         points = [p for p in points if _divides(schedule, p)]
         if dict(kind.choices).get("sequence_parallel"):
@@ -338,7 +353,7 @@ class _Search:
             variants = len(orders[i]) * (max(1, len(plans)) if p["pp"] > 1 else 1)
             if not fits[i]:
                 self.dropped["they do not fit in memory"] += variants
-            elif low[i] > self.bound_s:
+            elif low[i] > self.bound_s[p["pp"] > 1]:
                 self.dropped["their computation alone takes longer"] += variants
             else:
                 kept += [(p, order) for order in orders[i]]
@@ -389,11 +404,26 @@ class _Search:
             memory.peak, memory.limit, _wire_bytes(line), schedule.hash, dict(waits),
         )  # fmt: skip
 
+    def _with_options(self, rows: list[Row]) -> Iterator[Row]:
+        """Yields `rows` under other options of the schedule, where these are faster."""
+        for r in rows:
+            best_row = r
+            for options in OPTIONS:
+                if self._spent() > 0.9 * self.limit_s:
+                    break
+                with suppress(TesseraError):  # a pipeline cannot be planned under each of them
+                    new = self.row(replace(r.candidate, options=options), r.fast_s)
+                    if new.fits and _better(new, best_row):
+                        best_row = new
+            if best_row is not r:
+                yield best_row
+
     # -- layouts of single weights ----------------------------------------------------------------
     def improved(self, row: Row) -> Row:
         """Returns `row` with other layouts of single weights over tp where that is faster: a local
         search, which lays one weight anew at a time and derives all collectives again."""
-        if dict(row.candidate.axes).get("tp", 1) == 1:
+        sizes = dict(row.candidate.axes)
+        if sizes.get("tp", 1) == 1 or sizes.get("pp", 1) > 1:
             return row
         return layouts(
             lambda c: self.row(c, row.fast_s),
@@ -437,6 +467,10 @@ def layouts(
                 if row.fits and _better(row, best_row):
                     best_row, now[name], changed = row, dim, True
     return best_row
+
+
+def _rank(r: Row) -> tuple[bool, float]:
+    return not r.fits, r.step_s
 
 
 def _better(a: Row, b: Row) -> bool:
@@ -490,7 +524,7 @@ def _wire_bytes(line: Timeline) -> int:
 
 
 def _why(r: Row, best_row: Row) -> str:
-    """Why `r` lost to `best_row`, in words with numbers."""
+    """Says why `r` lost to `best_row`, in words with numbers."""
     if not r.fits:
         return f"needs {r.memory_bytes / GIB:.1f} of {r.limit_bytes / GIB:.1f} GiB"
     more = {

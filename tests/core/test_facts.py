@@ -208,6 +208,7 @@ STRUCTURE = {"item", "scan", "cond"}
 # A transfer of a table of rounds has an `op` too: copy or add.
 ROUNDS = {
     "ir/schedule/algorithms", "runtime/algorithms.py", "cost/collectives.py",
+    "cost/collective_time.py",
     "runtime/kernels_gpu",  # the ops of kernels, which have their own names
 }  # fmt: skip
 # Collectives for which users choose tables, reduction kinds, steps of a layout change, and public

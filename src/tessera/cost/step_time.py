@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.layout import TensorType
@@ -57,6 +57,7 @@ class Work:
     axes: Axes
     element_axes: Axes
     moved: tuple[tuple[int, Axes], ...]
+    is_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,11 @@ class StepTime:
 
 def step_time(graph: Graph, chip: Chip) -> StepTime:
     """Returns the time of one run of `graph` on `chip`, with its operations and bytes."""
-    found = kernels(graph, chip)
+    return summed(kernels(graph, chip))
+
+
+def summed(found: Sequence[Kernel]) -> StepTime:
+    """Returns the sums over some kernels."""
     products: Counter[str] = Counter()
     for k in found:
         products[k.dtype] += k.flops * k.times if k.dtype else 0
@@ -108,10 +113,10 @@ def kernels(graph: Graph, chip: Chip) -> list[Kernel]:
     program = of_graph(graph)
     held = buffered(program, gpu=not chip.shared)
     buffers = {*held, *program.inputs}
-    return [k for n in held for k in _kernels(n, program, buffers, chip)]
+    return [k for n in held for k in kernels_of(n, program, buffers, chip)]
 
 
-def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Iterator[Kernel]:
+def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Iterator[Kernel]:
     """Yields the kernel of `n`, or those of the body of a loop, or of the longer branch."""
     bodies = [v for v in n.attrs.values() if isinstance(v, Graph)]
     if bodies:
@@ -120,8 +125,9 @@ def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Itera
         times = iterations(n.attrs["length"]) if "length" in n.attrs else 1
         yield from (replace(k, times=k.times * times) for k in longest)
         return
-    fused, read = _fused(n, program, buffers)
-    parts = [*read.values(), *((t.local_bytes, t.split_axes) for t in n.types)]
+    fused, read = reads_of(n, program, buffers)
+    parts = [(size, a.type.split_axes) for a, size in read.items()]
+    parts += [(t.local_bytes, t.split_axes) for t in n.types]
     moved = sum(size for size, _ in parts)
     if not moved or not any(t.size for t in n.types):
         return
@@ -133,35 +139,37 @@ def _kernels(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Itera
     elements = sum(map(_size, n.types))
     largest = max([elements, *(_size(a.type) for a in n.args)])
     dense = n.kind.memory in ("product", "conv") or "kernel" in n.attrs or flops > DENSE * largest
-    work = [(on_a_device(x), _is_slow(x)) for x in fused]
+    work = [(on_a_device(x), is_slow(x)) for x in fused]
     ops = sum(x * (EXPENSIVE if slow else 1) for x, slow in work)
     if not dense:
-        ops += flops * (EXPENSIVE if _is_slow(n) else 1)
+        ops += flops * (EXPENSIVE if is_slow(n) else 1)
     dtype = ""
     time_s = max(chip.memory_s(moved), ops / chip.ops_per_s)
     if dense and flops:
         depth = max(1, flops // (2 * elements))
         dtype = n.args[0].type.dtype.name
-        time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
+        if "causal" in n.attrs:  # attention
+            peak = chip.rate(dtype).peak_flops_per_s
+            time_s = max(time_s, flops / (peak * chip.attention))
+        else:
+            time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
     total = flops + sum(x for x, _ in work)
     axes = dict.fromkeys(a for t in (*n.types, *n.ins) for a in t.split_axes)
     yield Kernel(
         n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype,
         Work(flops if dtype else 0, elements, ops, tuple(axes), n.types[0].split_axes,
-             tuple(parts)),
+             tuple(parts), "causal" in n.attrs),
     )  # fmt: skip
 
 
-def _fused(
-    n: Node, program: Program, buffers: set[Node]
-) -> tuple[list[Node], dict[Node, tuple[int, Axes]]]:
+def reads_of(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], dict[Node, int]]:
     """Returns (the nodes that the kernel of `n` computes besides `n`, the bytes that it reads of
-    each buffer, with the axes that split it).
+    each buffer).
 
     Of a buffer of which only a part is read, such as a slice, as many elements count as the
     smallest value on the way has.
     """
-    read: dict[Node, tuple[int, Axes]] = {}
+    read: dict[Node, int] = {}
     seen: dict[Node, int] = {}
     fused: dict[Node, None] = {}
     todo = [(a, _most(n)) for a in program.args[n]]
@@ -172,7 +180,7 @@ def _fused(
             continue
         seen[a] = most
         if a in buffers:
-            read[a] = most * a.type.dtype.bytes, a.type.split_axes
+            read[a] = most * a.type.dtype.bytes
         else:
             fused[a] = None
             todo += [(x, min(most, _most(a))) for x in program.args.get(a, ())]
@@ -185,7 +193,7 @@ def _most(n: Node) -> int:
     return sum(map(_size, n.types)) if n.kind.elements else 1 << 62
 
 
-def _is_slow(n: Node) -> bool:
+def is_slow(n: Node) -> bool:
     """Returns whether an element of the result takes several operations."""
     return n.kind.memory == "expensive" and n.kind.elements == "computed"
 

@@ -3,7 +3,7 @@
 >>> from typer.testing import CliRunner
 >>> from .cli import app
 >>> print(CliRunner().invoke(app, ["plan", "absent.py", "--cluster", "h100x1024"]).output)
-plan: 'absent.py' does not exist (name a Python file)
+plan: 'absent.py' does not exist (name a Python file, or --table rows.csv)
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..core.context import replaced
 from ..core.errors import TesseraError, UsageError
 from ..core.machine.machine import Machine
 from ..train.cli import one_line
+from .plan_table_cli import plan_table
 
 if TYPE_CHECKING:
     from ..plan.reports import Report
@@ -36,7 +37,7 @@ class _Done(BaseException):
 
 
 def plan(
-    script: Annotated[str, typer.Argument(help="A Python script.")],
+    script: Annotated[str, typer.Argument(help="A Python script.")] = "",
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="-- ARGS")
     ] = None,
@@ -52,17 +53,25 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Writes the report as a page.")] = None,
     json: Annotated[Path | None, typer.Option(help="Writes it as JSON.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Writes the timeline for Perfetto.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="A CSV file of runs to predict, in place of a script.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The CSV file with their predictions.")] = None,
 ) -> None:
     """Runs a script up to its first compiled step, and reports what that costs on a cluster.
 
     The step is planned and simulated; it does not run, and no device of the cluster is needed.
+    With --table each row of a table of runs is predicted.
     """
+    if table is not None:
+        return plan_table(table, out)
     from ..plan.machines import cluster_of
     from ..plan.reports import report_of
 
     try:
         if not Path(script).is_file():
-            raise UsageError(f"plan: {script!r} does not exist", fix="name a Python file", at="")
+            what = f"plan: {script!r} does not exist" if script else "plan: no script is named"
+            raise UsageError(what, fix="name a Python file, or --table rows.csv", at="")
         if not cluster:
             raise UsageError("plan: no cluster is named", fix=f"--cluster with {PRESET}", at="")
         machine = cluster_of(cluster)

@@ -188,6 +188,8 @@ class Scaled:
             elements = w.elements * self.factor(w.element_axes, BATCH in w.element_axes)
             depth = np.maximum(1.0, dense / (2 * elements))
             part = p.most * (elements / (elements + p.area)) * (depth / (depth + p.depth))
+            if w.is_attention:
+                part = np.full_like(part, chip.attention)
             time_s = np.maximum(time_s, dense / (p.peak_flops_per_s * part))
         return k.times * (time_s + chip.kernel_s)
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, assert_never
@@ -80,7 +80,7 @@ def simulate(
             f"simulate: {machine.name} has no chip",
             fix="add the key chip to its file, or measure it: tessera calibrate",
         )
-    return _Simulator(schedule, machine, machine.chip, overlap).timeline()
+    return Simulator(schedule, machine, machine.chip, overlap).timeline()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,14 @@ class _Run:
     sums: Sums
 
 
-class _Simulator:
-    def __init__(self, schedule: Schedule, machine: Machine, chip: Chip, overlap: bool) -> None:
+class Simulator:
+    """One simulated run; `time_of` prices the graph of a compute step."""
+
+    def __init__(
+        self, schedule: Schedule, machine: Machine, chip: Chip, overlap: bool = True,
+        time_of: Callable[[Graph, Chip], StepTime] = step_time,
+    ) -> None:  # fmt: skip
+        self.time_of = time_of
         self.whole, self.machine, self.chip = schedule, machine, chip
         self.one = chip.shared or not overlap  # a device does one thing at a time
         self.stages = _stages(schedule)
@@ -207,7 +213,7 @@ class _Simulator:
     def _compute(self, graph: Graph) -> StepTime:
         if graph not in self.computed:
             mesh = graph.mesh or self.whole.mesh
-            one = step_time(graph, self.chip.part(_devices(mesh)))
+            one = self.time_of(graph, self.chip.part(_devices(mesh)))
             places = mesh.size // _devices(mesh) if mesh is not None else 1
             self.computed[graph] = replace(
                 one,

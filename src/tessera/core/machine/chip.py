@@ -49,6 +49,7 @@ class Chip:
     - `memory_bytes` of capacity; `memory_bytes_per_s` is the maker's bandwidth, of which large
       reads and writes reach the part `memory_efficiency`.
     - `ops_per_s`: elementwise operations outside of products.
+    - `attention`: the part of the products' peak that a kernel of attention reaches.
     - `kernel_s`: the launch of one more kernel in a program. `program_s`: of one more program.
     - `shared`: all devices are parts of one chip (virtual devices of a processor): they share its
       rates, and nothing overlaps.
@@ -63,6 +64,7 @@ class Chip:
     kernel_s: Rate = 0.0
     program_s: Rate = 0.0
     shared: Flag = False
+    attention: Positive = 0.35
 
     def __post_init__(self) -> None:
         if not self.products or not all(isinstance(p, Products) for p in self.products):
@@ -121,25 +123,29 @@ _ALIKE = {"f16": "bf16", "bf16": "f16", "f8e5m2": "f8e4m3", "f8e4m3": "f8e5m2"}
 # of 1 to 4); they return these with an error of 6.4 % (root mean square of the logarithm). TF32's
 # `most` is that of the largest there (347 of 495). The other chips have the same part of the peak
 # and depth, and an area in proportion to their multiprocessors (108, 132, 148): estimates, as is
-# the part of the memory's bandwidth. `tessera calibrate` replaces all of them by measurements.
+# the part of the memory's bandwidth. `attention`: FlashAttention-2 reaches 35 % of an H100's peak
+# (Shah et al. 2024); an A100's part is that of its instructions, which reach 63 % of an H100's peak
+# (Luo et al. 2024). `tessera calibrate` replaces the others by measurements.
 _MOST, _DEPTH, _KERNEL_S, _STREAMS = 0.83, 113.0, 5.7e-6, 0.85
 
 
 def _gpu(
-    name: str, processors: int, memory: float, bandwidth: float, ops: float, **peaks: float
-) -> Chip:
+    name: str, processors: int, memory: float, bandwidth: float, ops: float,
+    attention: float = 0.35, **peaks: float,
+) -> Chip:  # fmt: skip
     area = 327e3 * processors / 132
     most = {"f32": 0.70}
     products = [Products(d, x, most.get(d, _MOST), area, _DEPTH) for d, x in peaks.items()]
     return Chip(
-        name, tuple(products), memory, bandwidth, _STREAMS, ops, kernel_s=_KERNEL_S, program_s=20e-6
-    )
+        name, tuple(products), memory, bandwidth, _STREAMS, ops, kernel_s=_KERNEL_S,
+        program_s=20e-6, attention=attention,
+    )  # fmt: skip
 
 
 CHIPS: dict[str, Chip] = {
     c.name: c
     for c in (
-        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, bf16=312e12, f32=156e12),
+        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, 0.56, bf16=312e12, f32=156e12),
         _gpu("h100", 132, 80e9, 3350e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("h200", 132, 141e9, 4800e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("b200", 148, 180e9, 8000e9, 75e12, bf16=2250e12, f32=1125e12, f8e4m3=4500e12),

@@ -87,6 +87,7 @@ CHIP_KEYS: dict[str, Kind] = {
     "memory_gb": POSITIVE,
     "memory_gb_per_s": POSITIVE,
     "memory_efficiency": numbers(above=0, most=1),
+    "attention": numbers(above=0, most=1),
     "gops": POSITIVE,
     "kernel_us": numbers(least=0, below=math.inf),
     "program_us": numbers(least=0, below=math.inf),
@@ -149,7 +150,7 @@ def _chip(at: Spotted, faults: Faults) -> Chip | None:
     ]
     if len(faults.messages) > before:
         return None
-    own = {k: values[k] for k in ("memory_efficiency", "shared") if k in values}
+    own = {k: values[k] for k in ("memory_efficiency", "attention", "shared") if k in values}
     return Chip(
         values.get("name", "chip"),
         tuple(
@@ -368,6 +369,7 @@ def _chip_rows(chip: Chip) -> Any:
         "memory_gb": _scaled(chip.memory_bytes, -9),
         "memory_gb_per_s": _scaled(chip.memory_bytes_per_s, -9),
         "memory_efficiency": chip.memory_efficiency,
+        "attention": chip.attention,
         "kernel_us": _scaled(chip.kernel_s, 6),
         "program_us": _scaled(chip.program_s, 6),
         "shared": chip.shared,

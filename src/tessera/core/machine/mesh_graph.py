@@ -386,7 +386,7 @@ class _Reader:
             "pairs": {(a, b) for b in range(n) for a in range(b)},
         }
         for wiring, want in shapes.items():
-            if edges.keys() == want:
+            if edges and edges.keys() == want:
                 least, most = min(edges.values()), max(edges.values())
                 if least != most:
                     self.notes.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import tessera as ts
 from tessera.core import devices
@@ -44,3 +45,18 @@ def plan_report(**how: object) -> object:
 row("tessera.plan.report", plan_report,
     {"tokens": 8, "budget_tokens": 1e9, "price_per_device_hour": 2.0},
     tokens=16, budget_tokens=1e6, price_per_device_hour=1.0)  # fmt: skip
+
+
+def plan_best(**how: object) -> object:
+    """The candidates and choices of a search for a product over eight devices."""
+
+    def build(mesh: Any, strategy: Any, *, width: int) -> Any:
+        w = ts.dist.place({"w": ts.nn.Parameter(width, 64)}, strategy, mesh)
+        x = ts.dist.tensor((64, width), mesh=mesh, layout=f"[64@dp, {width}]")
+        return ts.jit(lambda w, x: ts.sum(x @ w["w"])), (w, x)
+
+    found = ts.plan.best(build, cluster="h100x8", **{"choices": {"width": (64,)}, **how})
+    return found.choices, sorted(found.dropped)
+
+
+row("tessera.plan.best", plan_best, choices={"width": (128,)}, limit_s=1e-9)

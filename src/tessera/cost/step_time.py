@@ -42,11 +42,29 @@ EXPENSIVE = 8
 DENSE = 8
 
 
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The sizes that decide the time of a kernel, with the axes that split them: `dense` operations
+    of a product, `elements` of its result, other operations `ops`, and the bytes of each operand
+    and result. On a mesh of other sizes each is smaller or larger by its axes."""
+
+    dense: int
+    elements: int
+    ops: int
+    axes: Axes
+    element_axes: Axes
+    moved: tuple[tuple[int, Axes], ...]
+    is_attention: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel of a compiled program on one device: the op that names it, its operations, the bytes
     that it reads and writes, and its seconds; it runs `times` in the program. `dtype` is that of a
-    product's operands, and "" of other kernels."""
+    product's operands, and "" of other kernels. `work` is what the time is computed from."""
 
     op: str
     flops: int
@@ -56,6 +74,7 @@ class Kernel:
     at: str = ""
     scope: str = ""
     dtype: str = ""
+    work: Work = Work(0, 0, 0, (), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +126,16 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
         yield from (replace(k, times=k.times * times) for k in longest)
         return
     fused, read = reads_of(n, program, buffers)
-    moved = sum(read.values()) + sum(t.local_bytes for t in n.types)
+    parts = [(size, a.type.split_axes) for a, size in read.items()]
+    parts += [(t.local_bytes, t.split_axes) for t in n.types]
+    moved = sum(size for size, _ in parts)
     if not moved or not any(t.size for t in n.types):
         return
     flops = on_a_device(n)
     if "kernel" in n.attrs:
         c = cost(on_block(n.attrs["kernel"], [a.type.local_shape for a in n.args]))
         flops, moved = c.flops, c.loaded_bytes + c.stored_bytes
+        parts = [(moved, n.types[0].split_axes)]
     elements = sum(map(_size, n.types))
     largest = max([elements, *(_size(a.type) for a in n.args)])
     dense = n.kind.memory in ("product", "conv") or "kernel" in n.attrs or flops > DENSE * largest
@@ -132,7 +154,12 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
         else:
             time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
     total = flops + sum(x for x, _ in work)
-    yield Kernel(n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype)
+    axes = dict.fromkeys(a for t in (*n.types, *n.ins) for a in t.split_axes)
+    yield Kernel(
+        n.op, total, moved, time_s + chip.kernel_s, 1, n.loc, n.scope, dtype,
+        Work(flops if dtype else 0, elements, ops, tuple(axes), n.types[0].split_axes,
+             tuple(parts), "causal" in n.attrs),
+    )  # fmt: skip
 
 
 def reads_of(n: Node, program: Program, buffers: set[Node]) -> tuple[list[Node], dict[Node, int]]:

@@ -1,12 +1,14 @@
 """Plans of programs before they run: `ts.plan.report(step, *args, cluster="dgx_h100:1024")`.
 
-The machine need not be there: times are simulated on a described one.
+`ts.plan.best(build, cluster=...)` searches for the fastest mesh, strategy and options. The machine
+need not be there: times are simulated on a described one.
 """
 
 from ..core.public import public
 from .machines import machine_of
 from .reports import Report, report
+from .search import Found, best
 from .timeline import Timeline
 
-__all__ = ["Report", "Timeline", "machine_of", "report"]
+__all__ = ["Found", "Report", "Timeline", "best", "machine_of", "report"]
 __getattr__ = public("plan", globals())

@@ -264,13 +264,28 @@ def _planned(
     return found
 
 
-def _weights(step: Any, args: Any, kwargs: Any) -> list[TensorType]:
-    trees: list[Mapping[str, Tensor]] = [m.parameters() for m in _modules((args, kwargs))]
+def weights_of(step: Any, args: Any, kwargs: Any = None) -> dict[str, TensorType]:
+    """Returns the types of the weights of the modules in the arguments and of a training step, by
+    name."""
+    trees: list[Mapping[str, Tensor]] = [m.parameters() for m in _modules((args, kwargs or {}))]
     if isinstance(step, TrainingStep):
         with suppress(UsageError):  # it has none
             trees.append(step.parameters)
-    found = {id(x): x.type for tree in trees for x in flatten(tree)[0] if isinstance(x, Tensor)}
-    return list(found.values())
+    found = {id(x): (name, x.type) for tree in trees for name, x in tree.items()}
+    names = Counter(name for name, _ in found.values())
+    return {f"{n} {i}" if names[n] > 1 else n: t for i, (n, t) in enumerate(found.values())}
+
+
+def memory_of(
+    schedule: Schedule, step: Any, args: tuple[Any, ...], machine: Machine
+) -> tuple[Memory, ...]:
+    """Returns the planned memory of each stage of `schedule`, that of `step(*args)`."""
+    assert machine.chip is not None
+    return tuple(_memory(schedule, _weights(step, args, {}), machine.chip))
+
+
+def _weights(step: Any, args: Any, kwargs: Any) -> list[TensorType]:
+    return list(weights_of(step, args, kwargs).values())
 
 
 def _modules(x: Any) -> Iterator[Module]:

@@ -1,0 +1,548 @@
+"""Search for the mesh, strategy and options under which a step is fastest: `ts.plan.best`.
+
+Two levels. All candidates are priced from few recordings: one for each choice that changes the
+steps themselves (ZeRO's stage, recomputation, ...), scaled to every mesh (scaled.py). Those that do
+not fit in memory, or whose computation alone takes longer than the best so far, are dropped before
+their collectives are priced. The first ones are then recorded and simulated in full, and only these
+decide. At last single weights may get another layout, if that is faster.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..core.checks import shown
+from ..core.declared import Positive
+from ..core.errors import TesseraError, UsageError
+from ..core.machine.machine import Machine
+from ..core.mesh import Mesh
+from ..core.options import ScheduleOptions
+from ..core.public import checked
+from ..ir.schedule.schedule import Schedule
+from ..lang.jit.jit import Jit, jit
+from ..lang.parallel.builtin_strategies import Rule, strategy
+from ..lang.parallel.strategy import Strategy
+from ..lang.program.training_step import TrainingStep
+from .machines import as_machine, cluster_of
+from .reports import Cluster, memory_of, weights_of
+from .scaled import Scaled
+from .simulate import simulate
+from .timeline import Timeline
+
+Values = tuple[tuple[str, Any], ...]
+Build = Callable[..., tuple[Any, tuple[Any, ...]]]
+KNOWN: dict[str, tuple[Any, ...]] = {
+    "remat": (False, "products", True),
+    "sequence_parallel": (None, "tp"),
+    "context": (None, "ring", "all_to_all"),
+    "precision": (None, "bf16"),
+    "pipeline": (None, "1F1B"),
+    "microbatches": (1, 4, 8, 16, 32, 64),
+}
+"""The values of the choices that `build` may name."""
+# Options of the schedule, tried in full on the leaders.
+OPTIONS: tuple[Values, ...] = (
+    (("overlap", True),),
+    (("overlap", True), ("bucket_bytes", 32 << 20)),
+    (("overlap", True), ("reshard_after_forward", False)),
+)
+MOST_TP, MOST_CP, MOST_PP = 64, 16, 32
+FINALISTS, ROWS, LEADERS = 20, 10, 3
+SLACK = 1.1  # the estimate of memory may be this much too high
+WINS = 0.995  # of the step's time, for which single weights get another layout
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A mesh (its axes in order, with sizes), ZeRO's stage, the choices of `build`, the options of
+    the schedule, and rules of single weights in place of the named tensor parallelism."""
+
+    axes: tuple[tuple[str, int], ...]
+    zero: int
+    choices: Values
+    options: Values = ()
+    rules: tuple[Rule, ...] | None = None
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(tuple(a for a, _ in self.axes), shape=dict(self.axes))
+
+    @property
+    def strategy(self) -> Strategy:
+        zero = self.zero
+        data = (
+            strategy("zero_redundancy_optimizer", stage=zero) if zero else strategy("data_parallel")
+        )
+        if dict(self.axes).get("tp", 1) == 1 or self.rules == ():
+            return data
+        return data + strategy("tensor_parallel", rules=self.rules)
+
+    @property
+    def text(self) -> str:
+        said = [" ".join(f"{a}={n}" for a, n in self.axes)]
+        said += [f"ZeRO-{self.zero}"] if self.zero else []
+        every = (*self.choices, *self.options)
+        said += [f"{k}={v}" for k, v in every if v is not None and v is not False and v != ()]
+        return ", ".join([*said, *(["layouts of its own"] if self.rules is not None else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A candidate that was recorded and simulated in full. `fast_s` is its price before that,
+    `why` says why it lost, and `hash` is that of its Schedule."""
+
+    candidate: Candidate
+    step_s: float
+    fast_s: float
+    compute_s: float
+    exposed_s: float
+    bubble_s: float
+    memory_bytes: int
+    limit_bytes: int
+    wire_bytes: int
+    hash: str
+    waits: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search: `rows`, the ten best with the best first, and what was left out.
+
+    `mesh`, `strategy`, `choices` and `options` are those of the best: the schedule of
+    `ts.schedule(**found.options)(step)`, with `step, args = build(found.mesh, found.strategy,
+    **found.choices)`, has the hash `found.best.hash`.
+    """
+
+    rows: tuple[Row, ...]
+    machine: str
+    priced: int
+    dropped: Mapping[str, int]
+    seconds: float
+    priced_s: float
+
+    @property
+    def best(self) -> Row:
+        return self.rows[0]
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return self.best.candidate.mesh
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        return self.best.candidate.strategy
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        return dict(self.best.candidate.choices)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.best.candidate.options)
+
+    @property
+    def text(self) -> str:
+        """The rows as a table, with why each lost."""
+        total = self.priced + sum(self.dropped.values())
+        lines = [
+            f"best of {total:,} candidates on {self.machine}: {self.priced:,} priced in full,"
+            f" {len(self.rows)} shown, {self.seconds:.0f} s"
+        ]
+        lines += [f"  {n:,} dropped: {why}" for why, n in self.dropped.items()]
+        for i, r in enumerate(self.rows, 1):
+            lines.append(
+                f"{i:2}  {r.step_s * 1e3:8.1f} ms  waits {r.exposed_s * 1e3:7.1f} ms "
+                f" {r.memory_bytes / GIB:5.1f} GiB  {r.candidate.text}"
+            )
+            lines += [f"      {r.why}"] if r.why else []
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+
+@checked
+def best(
+    build: Any,
+    *,
+    cluster: Cluster,
+    choices: Mapping[str, Sequence[Any]] | None = None,
+    limit_s: Positive = 60.0,
+) -> Found:
+    """Returns the fastest mesh, strategy and options that fit `cluster`, with the next nine.
+
+    `build(mesh, strategy, *, remat, ...)` returns (step, args) for a mesh with axes among "dp",
+    "tp", "cp" and "pp". It must compute the same training step for all of them, take its layouts
+    from `strategy` alone, and make nothing larger than a recipe. Its keyword arguments are the
+    choices that the search varies: the names of `KNOWN`, of which "context" adds the axis cp and
+    "pipeline" the axis pp, or names of its own. `choices` gives the values of a name. Nothing is
+    compiled or run. Raises UsageError if `build` has a choice without values, or if no candidate
+    can be recorded and fits.
+    """
+    machine = cluster_of(cluster)
+    search = _Search(build, machine, _choices_of(build, choices or {}), limit_s)
+    with as_machine(machine), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of candidates that nobody asked for
+        return search.run()
+
+
+def _choices_of(build: Any, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    if not callable(build):
+        raise UsageError(
+            f"plan.best: {shown(build)} is no function",
+            fix="give build(mesh, strategy, *, remat) that returns (step, args): a step alone"
+            " cannot be recorded for another mesh",
+        )
+    kinds = inspect.signature(build).parameters.values()
+    names = [p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    open_ = [n for n in names if n not in given and n not in KNOWN]
+    if open_ or not set(given) <= set(names):
+        wrong = open_ or [n for n in given if n not in names]
+        raise UsageError(
+            f"plan.best: {', '.join(wrong)}: "
+            + ("a choice without values" if open_ else "build has no such keyword argument"),
+            fix='give values by choices={"name": (value, ...)}, names after the * of build',
+        )
+    return {n: tuple(given.get(n, KNOWN.get(n, ()))) for n in names}
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    candidate: Candidate
+    step_s: float
+
+    @property
+    def staged(self) -> bool:
+        return dict(self.candidate.axes).get("pp", 1) > 1
+
+
+class _Search:
+    def __init__(
+        self, build: Build, machine: Machine, choices: dict[str, tuple[Any, ...]], limit_s: float
+    ) -> None:
+        self.build, self.machine, self.choices, self.limit_s = build, machine, choices, limit_s
+        self.begun = time.monotonic()
+        self.dropped: Counter[str] = Counter()
+        self.priced = 0
+        # The time that a design must beat, without and with stages.
+        self.bound_s = {False: math.inf, True: math.inf}
+
+    def run(self) -> Found:
+        designs: dict[object, _Priced] = {}
+        failed: TesseraError | None = None
+        for structure in self._structures():
+            if designs and self._spent() > self.limit_s / 2:
+                self.dropped["no time was left to record their kind"] += 1
+                continue
+            try:
+                for p in self._price(structure):
+                    key = sorted(p.candidate.axes), p.candidate.zero, p.candidate.choices
+                    if repr(key) not in designs or p.step_s < designs[repr(key)].step_s:
+                        designs[repr(key)] = p
+            except TesseraError as error:
+                self.dropped["their kind cannot be recorded"] += 1
+                failed = error
+            for staged in self.bound_s:
+                best_s = sorted(p.step_s for p in designs.values() if p.staged is staged)
+                self.bound_s[staged] = [*best_s, *[math.inf] * FINALISTS][FINALISTS - 1]
+        priced_s = self._spent()
+        rows: list[Row] = []
+        counts = Counter[bool]()
+        # A pipeline records each layer by itself, which takes longer: they come last.
+        for p in sorted(designs.values(), key=lambda p: (p.staged, p.step_s)):
+            if counts[p.staged] >= FINALISTS:
+                continue
+            if rows and self._spent() > (0.85 if p.staged else 0.75) * self.limit_s:
+                break
+            counts[p.staged] += 1
+            try:
+                rows.append(self.row(p.candidate, p.step_s))
+            except TesseraError as error:
+                self.dropped["cannot be recorded as priced"] += 1
+                failed = error
+        rows.sort(key=_rank)
+        rows = sorted([*rows, *self._with_options(rows[:LEADERS])], key=_rank)
+        if not rows or not rows[0].fits:
+            raise UsageError(
+                f"plan.best: no candidate fits {self.machine.name}, {self.machine.size:,} devices",
+                rows=[(why, f"{n:,}") for why, n in self.dropped.items()],
+                fix="take more devices, a smaller batch, or name more choices in build (remat)",
+            ) from failed
+        own = self.improved(rows[0])
+        if own.step_s < WINS * rows[0].step_s:
+            rows = [own, *rows]
+        told = [rows[0], *(replace(r, why=_why(r, rows[0])) for r in rows[1:ROWS])]
+        machine = f"{self.machine.name}, {self.machine.size:,} devices"
+        return Found(tuple(told), machine, self.priced, dict(self.dropped), self._spent(), priced_s)
+
+    def _spent(self) -> float:
+        return time.monotonic() - self.begun
+
+    # -- the first level: prices of all candidates ------------------------------------------------
+    def _structures(self) -> Iterator[Candidate]:
+        """Yields a candidate for each kind of schedule, on a mesh whose sizes are typical."""
+        names = [n for n in self.choices if n not in ("microbatches", "pipeline")]
+        given = [self.choices[n] for n in names]
+        alone = {"microbatches": 1, "pipeline": None}
+        rest = [(n, alone[n]) for n in self.choices if n in alone]
+        n = self.machine.size
+        kinds = [dict(zip(names, values, strict=True)) for values in itertools.product(*given)]
+        for cp in [c for c in _divisors(n) if c <= MOST_CP]:  # the most costly to record come last
+            for chosen, zero, tp in itertools.product(kinds, (3, 1, 2, 0), self._bases(cp)):
+                if (chosen.get("context") is None) == (cp == 1):
+                    more = [("cp", cp)] if cp > 1 else []
+                    sizes = ("dp", n // (tp * cp)), *more, ("tp", tp)
+                    yield Candidate(sizes, zero, (*chosen.items(), *rest))
+
+    def _bases(self, cp: int) -> list[int]:
+        """The sizes of tp for which a kind is recorded: the blocks of its loops depend on them."""
+        most = math.gcd(self.machine.shape[-1], max(1, self.machine.size // (2 * cp)))
+        return sorted({most, max(1, most // 2), min(2, most)}) if cp == 1 else [most]
+
+    def _price(self, kind: Candidate) -> Iterator[_Priced]:
+        """Yields the prices of the candidates with the steps of `kind` that may be among the
+        best."""
+        schedule, _, _ = self.record(kind)
+        n, cp, base = self.machine.size, dict(kind.axes).get("cp", 1), dict(kind.axes)["tp"]
+        bases = self._bases(cp)
+        turns = self.choices.get("microbatches", (1,))
+        plans = [v for v in self.choices.get("pipeline", ()) if v is not None]
+        stages = [p for p in _divisors(n) if p <= MOST_PP and (p == 1 or plans)]
+        points = [
+            {"dp": n // (tp * cp * pp), "cp": cp, "tp": tp, "pp": pp, "mb": mb}
+            for tp in _divisors(n)
+            for pp in stages
+            for mb in (turns if pp > 1 else (1,))
+            if tp <= MOST_TP and n % (tp * cp * pp) == 0 and (pp == 1 or mb >= pp)
+            if base == min(bases, key=lambda b: abs(math.log(tp / b)))
+        ]
+        points = [p for p in points if _divides(schedule, p)]
+        if dict(kind.choices).get("sequence_parallel"):
+            points = [p for p in points if p["tp"] > 1]
+        if not points:
+            return
+        scaled = self._scaled(schedule, points)
+        chip = self.machine.chip
+        assert chip is not None
+        fits = scaled.memory_bytes() <= SLACK * chip.memory_bytes
+        low = scaled.least_s()
+        orders = [_orders(p) for p in points]
+        kept: list[tuple[dict[str, int], tuple[str, ...]]] = []
+        for i, p in enumerate(points):
+            variants = len(orders[i]) * (max(1, len(plans)) if p["pp"] > 1 else 1)
+            if not fits[i]:
+                self.dropped["they do not fit in memory"] += variants
+            elif low[i] > self.bound_s[p["pp"] > 1]:
+                self.dropped["their computation alone takes longer"] += variants
+            else:
+                kept += [(p, order) for order in orders[i]]
+        if not kept:
+            return
+        meshes = [Mesh(order, shape={a: p[a] for a in order}) for p, order in kept]
+        times = self._scaled(schedule, [p for p, _ in kept]).step_s(
+            [_with_all(m, kind.axes) for m in meshes]
+        )
+        for (p, order), step_s in zip(kept, times, strict=True):
+            for plan in plans if p["pp"] > 1 else [None]:
+                self.priced += 1
+                own = {"pipeline": plan, "microbatches": p["mb"]}
+                chosen = tuple((k, own.get(k, v)) for k, v in kind.choices)
+                axes = tuple((a, p[a]) for a in order)
+                yield _Priced(Candidate(axes, kind.zero, chosen, kind.options), float(step_s))
+
+    def _scaled(self, schedule: Schedule, points: list[dict[str, int]]) -> Scaled:
+        sizes = {a: np.array([float(p[a]) for p in points]) for a in ("dp", "cp", "tp", "pp", "mb")}
+        return Scaled(schedule, self.machine, sizes, sizes.pop("mb"))
+
+    # -- the second level: recorded and simulated in full -----------------------------------------
+    def record(self, c: Candidate) -> tuple[Schedule, Any, tuple[Any, ...]]:
+        """Returns (schedule, step, its arguments) of a candidate."""
+        made = self.build(c.mesh, c.strategy, **dict(c.choices))
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], tuple | list)):
+            raise UsageError(
+                f"plan.best: build returned {shown(made)}",
+                fix="return the step and a tuple of its arguments: return step, (model, ids)",
+            )
+        step, args = made
+        compiled = step if isinstance(step, Jit | TrainingStep) else jit(step)
+        if c.options:
+            compiled = compiled.under(ScheduleOptions(**dict(c.options)))
+        return compiled.plan(*args), step, tuple(args)
+
+    def row(self, c: Candidate, fast_s: float) -> Row:
+        """Returns the row of a candidate that is recorded and simulated in full."""
+        schedule, step, args = self.record(c)
+        line = simulate(schedule, self.machine)
+        memory = max(memory_of(schedule, step, args, self.machine), key=lambda m: m.peak)
+        waits: Counter[str] = Counter()
+        for t in line.traffic:
+            if t.stage == 0:
+                waits[f"{t.what} over {', '.join(t.axes)}"] += t.exposed_s  # type: ignore[assignment]
+        return Row(
+            c, line.step_s, fast_s, line.compute_s, line.exposed_s, line.bubble * line.step_s,
+            memory.peak, memory.limit, _wire_bytes(line), schedule.hash, dict(waits),
+        )  # fmt: skip
+
+    def _with_options(self, rows: list[Row]) -> Iterator[Row]:
+        """Yields `rows` under other options of the schedule, where these are faster."""
+        for r in rows:
+            best_row = r
+            for options in OPTIONS:
+                if self._spent() > 0.9 * self.limit_s:
+                    break
+                with suppress(TesseraError):  # a pipeline cannot be planned under each of them
+                    new = self.row(replace(r.candidate, options=options), r.fast_s)
+                    if new.fits and _better(new, best_row):
+                        best_row = new
+            if best_row is not r:
+                yield best_row
+
+    # -- layouts of single weights ----------------------------------------------------------------
+    def improved(self, row: Row) -> Row:
+        """Returns `row` with other layouts of single weights over tp where that is faster: a local
+        search, which lays one weight anew at a time and derives all collectives again."""
+        sizes = dict(row.candidate.axes)
+        if sizes.get("tp", 1) == 1 or sizes.get("pp", 1) > 1:
+            return row
+        return layouts(
+            lambda c: self.row(c, row.fast_s),
+            row,
+            self._weights(row.candidate),
+            lambda: self._spent() > self.limit_s,
+        )
+
+    def _weights(self, c: Candidate) -> dict[str, tuple[int, int | None]]:
+        """Returns the number of dims of each weight, and the dim that is split over tp."""
+        _, step, args = self.record(c)
+        return {
+            name: (t.rank, next((i for i, d in enumerate(t.dims)
+                                 if any("tp" in f.axes for f in d)), None))
+            for name, t in weights_of(step, args).items() if t.rank > 1
+        }  # fmt: skip
+
+
+def layouts(
+    price: Callable[[Candidate], Row],
+    start: Row,
+    weights: Mapping[str, tuple[int, int | None]],
+    stop: Callable[[], bool] = lambda: False,
+) -> Row:
+    """Returns the best row that a change of one weight's split dim at a time leads to, from `start`
+    on. `weights` has the number of dims and the split dim of each. Faster is better; at the same
+    time fewer bytes, then less memory."""
+    now = {name: dim for name, (_, dim) in weights.items()}
+    best_row, changed = start, True
+    while changed:
+        changed = False
+        for name, (rank, _) in weights.items():
+            for dim in [None, *range(rank)]:
+                if dim == now[name] or stop():
+                    continue
+                rules = _rules({**now, name: dim}, weights)
+                try:
+                    row = price(replace(start.candidate, rules=rules))
+                except TesseraError:  # the dim does not divide, or no op takes it
+                    continue
+                if row.fits and _better(row, best_row):
+                    best_row, now[name], changed = row, dim, True
+    return best_row
+
+
+def _rank(r: Row) -> tuple[bool, float]:
+    return not r.fits, r.step_s
+
+
+def _better(a: Row, b: Row) -> bool:
+    if abs(a.step_s - b.step_s) > 1e-3 * b.step_s:
+        return a.step_s < b.step_s
+    return (a.wire_bytes, a.memory_bytes) < (b.wire_bytes, b.memory_bytes)
+
+
+def _rules(
+    dims: Mapping[str, int | None], weights: Mapping[str, tuple[int, int | None]]
+) -> tuple[Rule, ...]:
+    """Returns rules of tensor parallelism that split exactly these dims, counted from the end."""
+    return tuple(
+        (f"^{re.escape(n)}$", dim - weights[n][0]) for n, dim in dims.items() if dim is not None
+    )
+
+
+# -- small parts ----------------------------------------------------------------------------------
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _orders(point: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """The orders of the axes that are longer than 1, "dp" always among them."""
+    used = [a for a in ("pp", "dp", "cp", "tp") if point[a] > 1 or a == "dp"]
+    return list(itertools.permutations(used))
+
+
+def _with_all(mesh: Mesh, axes: tuple[tuple[str, int], ...]) -> Mesh:
+    """`mesh` with the axes of a recording that it has not, of size 1."""
+    more = [a for a, _ in axes if a not in mesh.sizes]
+    return Mesh((*mesh.axes, *more), shape={**mesh.sizes, **dict.fromkeys(more, 1)})
+
+
+def _divides(schedule: Schedule, point: Mapping[str, int]) -> bool:
+    """Returns whether the sizes divide the dims of the arguments that they split."""
+    for b in schedule.inputs:
+        t = schedule.buffers[b]
+        for dim in t.dims:
+            for f in dim:
+                used = [a for a in f.axes if a not in t.rest_axes]
+                parts = math.prod(point[a] for a in used)
+                parts *= point["mb"] if "dp" in used else 1
+                if f.size % parts:
+                    return False
+    return True
+
+
+def _wire_bytes(line: Timeline) -> int:
+    return sum(t.bytes for t in line.traffic)
+
+
+def _why(r: Row, best_row: Row) -> str:
+    """Says why `r` lost to `best_row`, in words with numbers."""
+    if not r.fits:
+        return f"needs {r.memory_bytes / GIB:.1f} of {r.limit_bytes / GIB:.1f} GiB"
+    more = {
+        "computes": r.compute_s - best_row.compute_s,
+        "waits": r.exposed_s - best_row.exposed_s,
+        "has a bubble of": r.bubble_s - best_row.bubble_s,
+    }
+    parts = [
+        f"{word} {abs(x) * 1e3:.1f} ms {'more' if x > 0 else 'less'}"
+        for word, x in sorted(more.items(), key=lambda p: -p[1])
+        if abs(x) > 1e-3 * best_row.step_s
+    ]
+    longer = {k: x - best_row.waits.get(k, 0.0) for k, x in r.waits.items()}
+    worst = max(longer, key=longer.__getitem__, default="")
+    if worst and longer[worst] > 1e-3 * best_row.step_s:
+        parts.append(f"most for {worst}, {longer[worst] * 1e3:.1f} ms more")
+    said = "; ".join(parts) or f"needs {(r.memory_bytes - best_row.memory_bytes) / GIB:+.1f} GiB"
+    return f"{r.step_s / best_row.step_s - 1:+.1%}: {said}"
+
+
+__all__ = ["Candidate", "Found", "Row", "best", "layouts"]

@@ -1,0 +1,183 @@
+"""The search for the fastest mesh, strategy and options: its prices, its rows, and its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera as ts
+from tessera import dist, nn, optim, pipeline
+from tessera.core.devices import recorded_for
+from tessera.core.errors import UsageError
+from tessera.plan.machines import as_machine, cluster_of
+from tessera.plan.scaled import Scaled
+from tessera.plan.search import Candidate, _choices_of, _rules, _Search, layouts
+from tessera.plan.simulate import simulate
+
+pytestmark = pytest.mark.filterwarnings("ignore::tessera.core.errors.StrategyWarning")
+SIZES: dict[str, Any] = {
+    "vocab": 8192, "seq": 1024, "d": 1024, "heads": 16, "hidden": 2816, "norm": "rms",
+    "activation": "swiglu", "positions": "rotary",
+}  # fmt: skip
+ROWS = 256
+
+
+def made(mesh: Any, strategy: Any, loss_of: Any = nn.GPT.loss, **how: Any) -> Any:
+    """A training step of a small Llama with AdamW, and its arguments."""
+    model = nn.GPT(nn.GPTConfig(**{**SIZES, "layers": 4, **how})).to(ts.bf16)
+    model = dist.place(model, strategy, mesh)
+    optimizer = optim.AdamW(3e-4)
+    state = optimizer.init(model.parameters(), strategy)
+
+    @ts.jit(donate=("model", "state"))
+    def step(model: Any, state: Any, ids: Any) -> Any:
+        loss, weights = loss_of(model, ids, ids), model.parameters()
+        grads = ts.grad(loss, weights, layout=strategy)
+        weights, new = optimizer.update(weights, grads, state)
+        model.load_parameters(weights)
+        state.update(new)
+        return loss
+
+    ids = dist.place(dist.tensor((ROWS, 1024), dtype=ts.int32), strategy, mesh, kind="batch")
+    return step, (model, state, ids)
+
+
+def build(mesh: Any, strategy: Any, *, remat: Any, sequence_parallel: Any) -> Any:
+    return made(mesh, strategy, remat=remat, sequence_parallel=sequence_parallel)
+
+
+def _rank(x: Any) -> Any:
+    return np.argsort(np.argsort(x))
+
+
+def search(how: Callable[..., Any], cluster: Any, **choices: Any) -> _Search:
+    machine = cluster_of(cluster)
+    return _Search(how, machine, _choices_of(how, choices), 60.0)
+
+
+def test_scaled_prices_rank_as_the_simulation() -> None:
+    s = search(build, "h100x64")
+    fast, full, memory, planned = [], [], [], []
+    with as_machine(s.machine):
+        for remat, sp, zero in product((False, True), (None, "tp"), (1, 3)):
+            choices = (("remat", remat), ("sequence_parallel", sp))
+            kind = Candidate((("dp", 8), ("tp", 8)), zero, choices)
+            points = [
+                (order, {"dp": 64 // tp, "tp": tp})
+                for tp in (2, 4, 8)
+                for order in (("dp", "tp"), ("tp", "dp"))
+            ]
+            meshes = [dist.Mesh(order, shape={a: p[a] for a in order}) for order, p in points]
+            sizes = {a: np.array([float(p[a]) for _, p in points]) for a in ("dp", "tp")}
+            scaled = Scaled(s.record(kind)[0], s.machine, sizes)
+            fast += list(scaled.step_s(meshes))
+            memory += list(scaled.memory_bytes())
+            for order, p in points:
+                row = s.row(replace(kind, axes=tuple((a, p[a]) for a in order)), 0.0)
+                full.append(row.step_s)
+                planned.append(row.memory_bytes)
+    assert len(fast) == 48
+    assert np.corrcoef(_rank(fast), _rank(full))[0, 1] > 0.95
+    assert np.corrcoef(_rank(memory), _rank(planned))[0, 1] > 0.9
+    assert np.abs(np.log(np.array(fast) / np.array(full))).max() < 0.2
+
+
+def test_the_recorded_mesh_has_its_simulated_time() -> None:
+    s = search(build, "h100x16")
+    kind = Candidate((("dp", 4), ("tp", 4)), 3, (("remat", True), ("sequence_parallel", "tp")))
+    with as_machine(s.machine):
+        schedule = s.record(kind)[0]
+    scaled = Scaled(schedule, s.machine, {"dp": np.array([4.0]), "tp": np.array([4.0])})
+    (step_s,) = scaled.step_s([kind.mesh])
+    assert step_s == pytest.approx(simulate(schedule, s.machine).step_s, rel=1e-4)
+    assert scaled.least_s()[0] < step_s
+
+
+def test_ten_rows_and_the_best_runs_as_planned() -> None:
+    found = ts.plan.best(build, cluster="h100x16", choices={"remat": (False, True)})
+    assert len(found.rows) == 10 and all(r.fits for r in found.rows)
+    assert not found.best.why and all(r.why for r in found.rows[1:])
+    times = [r.step_s for r in found.rows]
+    assert min(times) == found.best.step_s
+    assert found.priced > 50 and str(found) == found.text
+    # the user's own code, on the machine's kind of device
+    with recorded_for("gpu", 16):
+        step, args = build(found.mesh, found.strategy, **found.choices)
+        step = ts.schedule(**found.options)(step) if found.options else step
+        assert step.plan(*args).hash == found.best.hash
+
+
+def test_what_does_not_fit_is_dropped() -> None:
+    machine = cluster_of("h100x8")
+    assert machine.chip is not None
+    roomy = ts.plan.best(build, cluster=machine)
+    limit = min(r.memory_bytes for r in roomy.rows) - 1
+    small = replace(machine, chip=replace(machine.chip, memory_bytes=limit))
+    found = ts.plan.best(build, cluster=small)
+    assert found.dropped["they do not fit in memory"] > 10
+    assert found.best.memory_bytes <= limit and found.best.step_s > roomy.best.step_s
+    tiny = replace(machine, chip=replace(machine.chip, memory_bytes=1e7))
+    with pytest.raises(UsageError, match="no candidate fits"):
+        ts.plan.best(build, cluster=tiny)
+
+
+def test_bounds_drop_what_computes_longer() -> None:
+    found = ts.plan.best(build, cluster="h100x64")
+    assert found.dropped["their computation alone takes longer"] > 0
+
+
+def test_stages_are_searched_where_build_names_a_pipeline() -> None:
+    def staged(mesh: Any, strategy: Any, *, pipeline: Any, microbatches: int) -> Any:
+        loss_of: Any = nn.GPT.loss
+        if pipeline:
+            loss_of = cut(("pp",), pipeline, microbatches, mesh=mesh)(loss_of)
+        return made(mesh, strategy, loss_of, stacked=not pipeline)
+
+    cut = pipeline.run
+    s = search(staged, "h100x8", microbatches=(8,))
+    with as_machine(s.machine):
+        priced = list(s._price(next(s._structures())))
+    meshes = [dict(p.candidate.axes) for p in priced if p.staged]
+    assert {m["pp"] for m in meshes} == {2, 4, 8}
+    assert all(p.candidate.choices == (("pipeline", "1F1B"), ("microbatches", 8))
+               for p in priced if p.staged)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "choices", "match"),
+    [
+        (3, {}, "is no function"),
+        (lambda mesh, strategy, *, depth: None, {}, "depth: a choice without values"),
+        (build, {"depth": (1,)}, "depth: build has no such keyword argument"),
+        (lambda mesh, strategy: 3, {}, "build returned"),
+    ],
+)
+def test_mistakes(wrong: Any, choices: Any, match: str) -> None:
+    with pytest.raises(UsageError) as error:
+        ts.plan.best(wrong, cluster="h100x8", choices=choices)
+    assert match in f"{error.value} {error.value.__cause__}"
+
+
+@pytest.mark.parametrize("tp", [4, 8])
+def test_megatrons_layout_is_found_from_none(tp: int) -> None:
+    def block(mesh: Any, strategy: Any) -> Any:
+        return made(mesh, strategy, layers=1)
+
+    s = search(block, "h100x8")
+    named = Candidate((("dp", 1), ("tp", tp)), 0, ())
+    with as_machine(s.machine):
+        split = s._weights(named)
+        whole = {name: (rank, None) for name, (rank, _) in split.items()}
+        start, megatron = s.row(replace(named, rules=()), 0.0), s.row(named, 0.0)
+        found = layouts(lambda c: s.row(c, 0.0), start, whole)
+    assert found.step_s <= megatron.step_s and found.wire_bytes <= megatron.wire_bytes
+    want = _rules({n: dim for n, (_, dim) in split.items()}, split)
+    mine = {r[0]: r[1] for r in found.candidate.rules or ()}
+    for name, dim, *_ in want:
+        if "embed" not in name:
+            assert mine[name] == dim, (name, found.candidate.rules)

@@ -17,7 +17,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,13 @@ def programs() -> dict[str, Callable[[], Program]]:
         return dist.Mesh(("dp",), devices=n)
 
     found: dict[str, Callable[[], Program]] = {}
+    data = dist.strategy("data_parallel")
     for n in (1, 2, 4, 8):
-        found[f"mlp 1024, dp={n}"] = lambda n=n: mlp(dp(n), 1024, 2048)
-        found[f"gpt 256, dp={n}"] = lambda n=n: gpt(
-            dp(n), dist.strategy("data_parallel"), 256, 256, 16, 4
-        )
+        found[f"mlp 1024, dp={n}"] = partial(lambda n: mlp(dp(n), 1024, 2048), n)
+        found[f"gpt 256, dp={n}"] = partial(lambda n: gpt(dp(n), data, 256, 256, 16, 4), n)
     found["mlp 512, dp=1"] = lambda: mlp(dp(1), 512, 512)
     found["mlp 2048, dp=2"] = lambda: mlp(dp(2), 2048, 1024, 2)
-    found["gpt 512, dp=2"] = lambda: gpt(dp(2), dist.strategy("data_parallel"), 512, 128, 16, 2)
+    found["gpt 512, dp=2"] = lambda: gpt(dp(2), data, 512, 128, 16, 2)
     zero = dist.strategy("zero_redundancy_optimizer", stage=3)
     found["gpt 256, zero 3, dp=4"] = lambda: gpt(dp(4), zero, 256, 256, 16, 4)
     both = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
@@ -166,13 +166,13 @@ def main() -> None:
             row.once()
             row.once()
     machine = fastest(machines)
-    print(json.dumps({"links": str(machine.topology), "chip": asdict(machine.chip)}))
+    print(json.dumps({"links": str(machine.topology), "chip": str(machine.chip)}))
     errors = []
     for name, running in rows.items():
         line, took = simulate(running.schedule, machine), running.took_s
         error = line.step_s / min(took) - 1
         errors.append(error)
-        row = {
+        found = {
             "program": name,
             "predicted_ms": round(line.step_s * 1e3, 2),
             "least_ms": round(min(took) * 1e3, 2),
@@ -181,7 +181,7 @@ def main() -> None:
             "compute_ms": round(line.compute_s * 1e3, 2),
             "communication_ms": round(line.exposed_s * 1e3, 2),
         }
-        print(json.dumps(row), flush=True)
+        print(json.dumps(found), flush=True)
     sizes = [abs(e) for e in errors]
     summary = {
         "programs": len(errors),

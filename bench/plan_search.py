@@ -86,7 +86,7 @@ def searched(size: str, devices: int, rows: int, stages: bool, limit_s: float) -
         "priced_per_minute": round(found.priced / found.priced_s * 60),
         "search_s": round(found.seconds, 1), "best": best.candidate.text,
         "step_ms": round(best.step_s * 1e3, 1), "memory_gib": round(best.memory_bytes / 2**30, 1),
-        "rank": round(float(np.corrcoef(np.array(rank))[0, 1]), 3),
+        "rank": round(float(np.atleast_2d(np.corrcoef(np.array(rank)))[0, 1]), 3),
     }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def _grad(b: Build, n: Any, g: Any) -> NoReturn:
     raise GraphError(f"{name}: a kernel has no gradient by itself", fix=fix, at=n.loc or None)
 
 
-define(Op("kernel", _rule, _local, _grad, flops=_flops, attrs="kernel split", invariance="library"))
+define(Op("kernel", _rule, _local, _grad, flops=_flops, attrs="kernel split", invariance="sums"))
 mesh_kernel = define(
     Op("mesh_kernel", _mesh_rule, _local, _grad, flops=_flops, attrs="kernel axes split",
        varying=True, invariance="library")

@@ -16,9 +16,10 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from scipy.stats import spearmanr
+
 from tessera.plan.predict import Prediction, machine_for, predict
 from tessera.plan.rows import Row, read_rows
-from tessera.plan.table import rank_correlation
 
 ROOT = Path(__file__).parents[1]
 DATA, PAGE = ROOT / "tests" / "data" / "accuracy", ROOT / "docs" / "accuracy.md"
@@ -87,8 +88,8 @@ def summary(name: str, rows: list[Compared], null_mfu: float) -> str:
     mean = statistics.geometric_mean(real)
     null = statistics.mean(abs(null_mfu / x - 1) for x in real)
     own = statistics.mean(abs(mean / x - 1) for x in real)
-    ranks = rank_correlation([c.found.mfu for c in rows], real)
-    times = rank_correlation([c.found.step_s for c in rows], [c.measured_s for c in rows])
+    ranks = spearmanr([c.found.mfu for c in rows], real).statistic
+    times = spearmanr([c.found.step_s for c in rows], [c.measured_s for c in rows]).statistic
     inside = sum(x <= 0.1 for x in sizes) / len(sizes)
     bias = math.exp(statistics.mean(math.log1p(c.error) for c in rows)) - 1
     return (

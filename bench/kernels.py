@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def attentions() -> Iterator[Row]:
         xs = [real(b, n, t, d, dtype=dtype) for n in (h, g, g)]
         forms: Forms = {"XLA": with_grads(lambda q, k, v, c=causal: nn.attention(q, k, v, c), 3)}
         for how in ("tiles", "sequences", "kernel"):
-            fn = lambda q, k, v, c=causal, i=how: nn.flash_attention(q, k, v, c, implementation=i)  # noqa: E731
+            fn = partial(nn.flash_attention, causal=causal, implementation=how)
             if how != "kernel":
                 forms[how] = with_grads(fn, 3)
             for sizes in ((64, 256), (128, 128), (256, 256)) if how == "kernel" else ():
@@ -95,8 +96,7 @@ def attentions() -> Iterator[Row]:
 def heads() -> Iterator[Row]:
     for n, c, v in ((2048, 256, 4096), (1024, 512, 16384)):
         xs = [real(n, c), real(c, v), whole(n, below=v)]
-        plain = lambda x, w, y: nn.cross_entropy(x @ w, y)  # noqa: E731
-        forms: Forms = {"XLA": with_grads(plain, 2)}
+        forms: Forms = {"XLA": with_grads(lambda x, w, y: nn.cross_entropy(x @ w, y), 2)}
         forms["blocks"] = with_grads(nn.linear_cross_entropy, 2)
         for bn, bv in ((128, 512), (512, 512), (128, 2048)):
             by = compiled_under(choices={"head_loss": "kernel"}, tile={"bn": bn, "bv": bv})
@@ -135,11 +135,15 @@ def experts() -> Iterator[Row]:
     yield "combine", f"f32 {n * k} to {n} of {c}", [real(n * k, c), at, gates], forms
 
 
+def redistributed(layout: str, x: ts.Tensor) -> ts.Tensor:
+    return dist.redistribute(x, layout)
+
+
 def puts() -> Iterator[Row]:
     mesh = dist.Mesh(("x",), shape={"x": 8})
     x = real(4096, 512, mesh=mesh, layout="[4096@x, 512]")
     for name, layout in (("all_to_all", "[4096, 512@x]"), ("all_gather", "[4096, 512]")):
-        move = lambda x, t=layout: dist.redistribute(x, t)  # noqa: E731
+        move = partial(redistributed, layout)
         forms: Forms = {"XLA": move, "kernel": compiled_under(comm_backend="nvshmem")(move)}
         yield f"{name} by puts, 8 devices", "f32 4096x512", [x], forms
     a, w = real(1024, 512, mesh=mesh, layout="[1024@x, 512]"), real(512, 512)
@@ -150,7 +154,7 @@ def puts() -> Iterator[Row]:
     yield "gather and product, 8 devices", "f32 1024x512x512", [a, w], forms
     mesh = dist.Mesh(("cp",), shape={"cp": 4})
     xs = [real(1, 8, 2048, 64, mesh=mesh, layout="[1, 8, 2048@cp, 64]") for _ in range(3)]
-    ring = lambda q, k, v: nn.ring_attention(q, k, v, "cp", True)  # noqa: E731
+    ring = partial(nn.ring_attention, axis="cp", causal=True)
     forms = {"permutes": ring, "kernel": compiled_under(comm_backend="nvshmem")(ring)}
     yield "ring attention, 4 devices", "f32 H8 T2048 D64 causal", xs, forms
 

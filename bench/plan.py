@@ -34,7 +34,7 @@ from tessera.plan.calibrate import calibrate
 from tessera.plan.machines import machine_from_file
 from tessera.plan.simulate import simulate
 
-Program = tuple[Callable[..., Any], tuple[Any, ...]]
+Program = tuple[Any, tuple[Any, ...]]  # a compiled function, its arguments
 
 
 def mlp(mesh: Any, width: int, rows: int, layers: int = 4) -> Program:
@@ -50,7 +50,7 @@ def mlp(mesh: Any, width: int, rows: int, layers: int = 4) -> Program:
     )
 
     @ts.jit
-    def step(weights, x, y):  # type: ignore[no-untyped-def]
+    def step(weights: Any, x: Any, y: Any) -> Any:
         h = x
         for w in weights.values():
             h = ts.tanh(h @ w)
@@ -71,7 +71,7 @@ def gpt(mesh: Any, strategy: Any, d: int, seq: int, batch: int, layers: int) -> 
     given = dist.place((ids, ids), strategy, mesh, kind="batch")
 
     @ts.jit
-    def step(model, state, ids, labels):  # type: ignore[no-untyped-def]
+    def step(model: Any, state: Any, ids: Any, labels: Any) -> Any:
         loss = model.loss(ids, labels)
         weights = model.parameters()
         weights, new = optimizer.update(weights, ts.grad(loss, weights, layout=strategy), state)
@@ -115,7 +115,7 @@ class Running:
         self.once()
         self.once()
         self.took_s.clear()
-        self.schedule = self.step.schedule  # type: ignore[attr-defined]
+        self.schedule = self.step.schedule
 
     def once(self) -> None:
         begin = time.perf_counter()

@@ -14,9 +14,10 @@ import tessera as ts
 from tessera import dist, nn, optim, pipeline
 from tessera.core.devices import recorded_for
 from tessera.core.errors import UsageError
+from tessera.plan.candidates import Candidate
 from tessera.plan.machines import as_machine, cluster_of
 from tessera.plan.scaled import Scaled
-from tessera.plan.search import Candidate, _choices_of, _rules, _Search, layouts
+from tessera.plan.search import _choices_of, _rules, _Search, layouts
 from tessera.plan.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::tessera.core.errors.StrategyWarning")

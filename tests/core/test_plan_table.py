@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from tessera.launch.cli import app
 from tessera.plan import predict as predicting
 from tessera.plan.predict import machine_for, predict
 from tessera.plan.rows import Row, read_rows
-from tessera.plan.table import predicted, rank_correlation
+from tessera.plan.table import predicted
 from tests.conftest import Golden
 
 DATA = Path(__file__).parents[1] / "data" / "accuracy"
@@ -275,8 +274,3 @@ def test_the_command_writes_the_table(tmp_path: Path) -> None:
 
 def test_a_table_of_no_rows() -> None:
     assert predicted(HEAD).splitlines() == [f"{HEAD},step_s,tflops_per_chip,mfu,memory_gib"]
-
-
-def test_ranks_of_equal_values_are_shared() -> None:
-    assert rank_correlation([1, 1, 2], [1, 2, 3]) == pytest.approx(math.sqrt(3) / 2)
-    assert rank_correlation([1, 1], [1, 2]) == 0.0

@@ -9,12 +9,9 @@ import pytest
 
 import tessera as ts
 from tessera import dist, op, schedule
+from tests.core.test_kernel_python import ag_matmul, draw
 
 Array = Any
-
-
-def draw(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def slopes(g: Any, x: Any, w: Any, b: Any) -> Any:
@@ -47,36 +44,6 @@ def dense(x, w, b, y, i, j, K, bk, bm, bn):  # type: ignore[no-untyped-def]
 )
 def doubled(x, y, sign, i):  # type: ignore[no-untyped-def]
     y[i], sign[i] = x[i] * 2.0, ts.where(x[i] < 0.0, -1, 1)
-
-
-@ts.kernel(
-    mesh={"x": 8},
-    a="in f32[M, K] tiles [M, K]",
-    w="in f32[K, N] tiles [K, bn]",
-    y="out f32[x*M, N] tiles [M, bn]",
-    buf="sym f32[x, M, K] tiles [1, M, K]",
-    got="sig [x]",
-    tune={"bn": 12},
-)
-def ag_matmul(a, w, y, buf, got, rank_x, x, N, bn):  # type: ignore[no-untyped-def]
-    ts.kernel.enter("x")
-    buf[0, 0, 0] = a[0, 0]
-
-    def turn(s: Any) -> None:
-        with ts.kernel.when(s > 0):
-            ts.kernel.wait(got[s])
-        with ts.kernel.when(s < x - 1):
-            there = buf.at(s + 1, 0, 0)
-            ts.kernel.put(buf.at(s, 0, 0), there, at=(rank_x + 1) % x, sig=got[s + 1])
-        block = buf[s, 0, 0]
-
-        def column(j: Any) -> None:
-            y[(rank_x - s + x) % x, j] = block @ w[0, j]
-
-        ts.kernel.loop(N // bn, column)
-
-    ts.kernel.loop(x, turn)
-    ts.kernel.quiet()
 
 
 X, W, B = draw(64, 128), draw(128, 64, seed=1), draw(64, seed=2)

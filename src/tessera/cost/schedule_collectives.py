@@ -69,11 +69,19 @@ def whole_bytes(n: Node) -> int:
     which has combined its places."""
     before, axes = n.args[0].type, n.attrs["axes"]
     ranks = 1 if before.mesh is None else shard_count(axes, before.mesh.physical.sizes)
+    if n.op == mesh_kernel.name:
+        return n.wire_bytes * ranks // max(1, ranks - 1)
     if n.op == all_gather.name:
         return ranks * before.device_bytes
     if n.op == reduce_scatter.name:
         return ranks * n.type.device_bytes
     return travelling_of_device(before, axes) if n.op == all_reduce.name else before.device_bytes
+
+
+def priced_as(n: Node) -> str:
+    """Returns the collective whose formula prices the node: a kernel that puts is priced as if each
+    device put its blocks to all others."""
+    return "all_to_all" if n.op == mesh_kernel.name else n.op
 
 
 def collective_costs(s: Schedule, topology: Topology | None = None) -> list[CollectiveCost]:
@@ -117,14 +125,12 @@ def _row(
         return
     devices = t.mesh.physical
     n = shard_count(axes, devices.sizes)
-    if first.op == mesh_kernel.name:  # priced as if each device put to all others
-        size = first.wire_bytes * n // max(1, n - 1)
-        op, name, table = first.attrs["kernel"].name, "puts", named("all_gather", "direct", n)
-    elif first.op in COLLECTIVES and n <= MOST_RANKS:
-        op, name = first.op, first.attrs.get("algorithm", "engine")
-        size, table = sum(map(whole_bytes, nodes)), named(op, name, n)
-    else:
+    if priced_as(first) not in COLLECTIVES or n > MOST_RANKS:
         return
+    op, name = first.op, first.attrs.get("algorithm", "engine")
+    if op == mesh_kernel.name:
+        op, name = first.attrs["kernel"].name, "puts"
+    size, table = sum(map(whole_bytes, nodes)), named(priced_as(first), name, n)
     time_s = None
     if topology is not None:
         time_s = price(table, topology, devices.groups(axes)).time_s(size)

@@ -5,9 +5,10 @@ need not be there: times are simulated on a described one.
 """
 
 from ..core.public import public
+from .candidates import Found
 from .machines import machine_of
 from .reports import Report, report
-from .search import Found, best
+from .search import best
 from .timeline import Timeline
 
 __all__ = ["Found", "Report", "Timeline", "best", "machine_of", "report"]

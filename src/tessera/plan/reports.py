@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -113,10 +113,10 @@ class Report:
     @property
     def hidden_s(self) -> float:
         """Communication behind work, of the stage that has most."""
-        by_stage: Counter[int] = Counter()
+        by_stage: defaultdict[int, float] = defaultdict(float)
         for t in self.timeline.traffic:
-            by_stage[t.stage] += t.hidden_s  # type: ignore[assignment]
-        return float(max(by_stage.values(), default=0.0))
+            by_stage[t.stage] += t.hidden_s
+        return max(by_stage.values(), default=0.0)
 
     @property
     def fits(self) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, assert_never
 
 import numpy as np
@@ -26,11 +25,12 @@ from ..core.mesh import Mesh
 from ..cost.collective_time import collective_time
 from ..cost.liveness import Liveness
 from ..cost.program import of_schedule
-from ..cost.schedule_collectives import whole_bytes
+from ..cost.schedule_collectives import priced_as, whole_bytes
 from ..cost.step_time import Kernel, kernels
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send
 from ..ops.redistribute import all_gather
+from .simulate import groups_of
 
 Array = NDArray[np.float64]
 BATCH = "dp"
@@ -206,8 +206,8 @@ class Scaled:
         used = np.zeros((len(links.levels), len(meshes)), bool)
         for i, mesh in enumerate(meshes):
             if shards := [a for a in step.axes if mesh.sizes[a] > 1]:
-                groups = _groups(mesh, tuple(shards))
-                found = collective_time(nodes[0].op, float(size[i]), groups, links, by)
+                groups = groups_of(mesh, tuple(shards))
+                found = collective_time(priced_as(nodes[0]), float(size[i]), groups, links, by)
                 times[i] = found.time_s
                 used[list(found.levels), i] = True
         return times, used
@@ -231,11 +231,6 @@ def _running(live: Liveness) -> list[Node]:
     n = live.held[live.needs.index(live.peak)]
     bodies: list[Any] = [v for v in n.attrs.values() if isinstance(v, Graph)]
     return [n, *(x for body in bodies for x in body.nodes)]
-
-
-@lru_cache(maxsize=8192)
-def _groups(mesh: Mesh, axes: tuple[str, ...]) -> list[list[int]]:
-    return mesh.groups(axes)
 
 
 __all__ = ["Scaled", "has_rows"]

@@ -15,11 +15,10 @@ import math
 import re
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,16 +32,15 @@ from ..core.options import ScheduleOptions
 from ..core.public import checked
 from ..ir.schedule.schedule import Schedule
 from ..lang.jit.jit import Jit, jit
-from ..lang.parallel.builtin_strategies import Rule, strategy
-from ..lang.parallel.strategy import Strategy
+from ..lang.parallel.builtin_strategies import Rule
 from ..lang.program.training_step import TrainingStep
+from .candidates import Candidate, Found, Row, Values, why_lost
 from .machines import as_machine, cluster_of
 from .reports import Cluster, memory_of, weights_of
 from .scaled import Scaled
 from .simulate import simulate
 from .timeline import Timeline
 
-Values = tuple[tuple[str, Any], ...]
 Build = Callable[..., tuple[Any, tuple[Any, ...]]]
 KNOWN: dict[str, tuple[Any, ...]] = {
     "remat": (False, "products", True),
@@ -63,123 +61,6 @@ MOST_TP, MOST_CP, MOST_PP = 64, 16, 32
 FINALISTS, ROWS, LEADERS = 20, 10, 3
 SLACK = 1.1  # the estimate of memory may be this much too high
 WINS = 0.995  # of the step's time, for which single weights get another layout
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A mesh (its axes in order, with sizes), ZeRO's stage, the choices of `build`, the options of
-    the schedule, and rules of single weights in place of the named tensor parallelism."""
-
-    axes: tuple[tuple[str, int], ...]
-    zero: int
-    choices: Values
-    options: Values = ()
-    rules: tuple[Rule, ...] | None = None
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(tuple(a for a, _ in self.axes), shape=dict(self.axes))
-
-    @property
-    def strategy(self) -> Strategy:
-        zero = self.zero
-        data = (
-            strategy("zero_redundancy_optimizer", stage=zero) if zero else strategy("data_parallel")
-        )
-        if dict(self.axes).get("tp", 1) == 1 or self.rules == ():
-            return data
-        return data + strategy("tensor_parallel", rules=self.rules)
-
-    @property
-    def text(self) -> str:
-        said = [" ".join(f"{a}={n}" for a, n in self.axes)]
-        said += [f"ZeRO-{self.zero}"] if self.zero else []
-        every = (*self.choices, *self.options)
-        said += [f"{k}={v}" for k, v in every if v is not None and v is not False and v != ()]
-        return ", ".join([*said, *(["layouts of its own"] if self.rules is not None else [])])
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A candidate that was recorded and simulated in full. `fast_s` is its price before that,
-    `why` says why it lost, and `hash` is that of its Schedule."""
-
-    candidate: Candidate
-    step_s: float
-    fast_s: float
-    compute_s: float
-    exposed_s: float
-    bubble_s: float
-    memory_bytes: int
-    limit_bytes: int
-    wire_bytes: int
-    hash: str
-    waits: Mapping[str, float] = field(default_factory=dict)
-    why: str = ""
-
-    @property
-    def fits(self) -> bool:
-        return self.memory_bytes <= self.limit_bytes
-
-
-@dataclass(frozen=True)
-class Found:
-    """The result of a search: `rows`, the ten best with the best first, and what was left out.
-
-    `mesh`, `strategy`, `choices` and `options` are those of the best: the schedule of
-    `ts.schedule(**found.options)(step)`, with `step, args = build(found.mesh, found.strategy,
-    **found.choices)`, has the hash `found.best.hash`.
-    """
-
-    rows: tuple[Row, ...]
-    machine: str
-    priced: int
-    dropped: Mapping[str, int]
-    seconds: float
-    priced_s: float
-
-    @property
-    def best(self) -> Row:
-        return self.rows[0]
-
-    @cached_property
-    def mesh(self) -> Mesh:
-        return self.best.candidate.mesh
-
-    @cached_property
-    def strategy(self) -> Strategy:
-        return self.best.candidate.strategy
-
-    @property
-    def choices(self) -> dict[str, Any]:
-        return dict(self.best.candidate.choices)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.best.candidate.options)
-
-    @property
-    def text(self) -> str:
-        """The rows as a table, with why each lost."""
-        total = self.priced + sum(self.dropped.values())
-        lines = [
-            f"best of {total:,} candidates on {self.machine}: {self.priced:,} priced in full,"
-            f" {len(self.rows)} shown, {self.seconds:.0f} s"
-        ]
-        lines += [f"  {n:,} dropped: {why}" for why, n in self.dropped.items()]
-        for i, r in enumerate(self.rows, 1):
-            lines.append(
-                f"{i:2}  {r.step_s * 1e3:8.1f} ms  waits {r.exposed_s * 1e3:7.1f} ms "
-                f" {r.memory_bytes / GIB:5.1f} GiB  {r.candidate.text}"
-            )
-            lines += [f"      {r.why}"] if r.why else []
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.text
-
-    __repr__ = __str__
 
 
 @checked
@@ -292,7 +173,7 @@ class _Search:
         own = self.improved(rows[0])
         if own.step_s < WINS * rows[0].step_s:
             rows = [own, *rows]
-        told = [rows[0], *(replace(r, why=_why(r, rows[0])) for r in rows[1:ROWS])]
+        told = [rows[0], *(replace(r, why=why_lost(r, rows[0])) for r in rows[1:ROWS])]
         machine = f"{self.machine.name}, {self.machine.size:,} devices"
         return Found(tuple(told), machine, self.priced, dict(self.dropped), self._spent(), priced_s)
 
@@ -395,10 +276,10 @@ class _Search:
         schedule, step, args = self.record(c)
         line = simulate(schedule, self.machine)
         memory = max(memory_of(schedule, step, args, self.machine), key=lambda m: m.peak)
-        waits: Counter[str] = Counter()
+        waits: defaultdict[str, float] = defaultdict(float)
         for t in line.traffic:
             if t.stage == 0:
-                waits[f"{t.what} over {', '.join(t.axes)}"] += t.exposed_s  # type: ignore[assignment]
+                waits[f"{t.what} over {', '.join(t.axes)}"] += t.exposed_s
         return Row(
             c, line.step_s, fast_s, line.compute_s, line.exposed_s, line.bubble * line.step_s,
             memory.peak, memory.limit, _wire_bytes(line), schedule.hash, dict(waits),
@@ -523,26 +404,4 @@ def _wire_bytes(line: Timeline) -> int:
     return sum(t.bytes for t in line.traffic)
 
 
-def _why(r: Row, best_row: Row) -> str:
-    """Says why `r` lost to `best_row`, in words with numbers."""
-    if not r.fits:
-        return f"needs {r.memory_bytes / GIB:.1f} of {r.limit_bytes / GIB:.1f} GiB"
-    more = {
-        "computes": r.compute_s - best_row.compute_s,
-        "waits": r.exposed_s - best_row.exposed_s,
-        "has a bubble of": r.bubble_s - best_row.bubble_s,
-    }
-    parts = [
-        f"{word} {abs(x) * 1e3:.1f} ms {'more' if x > 0 else 'less'}"
-        for word, x in sorted(more.items(), key=lambda p: -p[1])
-        if abs(x) > 1e-3 * best_row.step_s
-    ]
-    longer = {k: x - best_row.waits.get(k, 0.0) for k, x in r.waits.items()}
-    worst = max(longer, key=longer.__getitem__, default="")
-    if worst and longer[worst] > 1e-3 * best_row.step_s:
-        parts.append(f"most for {worst}, {longer[worst] * 1e3:.1f} ms more")
-    said = "; ".join(parts) or f"needs {(r.memory_bytes - best_row.memory_bytes) / GIB:+.1f} GiB"
-    return f"{r.step_s / best_row.step_s - 1:+.1%}: {said}"
-
-
-__all__ = ["Candidate", "Found", "Row", "best", "layouts"]
+__all__ = ["best", "layouts"]

@@ -36,18 +36,16 @@ from typing import Annotated, assert_never
 
 from ..core.declared import Flag, Given
 from ..core.errors import UsageError
-from ..core.layout import shard_count
 from ..core.machine.chip import Chip
 from ..core.machine.machine import Machine
 from ..core.mesh import Mesh
 from ..core.public import checked
 from ..core.topology import Topology
 from ..cost.collective_time import CollectiveTime, collective_time
-from ..cost.schedule_collectives import whole_bytes
+from ..cost.schedule_collectives import priced_as, whole_bytes
 from ..cost.step_time import StepTime, step_time
 from ..ir.graph.node import Graph
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
-from ..ir.tile.node import mesh_kernel
 from .timeline import Event, StageTime, Sums, Timeline, Traffic, summed
 
 COMPUTE = "compute"
@@ -227,14 +225,9 @@ class Simulator:
         if graph not in self.collected:
             first, mesh = step.nodes[0], graph.mesh
             assert mesh is not None
-            groups, axes = _groups(mesh.physical, step.axes), step.axes
-            op, size = first.op, sum(map(whole_bytes, step.nodes))
-            if op == mesh_kernel.name:  # as if each device put its blocks to all others
-                n = shard_count(axes, mesh.physical.sizes)
-                op, size = "all_to_all", first.wire_bytes * n // max(1, n - 1)
-            by = first.attrs.get("algorithm", "engine")
-            links = self._topology(_devices(mesh))
-            self.collected[graph] = collective_time(op, size, groups, links, by)
+            groups, size = groups_of(mesh.physical, step.axes), sum(map(whole_bytes, step.nodes))
+            by, links = first.attrs.get("algorithm", "engine"), self._topology(_devices(mesh))
+            self.collected[graph] = collective_time(priced_as(first), size, groups, links, by)
         return self.collected[graph]
 
     def _send(self, step: Send, s: Schedule) -> tuple[int, CollectiveTime]:
@@ -289,8 +282,9 @@ def _scope(step: Step) -> str:
     return next((n.scope for n in step.nodes if n.scope), "")
 
 
-@lru_cache(maxsize=256)
-def _groups(mesh: Mesh, axes: tuple[str, ...]) -> list[list[int]]:
+@lru_cache(maxsize=8192)
+def groups_of(mesh: Mesh, axes: tuple[str, ...]) -> list[list[int]]:
+    """Returns `mesh.groups(axes)`, which is long to make for many devices."""
     return mesh.groups(axes)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Sequence
 
 from .predict import predict
 from .rows import columns, read_rows, records
@@ -32,21 +30,3 @@ def predicted(text: str) -> str:
         values = (*results, f"{p.memory_gib:.1f}")
         writer.writerow({**given, **dict(zip(RESULTS, values, strict=True))})
     return out.getvalue()
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns Spearman's correlation of two sequences; equal values share their mean rank.
-
-    >>> rank_correlation([1, 2, 3, 4], [10, 30, 20, 40])
-    0.8
-    """
-    x, y = _ranks(a), _ranks(b)
-    mean = (len(x) - 1) / 2
-    covariance = sum((i - mean) * (j - mean) for i, j in zip(x, y, strict=True))
-    spread = math.sqrt(sum((i - mean) ** 2 for i in x) * sum((j - mean) ** 2 for j in y))
-    return covariance / spread if spread else 0.0
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(values)
-    return [order.index(v) + (order.count(v) - 1) / 2 for v in values]

@@ -12,7 +12,7 @@ import argparse
 import json
 from typing import Any
 
-import numpy as np
+from scipy.stats import spearmanr
 
 import tessera as ts
 from tessera import dist, nn, optim, pipeline
@@ -76,9 +76,8 @@ def searched(size: str, devices: int, rows: int, stages: bool, limit_s: float) -
     except ts.UsageError as error:
         return {"model": size, "devices": devices, "error": str(error).splitlines()[0]}
     total = found.priced + sum(found.dropped.values())
-    rank = [np.argsort(np.argsort(x)) for x in zip(
-        *((r.fast_s, r.step_s) for r in found.rows if not r.candidate.options), strict=True
-    )]  # fmt: skip
+    plain = [r for r in found.rows if not r.candidate.options]
+    rank = spearmanr([r.fast_s for r in plain], [r.step_s for r in plain]).statistic
     best = found.best
     return {
         "model": size, "devices": devices, "candidates": total, "priced": found.priced,
@@ -86,7 +85,7 @@ def searched(size: str, devices: int, rows: int, stages: bool, limit_s: float) -
         "priced_per_minute": round(found.priced / found.priced_s * 60),
         "search_s": round(found.seconds, 1), "best": best.candidate.text,
         "step_ms": round(best.step_s * 1e3, 1), "memory_gib": round(best.memory_bytes / 2**30, 1),
-        "rank": round(float(np.atleast_2d(np.corrcoef(np.array(rank)))[0, 1]), 3),
+        "rank": round(float(rank), 3),
     }  # fmt: skip
 
 

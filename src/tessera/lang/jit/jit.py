@@ -181,7 +181,7 @@ class Jit(Generic[P, R]):
         now = settings()
         run = self.fn if now.op_by_op or current_trace() is not EAGER else self._run
         if now.called is not None and run is not self.fn:
-            return now.called(self, args, kwargs)  # type: ignore[no-any-return]
+            return now.called(self, args, kwargs)  # type: ignore[no-any-return]  # is R
         with self.in_force():
             return self._padded(run, args, kwargs) if self._pads else run(*args, **kwargs)
 

@@ -142,7 +142,7 @@ class TrainingStep(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         handle_waiting()
         if (called := settings().called) is not None:
-            return called(self, args, kwargs)  # type: ignore[no-any-return]
+            return called(self, args, kwargs)  # type: ignore[no-any-return]  # is R
         out = self._with_batch(self._jit, args, kwargs, self._lay)
         self._see_idle()
         return out

@@ -1,0 +1,42 @@
+"""A table from the calls of another library to functions on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from ...core.errors import UsageError
+from ..value.tensor import Tensor
+
+Rule = Callable[..., Any]  # operands as the library passes them, with tensors of ours
+
+
+class Rules:
+    """The rules of one library, by the names of its calls."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
+        self.table: dict[str, Rule] = {}
+
+    def rule(self, *names: str) -> Callable[[Rule], Rule]:
+        """A decorator that makes a function the rule for calls of these names."""
+
+        def add(f: Rule) -> Rule:
+            self.table.update(dict.fromkeys(names, f))
+            return f
+
+        return add
+
+    def find(self, name: str, operands: Sequence[Any], caller: str, line: str) -> Rule:
+        """The rule for `name`. Raises UsageError if there is none."""
+        found = self.table.get(name)
+        if found is not None:
+            return found
+        near = get_close_matches(name, self.table, n=3, cutoff=0.6)
+        tensors = [(f"arg {i}", x.type) for i, x in enumerate(operands) if isinstance(x, Tensor)]
+        raise UsageError(
+            f"{caller}: {name} of {self.library} has no rule here",
+            rows=[*tensors, ("in", line), ("near", ", ".join(near))],
+            fix=f"give it one, a function on tensors: @ts.interop.rule({name!r})",
+        )

@@ -1,11 +1,11 @@
-"""Predicted against measured step times, on the machine that `tessera calibrate` measures here.
+"""Predicted against measured training steps on this machine: seconds and memory.
 
-Each row is a program on one mesh of virtual devices: its simulated step, the least and the median
-of its measured steps, and the relative error against the least. All devices share this machine's
-processor, so a step of n devices is n times the work of one (`shared` of the chip). Other programs
-on the machine disturb both sides: so the programs take turns, the machine is measured in each
-round, and the best of each figure counts. Run it: `python bench/plan.py` prints a line of JSON for
-the machine, one for each program, and one with the summary.
+The machine is measured first, as `tessera calibrate` does. Then each step is planned, predicted and
+run, in this order; the least of its measured times counts, as other programs only make steps
+longer. All devices share this machine's processor, so a step of n devices is n times the work of
+one (`shared` of the chip). The memory of a fused program is compared with XLA's analysis of it.
+Run it: `python bench/plan.py` prints a line of JSON for each step, and one with the summary; it
+starts itself again for the steps over two processes.
 """
 
 from __future__ import annotations
@@ -15,181 +15,160 @@ import json
 import math
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TESSERA_DEVICES", "8")
 
-import numpy as np
+from plan_programs import Row, processes, virtual
+from scipy.stats import spearmanr  # type: ignore[import-untyped]  # no stubs
 
 import tessera as ts
-from tessera import dist, nn, optim
+from tessera import dist
 from tessera.core.machine.machine import Machine
-from tessera.core.topology import Link
 from tessera.plan.calibrate import calibrate
-from tessera.plan.machines import machine_from_file
 from tessera.plan.simulate import simulate
+from tessera.show.plan_view import planned_memory
+from tessera.train.memory import program_bytes
 
-Program = tuple[Any, tuple[Any, ...]]  # a compiled function, its arguments
+LIMIT_S = 900.0
 
 
-def mlp(mesh: Any, width: int, rows: int, layers: int = 4) -> Program:
-    """A training step of a dense MLP with SGD, data parallel."""
-    rng = np.random.default_rng(0)
-    data = dist.strategy("data_parallel")
-    weights = {
-        f"w{i}": ts.tensor(rng.normal(size=(width, width)).astype(np.float32) / 32, mesh=mesh)
-        for i in range(layers)
+def predicted(name: str, row: Row, machine: Machine) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The step of `row`, its arguments, and its prediction."""
+    step, args = row.step()
+    with ts.autocast(row.dtype):
+        schedule = step.plan(*args)
+    line = simulate(schedule, machine)
+    found = {
+        "program": name,
+        "kind": row.kind,
+        "predicted_ms": round(line.step_s * 1e3, 2),
+        "compute_ms": round(line.compute_s * 1e3, 2),
+        "communication_ms": round(line.exposed_s * 1e3, 2),
     }
-    x, y = dist.place(
-        (rng.normal(size=(rows, width)).astype(np.float32),) * 2, data, mesh, kind="batch"
-    )
-
-    @ts.jit
-    def step(weights: Any, x: Any, y: Any) -> Any:
-        h = x
-        for w in weights.values():
-            h = ts.tanh(h @ w)
-        loss = ((h - y) * (h - y)).mean()
-        grads = ts.grad(loss, weights)
-        return loss, {k: w - 1e-3 * grads[k] for k, w in weights.items()}
-
-    return step, (weights, x, y)
+    if not row.schedule:
+        found["planned_mb"] = round(planned_memory(schedule, {}).peak / 1e6, 2)
+    return step, args, found
 
 
-def gpt(mesh: Any, strategy: Any, d: int, seq: int, batch: int, layers: int) -> Program:
-    """A training step of a GPT with AdamW."""
-    config = nn.GPTConfig(vocab=4096, seq=seq, d=d, layers=layers, heads=8)
-    model = dist.place(nn.GPT(config), strategy, mesh)
-    optimizer = optim.AdamW(1e-3)
-    state = optimizer.init(model.parameters(), strategy)
-    ids = np.random.default_rng(0).integers(0, 4096, (batch, seq)).astype(np.int32)
-    given = dist.place((ids, ids), strategy, mesh, kind="batch")
+class Watch:
+    """Tells whether other programs disturb the machine: then a product takes longer than its least
+    time."""
 
-    @ts.jit
-    def step(model: Any, state: Any, ids: Any, labels: Any) -> Any:
-        loss = model.loss(ids, labels)
-        weights = model.parameters()
-        weights, new = optimizer.update(weights, ts.grad(loss, weights, layout=strategy), state)
-        model.load_parameters(weights)
-        state.update(new)
-        return loss
+    def __init__(self) -> None:
+        self.product, self.least_s = ts.jit(lambda x: x @ x), math.inf
+        self.x = ts.ones((1024, 1024))
+        for _ in range(20):
+            self.is_quiet()
 
-    return step, (model, state, *given)
+    def is_quiet(self) -> bool:
+        begin = time.perf_counter()
+        self.product(self.x).stored.block_until_ready()
+        took_s = time.perf_counter() - begin
+        self.least_s = min(self.least_s, took_s)
+        return took_s < 1.15 * self.least_s
 
 
-def programs() -> dict[str, Callable[[], Program]]:
-    """The programs by name; each is made when it is measured."""
-
-    def dp(n: int) -> Any:
-        return dist.Mesh(("dp",), devices=n)
-
-    found: dict[str, Callable[[], Program]] = {}
-    data = dist.strategy("data_parallel")
-    for n in (1, 2, 4, 8):
-        found[f"mlp 1024, dp={n}"] = partial(lambda n: mlp(dp(n), 1024, 2048), n)
-        found[f"gpt 256, dp={n}"] = partial(lambda n: gpt(dp(n), data, 256, 256, 16, 4), n)
-    found["mlp 512, dp=1"] = lambda: mlp(dp(1), 512, 512)
-    found["mlp 2048, dp=2"] = lambda: mlp(dp(2), 2048, 1024, 2)
-    found["gpt 512, dp=2"] = lambda: gpt(dp(2), data, 512, 128, 16, 2)
-    zero = dist.strategy("zero_redundancy_optimizer", stage=3)
-    found["gpt 256, zero 3, dp=4"] = lambda: gpt(dp(4), zero, 256, 256, 16, 4)
-    both = dist.strategy("data_parallel") + dist.strategy("tensor_parallel")
-    mesh = {"dp": 2, "tp": 2}
-    found["gpt 256, dp=2 tp=2"] = lambda: gpt(
-        dist.Mesh(("dp", "tp"), shape=mesh), both, 256, 256, 16, 4
-    )
+def measured(
+    row: Row, step: Any, args: tuple[Any, ...], rounds: int, watch: Watch
+) -> dict[str, Any]:
+    """The measured times of a step, and XLA's analysis of its memory. Steps beside which the
+    machine was disturbed count only if there are no others."""
+    quiet_ms, took_ms = list[float](), list[float]()
+    with ts.autocast(row.dtype):
+        step(*args).item()
+        step(*args).item()
+        while len(quiet_ms) < rounds and len(took_ms) < 5 * rounds:
+            before, begin = watch.is_quiet(), time.perf_counter()
+            step(*args).item()
+            took_ms.append((time.perf_counter() - begin) * 1e3)
+            if before and watch.is_quiet():
+                quiet_ms.append(took_ms[-1])
+    counted = quiet_ms or took_ms
+    found = {
+        "least_ms": round(min(counted), 2),
+        "median_ms": round(statistics.median(counted), 2),
+        "quiet_steps": len(quiet_ms),
+    }
+    if not row.schedule:
+        found["xla_mb"] = round(program_bytes(step).peak / 1e6, 2)
     return found
 
 
-class Running:
-    """A program that is measured step by step; the first two steps compile."""
+def measure(rows: dict[str, Row], rounds: int) -> list[dict[str, Any]]:
+    """Predicts and runs each row; process 0 prints a line for each."""
+    first = dist.process_index() == 0
+    machine, watch = calibrate(rounds=8).machine, Watch()
+    if first:
+        print(json.dumps({"links": str(machine.topology), "chip": str(machine.chip)}), flush=True)
+    done = []
+    for name, row in rows.items():
+        step, args, found = predicted(name, row, machine)
+        found |= measured(row, step, args, rounds, watch)
+        found["error"] = round(found["predicted_ms"] / found["least_ms"] - 1, 3)
+        if "xla_mb" in found:
+            found["memory_error"] = round(found["planned_mb"] / found["xla_mb"] - 1, 3)
+        if first:
+            print(json.dumps(found), flush=True)
+        done.append(found)
+    return done
 
-    def __init__(self, program: Program) -> None:
-        self.step, self.args = program
-        self.took_s: list[float] = []
-        self.once()
-        self.once()
-        self.took_s.clear()
-        self.schedule = self.step.schedule
 
-    def once(self) -> None:
-        begin = time.perf_counter()
-        out = self.step(*self.args)
-        (out[0] if isinstance(out, tuple) else out).item()
-        self.took_s.append(time.perf_counter() - begin)
-        if isinstance(out, tuple):  # the weights
-            self.args = (out[1], *self.args[1:])
+def over_processes(only: str, rounds: int) -> list[dict[str, Any]]:
+    """The rows over two processes, which this script measures in processes of its own."""
+    command = [sys.executable, "-m", "tessera", "run", "-n", "2", __file__, "--inside"]
+    command += ["--only", only, "--rounds", str(rounds)]
+    around = os.environ | {"TESSERA_DEVICES": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=around)
+    lines = [text[text.index("{") :] for text in done.stdout.splitlines() if "{" in text]
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    print("\n".join(lines), flush=True)
+    return [found for found in map(json.loads, lines) if "program" in found]
 
 
-def fastest(machines: list[Machine]) -> Machine:
-    """The machine of the best of several measurements, figure by figure."""
-
-    def links(m: Machine) -> Link:
-        return m.topology.levels[0].link
-
-    chips = [m.chip for m in machines if m.chip is not None]
-    best = max(chips, key=lambda c: c.products[0].peak_flops_per_s * c.products[0].most)
-    chip = replace(
-        best,
-        memory_bytes_per_s=max(c.memory_bytes_per_s for c in chips),
-        ops_per_s=max(c.ops_per_s for c in chips),
-        kernel_s=min(c.kernel_s for c in chips),
-        program_s=min(c.program_s for c in chips),
-    )
-    first = machines[0].topology
-    link = replace(
-        links(machines[0]),
-        latency_s=min(links(m).latency_s for m in machines),
-        bytes_per_s=max(links(m).bytes_per_s for m in machines),
-    )
-    levels = (replace(first.levels[0], link=link), *first.levels[1:])
-    return replace(machines[0], topology=replace(first, levels=levels), chip=chip)
+def summary(done: list[dict[str, Any]]) -> dict[str, Any]:
+    """The errors of all rows, and the mean of each kind."""
+    sizes = [abs(found["error"]) for found in done]
+    memory = [abs(found["memory_error"]) for found in done if "memory_error" in found]
+    kinds = dict.fromkeys(found["kind"] for found in done)
+    ranks = spearmanr([d["predicted_ms"] for d in done], [d["least_ms"] for d in done]).statistic
+    return {
+        "programs": len(done),
+        "mean_error": round(statistics.mean(sizes), 3),
+        "median_error": round(statistics.median(sizes), 3),
+        "largest_error": round(max(sizes), 3),
+        "ranks": round(float(ranks), 3),
+        "by_kind": {
+            k: round(statistics.mean(abs(d["error"]) for d in done if d["kind"] == k), 3)
+            for k in kinds
+        },
+        "memory_mean_error": round(statistics.mean(memory), 3),
+        "memory_median_error": round(statistics.median(memory), 3),
+        "memory_within_5_percent": sum(e <= 0.05 for e in memory),
+        "memory_programs": len(memory),
+    }
 
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
-    ap.add_argument("--machine", type=Path, help="a file of tessera calibrate; else it is measured")
     ap.add_argument("--only", default="", help="programs whose name has this text")
-    ap.add_argument("--rounds", type=int, default=6, help="of two steps of each program")
+    ap.add_argument("--rounds", type=int, default=8, help="measured steps of each program")
+    ap.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    ap.add_argument("--lines", type=Path, help="a file of these lines to add up again")
     a = ap.parse_args()
-    rows = {k: Running(make()) for k, make in programs().items() if a.only in k}
-    machines = [machine_from_file(a.machine)] if a.machine else []
-    for _ in range(a.rounds):
-        if not a.machine:
-            machines.append(calibrate(rounds=3).machine)
-        for row in rows.values():
-            row.once()
-            row.once()
-    machine = fastest(machines)
-    print(json.dumps({"links": str(machine.topology), "chip": str(machine.chip)}))
-    errors = []
-    for name, running in rows.items():
-        line, took = simulate(running.schedule, machine), running.took_s
-        error = line.step_s / min(took) - 1
-        errors.append(error)
-        found = {
-            "program": name,
-            "predicted_ms": round(line.step_s * 1e3, 2),
-            "least_ms": round(min(took) * 1e3, 2),
-            "median_ms": round(statistics.median(took) * 1e3, 2),
-            "error": round(error, 3),
-            "compute_ms": round(line.compute_s * 1e3, 2),
-            "communication_ms": round(line.exposed_s * 1e3, 2),
-        }
-        print(json.dumps(found), flush=True)
-    sizes = [abs(e) for e in errors]
-    summary = {
-        "programs": len(errors),
-        "mean_error": round(statistics.mean(sizes), 3),
-        "largest_error": round(max(sizes), 3),
-        "bias": round(math.exp(statistics.mean(math.log1p(e) for e in errors)) - 1, 3),
-    }
-    print(json.dumps(summary))
+    if a.lines:
+        found = map(json.loads, a.lines.read_text().splitlines())
+        print(json.dumps(summary([d for d in found if "error" in d])))
+        return
+    table = processes() if a.inside else virtual()
+    done = measure({k: row for k, row in table.items() if a.only in k}, a.rounds)
+    if not a.inside:
+        print(json.dumps(summary(done + over_processes(a.only, a.rounds))))
 
 
 if __name__ == "__main__":

@@ -96,6 +96,24 @@ def test_arguments_and_a_named_step(script: str, tmp_path: Path) -> None:
     assert json.loads(to.read_text())["tokens"] == 99
 
 
+def test_what_is_called_before_the_step_gives_nan(script: str, tmp_path: Path) -> None:
+    more = """
+        @ts.jit
+        def validate(model, ids):
+            return model.loss(ids, ids)
+
+        print("the loss is", validate(model, ids).item())
+    """
+    text = Path(script).read_text()
+    before = '    if "--scaled"'
+    added = "".join(f"    {line}\n" for line in dedent(more).splitlines())
+    Path(script).write_text(text.replace(before, added + before, 1))
+    how = ("--cluster", "h100x256", "--step", "train")
+    code, text = run(script, *how)
+    assert code == 0 and "the loss is nan" in text and "train on dp=32" in text, text
+    assert text.count("validate does not run; its results are NaN") == 1
+
+
 def test_a_training_step(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(dedent("""
@@ -123,7 +141,7 @@ MISTAKES = {
     "no chip": (["--cluster", "t3000"], "the machine t3000 has no chip"),
     "no cluster": ([], "no cluster is named"),
     "no such cluster": (["--cluster", "h900x8"], "dgx_h900"),
-    "no such step": (["--cluster", "h100x256", "--step", "fit"], "train is called before fit"),
+    "no such step": (["--cluster", "h100x256", "--step", "fit"], "it called train"),
     "no file": (["--cluster", "h100x256", "--html", "/proc/none/x.html"], "cannot be written"),
 }
 

@@ -19,6 +19,7 @@ import typer
 from ..core.context import replaced
 from ..core.errors import TesseraError, UsageError
 from ..core.machine.machine import Machine
+from ..core.mesh import Mesh
 from ..train.cli import one_line
 from .plan_table_cli import plan_table
 
@@ -109,17 +110,15 @@ def _reported(
             try:
                 if name in ("", own):
                     raise _Done(make(fn, args, kwargs))
-                others[own] = None
                 mesh = fn.plan(*args, **kwargs).mesh
                 if mesh is not None:
-                    raise UsageError(
-                        f"plan: {own} is called before {name}, on the mesh {mesh.text()}, and does"
-                        " not run",
-                        fix=f"--step {own}, or call {name} first",
-                        at="",
-                    )
+                    if own not in others:
+                        typer.echo(f"plan: {own} does not run; its results are NaN", err=True)
+                    others[own] = None
+                    return _not_run(own, name, mesh, getattr(fn, "compiled", fn), args, kwargs)
             except TesseraError as error:
                 raise _Done(error) from None
+            others[own] = None
             return fn(*args, **kwargs)
 
     before = sys.argv, [*sys.path]
@@ -147,6 +146,19 @@ def _reported(
         fix="compile the step with ts.jit or graph.training_step, and call it; --step names one",
         at="",
     )
+
+
+def _not_run(own: str, name: str, mesh: Mesh, fn: Any, args: Any, kwargs: Any) -> Any:
+    """Returns NaN in place of the results of the compiled `fn`, called before the step `name`.
+    Raises UsageError if it reads a value."""
+    planned = fn.planned(args, kwargs)
+    if planned is None:
+        raise UsageError(
+            f"plan: {own} is called before {name}, on the mesh {mesh.text()}, and reads a value",
+            fix=f"--step {own}, or call {name} first",
+            at="",
+        )
+    return planned
 
 
 __all__ = ["plan"]

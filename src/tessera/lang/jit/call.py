@@ -299,9 +299,13 @@ class Written:
     ) -> Any:
         """Returns the call's result from the program's results, and writes new values into the
         caller's containers, the parameters among the call's `tensors`, and modules."""
-        results = list(
-            map(wrapped, outs, types, repeat(None) if settings().no_grad else self.pasts)
-        )
+        pasts = repeat(None) if settings().no_grad else self.pasts
+        return self.put_results(list(map(wrapped, outs, types, pasts)), args, kwargs, tensors)
+
+    def put_results(
+        self, results: list[Tensor], args: Any, kwargs: Any, tensors: Sequence[Any]
+    ) -> Any:
+        """`give` for results that are tensors."""
         if self.plain:
             return unflatten(self.spec, results)
         leaves = list(self.leaves)

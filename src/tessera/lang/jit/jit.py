@@ -39,7 +39,7 @@ from ..record.variables import Place
 from ..value.checks import signature_of
 from ..value.eager import EAGER, current_trace
 from ..value.engine import Program, engine
-from ..value.host_data import is_array
+from ..value.host_data import is_array, unmade
 from ..value.tensor import Tensor
 from .cache_entry import Entry
 from .call import Call, Recorded
@@ -231,6 +231,21 @@ class Jit(Generic[P, R]):
         with RECORDING_LOCK, self.in_force():
             self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
             return self.schedule
+
+    def planned(self, args: Any, kwargs: Any) -> R | None:
+        """Returns the result of a call that does not run: NaN, and 0 for other dtypes. Numbers of
+        the result are on one device, to be read; larger values are made where they are read. None
+        if the function reads a value on the host."""
+        with RECORDING_LOCK, self.in_force():
+            entry, leaves, _ = self._entry(args, kwargs)
+            written, results = entry.root.written, entry.last[0][1]
+        if written is None:
+            return None
+        types = [n.type for n in results]
+        for i, t in enumerate(types[: len(written.slots)]):
+            types[i] = t if t.shape else t.replicated().on(None)
+        made = list(map(unmade, types))
+        return written.put_results(made, args, kwargs, entry.pick(leaves))  # type: ignore[no-any-return]  # is R
 
     def straight(self, *args: P.args, **kwargs: P.kwargs) -> Straight | None:
         """Returns (a function from the arguments' arrays to the results' arrays, the results'

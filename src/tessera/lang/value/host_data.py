@@ -25,6 +25,7 @@ from ...core.dtypes import (
     largest,
 )
 from ...core.errors import DTypeError, ShapeError, UsageError
+from ...core.layout import TensorType
 from .deferred_values import Recipe
 from .engine import engine
 from .tensor import Tensor
@@ -115,6 +116,15 @@ def host_recipe(x: np.ndarray[Any, Any]) -> Recipe:
     """A recipe that places a host array. Each use takes a copy, since the engine may reuse the
     memory of an array that it was given."""
     return Recipe(lambda to: engine().place(x.copy(), to), of_host=True)
+
+
+def unmade(type: TensorType) -> Tensor:
+    """Returns a tensor in place of a result that is not computed: NaN, or 0 without a float dtype.
+    The values are made at their first use."""
+    t = Tensor(None, type)
+    value = np.asarray(np.nan if type.dtype.is_float else 0).astype(type.dtype.numpy)
+    t.wait(Recipe(lambda to: engine().place(np.full(to.shape, value), to)))
+    return t
 
 
 # The host keeps copies of integer arrays up to this many elements, to check ids.

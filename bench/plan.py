@@ -132,12 +132,13 @@ def over_processes(only: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def summary(done: list[dict[str, Any]]) -> dict[str, Any]:
-    """The errors of all rows, and the mean of each kind."""
+    """All rows, their errors, and the mean error of each kind."""
     sizes = [abs(found["error"]) for found in done]
     memory = [abs(found["memory_error"]) for found in done if "memory_error" in found]
     kinds = dict.fromkeys(found["kind"] for found in done)
     ranks = spearmanr([d["predicted_ms"] for d in done], [d["least_ms"] for d in done]).statistic
     return {
+        "rows": done,
         "programs": len(done),
         "mean_error": round(statistics.mean(sizes), 3),
         "median_error": round(statistics.median(sizes), 3),

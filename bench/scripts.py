@@ -36,18 +36,20 @@ class Section:
     on: Callable[[], str] = kind
 
 
-def measure(script: str, *args: str, env: Mapping[str, str] | None = None) -> Any:
-    """Returns the JSON that a script of this folder prints. Raises Failed."""
+def measure(
+    script: str, *args: str, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
+) -> Any:
+    """Returns the JSON that a script of this folder prints last. Raises Failed."""
     command = [sys.executable, str(HERE / script), *args]
     print("measuring:", script, *args, dict(env or {}) or "", flush=True)
     around = {**os.environ, **(env or {})}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, env=around, check=True
+            command, capture_output=True, text=True, timeout=limit_s, env=around, check=True
         )
         return json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
-        raise Failed(f"{script} was not done after {LIMIT_S:g} s") from None
+        raise Failed(f"{script} was not done after {limit_s:g} s") from None
     except subprocess.CalledProcessError as error:
         raise Failed(f"{script} failed:\n{error.stderr[-2000:]}") from None
     except (IndexError, ValueError):

@@ -22,6 +22,7 @@ SECTIONS = {
     "order": Section("The order of calls, compared", around.order),
     "ttnn": Section("TT-NN's calls", around.ttnn_calls),
     "startup": Section("How long until a program runs", around.startup),
+    "plan": Section("Predicted and measured steps", around.plan),
     "growth": Section("How planning grows with the model", around.growth),
     "loader": Section("What a loader gives out", around.loader),
     "moe": Section("Experts: dispatch and combine", around.moe),

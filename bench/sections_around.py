@@ -181,6 +181,34 @@ def kernels(rounds: int) -> list[str]:
     ]
 
 
+def plan(rounds: int) -> list[str]:
+    r = measure("plan.py", "--rounds", str(rounds), limit_s=3600.0)
+    kinds = ", ".join(f"{k} {e:.1%}" for k, e in r["by_kind"].items())
+    rows = [
+        (d["program"], f"{d['predicted_ms']:.0f}", f"{d['least_ms']:.0f}", f"{d['error']:+.0%}",
+         d.get("planned_mb", "-"), d.get("xla_mb", "-"),
+         f"{d['memory_error']:+.0%}" if "memory_error" in d else "-")
+        for d in r["rows"]
+    ]  # fmt: skip
+    return [
+        *prose(
+            f"""`bench/plan.py`: training steps on virtual devices of this machine and on two
+            processes, predicted before they run by the machine file that `tessera calibrate`
+            measures, against the least measured time of a step while the machine was quiet. Mean
+            error **{r["mean_error"]:.1%}** ({within(100 * r["mean_error"], 10, "%")}), median
+            {r["median_error"]:.1%}, largest {r["largest_error"]:.0%}; rank correlation
+            **{r["ranks"]:.3f}** (at least 0.9). By kind: {kinds}. Memory of a device, planned
+            against XLA's analysis: mean error {r["memory_mean_error"]:.1%}, median
+            {r["memory_median_error"]:.1%}, {r["memory_within_5_percent"]} of
+            {r["memory_programs"]} within 5 %."""
+        ),
+        *table(
+            ("step", "predicted, ms", "measured, ms", "error", "planned, MB", "XLA, MB", "error"),
+            rows,
+        ),
+    ]
+
+
 def growth(rounds: int) -> list[str]:
     r = measure("soak/growth.py", "--json")
     return [

@@ -157,9 +157,9 @@ def virtual() -> dict[str, Row]:
         "2048 tokens, all to all": gpt(
             long, "dp=1,cp=4", batch=2, seq=2048, layers=2, context="all_to_all"
         ),
-        "mlp, 1F1B": mlp("pp=2", layers=8, **staged("1F1B", 8)),
-        "mlp, 1F1B, 4 stages": mlp("pp=4", layers=8, **staged("1F1B", 8)),
-        "mlp, GPipe": mlp("pp=2", layers=8, **staged("GPipe", 4)),
+        "mlp, 1F1B": mlp("pp=2,dp=1", layers=8, **staged("1F1B", 8)),
+        "mlp, 1F1B, 4 stages": mlp("pp=4,dp=1", layers=8, **staged("1F1B", 8)),
+        "mlp, GPipe": mlp("pp=2,dp=1", layers=8, **staged("GPipe", 4)),
         "mlp, 1F1B, dp=2": mlp("pp=2,dp=2", layers=8, **staged("1F1B", 4)),
         "gpt, 1F1B": pipe("pp=2,dp=1", how=staged("1F1B", 4)),
         "gpt, 1F1B, dp=2": pipe("pp=2,dp=2", how=staged("1F1B", 4)),

@@ -30,6 +30,7 @@ from ..ir.graph.node import Graph, Node
 from ..ir.tile.cost import cost
 from ..ir.tile.node import on_block
 from ..ops.control import iterations
+from ..ops.index_string import parse_index
 from .flops import on_a_device
 from .liveness import buffered
 from .program import Program, of_graph
@@ -153,6 +154,7 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
             time_s = max(time_s, flops / (peak * chip.attention))
         else:
             time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
+            time_s += chip.matrix_s * _matrices(n) if chip.matrix_s else 0.0
     total = flops + sum(x for x, _ in work)
     axes = dict.fromkeys(a for t in (*n.types, *n.ins) for a in t.split_axes)
     yield Kernel(
@@ -191,6 +193,17 @@ def _most(n: Node) -> int:
     """Returns the most elements of an argument that `n` reads: those of its result if each element
     comes from one of each argument."""
     return sum(map(_size, n.types)) if n.kind.elements else 1 << 62
+
+
+def _matrices(n: Node) -> int:
+    """Returns how many matrices a product of batches multiplies on a device; 0 without a batch."""
+    if "index" not in n.attrs or len(n.args) != 2:
+        return 0
+    x, y = (a.type for a in n.args)
+    index = parse_index(n.attrs["index"], (x.rank, y.rank))
+    shared = set(index.args[1]) & set(index.out)
+    sizes = [d for k, d in zip(index.args[0], x.local_shape, strict=True) if k in shared]
+    return math.prod(sizes) if sizes else 0
 
 
 def is_slow(n: Node) -> bool:

@@ -8,8 +8,9 @@ rates are those of the whole, measured on one device, which uses all cores.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ SHAPES = (
     (4096, 512, 128), (128, 512, 4096), (512, 4096, 512), (4096, 4096, 64), (32, 2048, 2048),
 )  # fmt: skip
 """The measured products, as m, n and k."""
+BATCHES = ((16, (128, 128, 32)), (16, (256, 256, 32)), (16, (256, 32, 256)), (64, (64, 64, 64)))
+"""The measured products of batches: the number of matrices, and their m, n and k."""
 LARGE, SMALL = 1 << 22, 1 << 8  # elements of f32 on a device
 CHAIN = 64  # kernels that follow each other
 Sizes = tuple[int, int, int]
@@ -97,9 +100,10 @@ def calibrate(
             a = tensor(rng.normal(size=(m, k)), dtype=dtype)
             b = tensor(rng.normal(size=(k, n)), dtype=dtype)
             products[dtype, (m, n, k)] = inside_s(lambda a, b: a @ b, a, b)
+    laws = tuple(fitted(d, {s: t for (e, s), t in products.items() if e == d}) for d in dtypes)
     chip = Chip(
         kind,
-        tuple(fitted(d, {s: t for (e, s), t in products.items() if e == d}) for d in dtypes),
+        laws,
         memory_bytes=float(engine().memory_bytes() or 1),
         memory_bytes_per_s=8.0 * large / moved_s,
         ops_per_s=4.0 * EXPENSIVE * large / computed_s,
@@ -107,12 +111,25 @@ def calibrate(
         program_s=program_s,
         shared=kind == "cpu",
     )
+    chip = replace(chip, matrix_s=matrix_s(chip, inside_s))
     levels = (Level(devices, measured_link(devices, large, rounds)),)
     source = f"measured by tessera calibrate on {devices} devices of kind {kind}"
     machine = Machine(
         kind, Topology("measured", levels), ("device",), (1,), sources=(source,), chip=chip
     )
     return Calibration(machine, products)
+
+
+def matrix_s(chip: Chip, inside_s: Callable[..., float]) -> float:
+    """Returns the time that one more matrix in a product of batches takes, at least 0: the median
+    of what products of f32 take above the chip's times."""
+    rng, found = np.random.default_rng(0), list[float]()
+    for count, (m, n, k) in BATCHES:
+        a, b = (tensor(rng.normal(size=(count, *shape))) for shape in ((m, k), (k, n)))
+        found.append(
+            (inside_s(lambda a, b: a @ b, a, b) - chip.product_s("f32", count, m, n, k)) / count
+        )
+    return max(0.0, statistics.median(found))
 
 
 def best(fn: Callable[..., Any], args: Sequence[Any], rounds: int) -> float:

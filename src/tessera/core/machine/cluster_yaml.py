@@ -90,6 +90,7 @@ CHIP_KEYS: dict[str, Kind] = {
     "attention": numbers(above=0, most=1),
     "gops": POSITIVE,
     "kernel_us": numbers(least=0, below=math.inf),
+    "matrix_us": numbers(least=0, below=math.inf),
     "program_us": numbers(least=0, below=math.inf),
     "shared": FLAG,
 }
@@ -109,6 +110,7 @@ UNITS = {
     "memory_gb_per_s": "gigabytes a second",
     "gops": "billions of elementwise operations a second",
     "kernel_us": "microseconds",
+    "matrix_us": "microseconds",
     "program_us": "microseconds",
     "peak_gflops": "billions of floating-point operations a second",
 }
@@ -165,6 +167,7 @@ def _chip(at: Spotted, faults: Faults) -> Chip | None:
         _scaled(values["memory_gb_per_s"], 9),
         ops_per_s=_scaled(values.get("gops", math.inf), 9),
         kernel_s=_scaled(values.get("kernel_us", 0), -6),
+        matrix_s=_scaled(values.get("matrix_us", 0), -6),
         program_s=_scaled(values.get("program_us", 0), -6),
         **own,
     )
@@ -371,6 +374,7 @@ def _chip_rows(chip: Chip) -> Any:
         "memory_efficiency": chip.memory_efficiency,
         "attention": chip.attention,
         "kernel_us": _scaled(chip.kernel_s, 6),
+        "matrix_us": _scaled(chip.matrix_s, 6),
         "program_us": _scaled(chip.program_s, 6),
         "shared": chip.shared,
     }

@@ -1,6 +1,7 @@
 """Predicted against measured training steps on this machine: seconds and memory.
 
-The machine is measured first, as `tessera calibrate` does. Then each step is planned, predicted and
+The machine is measured first, as `tessera calibrate` does; of two processes only the link between
+them, as they share the machine. Then each step is planned, predicted and
 run, in this order; the least of its measured times counts, as other programs only make steps
 longer. All devices share this machine's processor, so a step of n devices is n times the work of
 one (`shared` of the chip). The memory of a fused program is compared with XLA's analysis of it.
@@ -17,7 +18,9 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,12 @@ from scipy.stats import spearmanr  # type: ignore[import-untyped]  # no stubs
 
 import tessera as ts
 from tessera import dist
+from tessera.core.devices import device_count
+from tessera.core.machine.load import save
 from tessera.core.machine.machine import Machine
-from tessera.plan.calibrate import calibrate
+from tessera.core.topology import Level, Topology
+from tessera.plan.calibrate import LARGE, calibrate, measured_link
+from tessera.plan.machines import machine_from_file
 from tessera.plan.simulate import simulate
 from tessera.show.plan_view import planned_memory
 from tessera.train.memory import program_bytes
@@ -79,12 +86,20 @@ def measured(
     """The measured times of a step, and XLA's analysis of its memory. Steps beside which the
     machine was disturbed count only if there are no others."""
     quiet_ms, took_ms = list[float](), list[float]()
+
+    def run() -> None:
+        step(*args).item()
+        for weight in args[0].parameters().values():
+            weight.stored.block_until_ready()
+
     with ts.autocast(row.dtype):
-        step(*args).item()
-        step(*args).item()
-        while len(quiet_ms) < rounds and len(took_ms) < 5 * rounds:
+        run()
+        run()
+        for _ in range(4 * rounds):
+            if len(quiet_ms) >= rounds and dist.process_count() == 1:  # all run the same steps
+                break
             before, begin = watch.is_quiet(), time.perf_counter()
-            step(*args).item()
+            run()
             took_ms.append((time.perf_counter() - begin) * 1e3)
             if before and watch.is_quiet():
                 quiet_ms.append(took_ms[-1])
@@ -99,10 +114,16 @@ def measured(
     return found
 
 
-def measure(rows: dict[str, Row], rounds: int) -> list[dict[str, Any]]:
+def between_processes(machine: Machine) -> Machine:
+    """The machine with the link between the devices of these processes."""
+    levels = (Level(device_count(), measured_link(device_count(), LARGE, 8)),)
+    return replace(machine, topology=Topology("measured", levels))
+
+
+def measure(machine: Machine, rows: dict[str, Row], rounds: int) -> list[dict[str, Any]]:
     """Predicts and runs each row; process 0 prints a line for each."""
     first = dist.process_index() == 0
-    machine, watch = calibrate(rounds=8).machine, Watch()
+    watch = Watch()
     if first:
         print(json.dumps({"links": str(machine.topology), "chip": str(machine.chip)}), flush=True)
     done = []
@@ -118,9 +139,11 @@ def measure(rows: dict[str, Row], rounds: int) -> list[dict[str, Any]]:
     return done
 
 
-def over_processes(only: str, rounds: int) -> list[dict[str, Any]]:
+def over_processes(machine: Machine, only: str, rounds: int) -> list[dict[str, Any]]:
     """The rows over two processes, which this script measures in processes of its own."""
-    command = [sys.executable, "-m", "tessera", "run", "-n", "2", __file__, "--inside"]
+    path = Path(tempfile.mkdtemp()) / "machine.yaml"
+    save(machine, path)
+    command = [sys.executable, "-m", "tessera", "run", "-n", "2", __file__, "--inside", str(path)]
     command += ["--only", only, "--rounds", str(rounds)]
     around = os.environ | {"TESSERA_DEVICES": "2"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=around)
@@ -159,17 +182,20 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--only", default="", help="programs whose name has this text")
     ap.add_argument("--rounds", type=int, default=8, help="measured steps of each program")
-    ap.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    ap.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     ap.add_argument("--lines", type=Path, help="a file of these lines to add up again")
     a = ap.parse_args()
     if a.lines:
         found = map(json.loads, a.lines.read_text().splitlines())
         print(json.dumps(summary([d for d in found if "error" in d])))
         return
-    table = processes() if a.inside else virtual()
-    done = measure({k: row for k, row in table.items() if a.only in k}, a.rounds)
+    if a.inside:
+        machine, table = between_processes(machine_from_file(a.inside)), processes()
+    else:
+        machine, table = calibrate(rounds=8).machine, virtual()
+    done = measure(machine, {k: row for k, row in table.items() if a.only in k}, a.rounds)
     if not a.inside:
-        print(json.dumps(summary(done + over_processes(a.only, a.rounds))))
+        print(json.dumps(summary(done + over_processes(machine, a.only, a.rounds))))
 
 
 if __name__ == "__main__":

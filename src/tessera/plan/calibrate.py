@@ -23,8 +23,8 @@ from ..core.topology import Level, Link, Topology
 from ..cost.step_time import EXPENSIVE
 from ..lang.jit.jit import jit
 from ..lang.math.create import tensor
+from ..lang.math.functions import einsum, tanh
 from ..lang.math.functions import sum as total
-from ..lang.math.functions import tanh
 from ..lang.parallel.collectives import all_reduce
 from ..lang.value.engine import engine
 
@@ -37,6 +37,14 @@ SHAPES = (
 """The measured products, as m, n and k."""
 BATCHES = ((16, (128, 128, 32)), (16, (256, 256, 32)), (16, (256, 32, 256)), (64, (64, 64, 64)))
 """The measured products of batches: the number of matrices, and their m, n and k."""
+COLUMNS = (
+    (256, 1024, 4096),
+    (1024, 256, 2048),
+    (1024, 32, 256),
+    (512, 512, 512),
+    (512, 1024, 2048),
+)
+"""The measured products, as m, n and k, of a left operand that is read along its columns."""
 LARGE, SMALL = 1 << 22, 1 << 8  # elements of f32 on a device
 CHAIN = 64  # kernels that follow each other
 Sizes = tuple[int, int, int]
@@ -111,7 +119,7 @@ def calibrate(
         program_s=program_s,
         shared=kind == "cpu",
     )
-    chip = replace(chip, matrix_s=matrix_s(chip, inside_s))
+    chip = with_operands(chip, inside_s)
     levels = (Level(devices, measured_link(devices, large, rounds)),)
     source = f"measured by tessera calibrate on {devices} devices of kind {kind}"
     machine = Machine(
@@ -120,24 +128,34 @@ def calibrate(
     return Calibration(machine, products)
 
 
-def matrix_s(chip: Chip, inside_s: Callable[..., float]) -> float:
-    """Returns the time that one more matrix in a product of batches takes, at least 0: the median
-    of what products of f32 take above the chip's times."""
-    rng, found = np.random.default_rng(0), list[float]()
-    for count, (m, n, k) in BATCHES:
-        a, b = (tensor(rng.normal(size=(count, *shape))) for shape in ((m, k), (k, n)))
-        found.append(
-            (inside_s(lambda a, b: a @ b, a, b) - chip.product_s("f32", count, m, n, k)) / count
-        )
-    return max(0.0, statistics.median(found))
+def with_operands(chip: Chip, inside_s: Callable[..., float]) -> Chip:
+    """Returns the chip with the times of its products for the form of their operands, each at
+    least 0: the median of what products of f32 take above the chip's times."""
+    rng = np.random.default_rng(0)
+
+    def above_s(spec: str, x: Sequence[int], y: Sequence[int], plain_s: float) -> float:
+        a, b = (tensor(rng.normal(size=shape)) for shape in (x, y))
+        return inside_s(lambda a, b: einsum(spec, a, b), a, b) - plain_s
+
+    matrices = [
+        above_s("bmk,bkn->bmn", (c, m, k), (c, k, n), chip.product_s("f32", c, m, n, k)) / c
+        for c, (m, n, k) in BATCHES
+    ]
+    columns = [
+        above_s("km,kn->mn", (k, m), (k, n), chip.product_s("f32", 1, m, n, k)) / (k * m)
+        for m, n, k in COLUMNS
+    ]
+    at_least = {"matrix_s": matrices, "column_s": columns}
+    return replace(chip, **{k: max(0.0, statistics.median(v)) for k, v in at_least.items()})
 
 
-def best(fn: Callable[..., Any], args: Sequence[Any], rounds: int) -> float:
-    """Returns the least mean of the seconds of a call in `rounds` series of calls."""
+def best(fn: Callable[..., Any], args: Sequence[Any], rounds: int, count: int = 0) -> float:
+    """Returns the least mean of the seconds of a call in `rounds` series of `count` calls; 0: as
+    many as take 20 ms, at most 20. Processes need the same count."""
     from ..runtime.processes.diagnose import took_s  # it loads the engine
 
     once_s = took_s(lambda: fn(*args), 1)
-    count = max(1, min(20, int(0.02 / max(once_s, 1e-6))))
+    count = count or max(1, min(20, int(0.02 / max(once_s, 1e-6))))
     return min(took_s(lambda: fn(*args), count) for _ in range(rounds))
 
 
@@ -153,7 +171,8 @@ def measured_link(devices: int, large: int, rounds: int) -> Link:
             mesh=auto(("all",)),
             layout=f"[{devices}@all, {elements}]",
         )
-        took.append(best(jit(lambda x: all_reduce(total(x, dim=0), axis="all")), (x,), rounds))
+        reduced = jit(lambda x: all_reduce(total(x, dim=0), axis="all"))
+        took.append(best(reduced, (x,), rounds, 8))
     moved = 2 * (devices - 1) / devices * 4 * (large - SMALL)
     return Link(
         "measured", took[0] / (2 * (devices - 1)), moved / max(took[1] - took[0], took[1] / 4)

@@ -91,6 +91,7 @@ CHIP_KEYS: dict[str, Kind] = {
     "gops": POSITIVE,
     "kernel_us": numbers(least=0, below=math.inf),
     "matrix_us": numbers(least=0, below=math.inf),
+    "column_ns": numbers(least=0, below=math.inf),
     "program_us": numbers(least=0, below=math.inf),
     "shared": FLAG,
 }
@@ -111,6 +112,7 @@ UNITS = {
     "gops": "billions of elementwise operations a second",
     "kernel_us": "microseconds",
     "matrix_us": "microseconds",
+    "column_ns": "nanoseconds",
     "program_us": "microseconds",
     "peak_gflops": "billions of floating-point operations a second",
 }
@@ -168,6 +170,7 @@ def _chip(at: Spotted, faults: Faults) -> Chip | None:
         ops_per_s=_scaled(values.get("gops", math.inf), 9),
         kernel_s=_scaled(values.get("kernel_us", 0), -6),
         matrix_s=_scaled(values.get("matrix_us", 0), -6),
+        column_s=_scaled(values.get("column_ns", 0), -9),
         program_s=_scaled(values.get("program_us", 0), -6),
         **own,
     )
@@ -375,6 +378,7 @@ def _chip_rows(chip: Chip) -> Any:
         "attention": chip.attention,
         "kernel_us": _scaled(chip.kernel_s, 6),
         "matrix_us": _scaled(chip.matrix_s, 6),
+        "column_ns": _scaled(chip.column_s, 9),
         "program_us": _scaled(chip.program_s, 6),
         "shared": chip.shared,
     }

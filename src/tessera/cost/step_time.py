@@ -154,8 +154,7 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
             time_s = max(time_s, flops / (peak * chip.attention))
         else:
             time_s = max(time_s, chip.product_s(dtype, 1, elements, 1, depth))
-            if chip.matrix_s or chip.column_s:
-                time_s += _operands_s(n, chip)
+            time_s += chip.column_s * _by_columns(n) if chip.column_s else 0.0
     total = flops + sum(x for x, _ in work)
     axes = dict.fromkeys(a for t in (*n.types, *n.ins) for a in t.split_axes)
     yield Kernel(
@@ -196,18 +195,17 @@ def _most(n: Node) -> int:
     return sum(map(_size, n.types)) if n.kind.elements else 1 << 62
 
 
-def _operands_s(n: Node, chip: Chip) -> float:
-    """Returns the time that a product takes for the form of its operands: for each matrix of a
-    batch, and for the elements of a left operand that is read along its columns."""
+def _by_columns(n: Node) -> int:
+    """Returns the elements of a product's left operand if it is read along its columns, else 0. The
+    left operand is the one with the rows of the result."""
     if "index" not in n.attrs or len(n.args) != 2:
-        return 0.0
-    x, y = (a.type for a in n.args)
-    index = parse_index(n.attrs["index"], (x.rank, y.rank))
-    left, right = index.args
-    sizes = [d for k, d in zip(left, x.local_shape, strict=True) if k in right and k in index.out]
-    by_columns = bool(left) and left[-1] in index.out and left[-1] not in right
-    taken_s = chip.matrix_s * math.prod(sizes) if sizes else 0.0
-    return taken_s + (chip.column_s * _size(x) if by_columns else 0.0)
+        return 0
+    types = [a.type for a in n.args]
+    index = parse_index(n.attrs["index"], tuple(t.rank for t in types))
+    shared = set(index.args[0]) & set(index.args[1])
+    rows = [k for k in index.out if k not in shared]
+    left = int(bool(rows) and rows[0] in index.args[1])
+    return _size(types[left]) if index.args[left][-1:] and index.args[left][-1] in rows else 0
 
 
 def is_slow(n: Node) -> bool:

@@ -35,8 +35,6 @@ SHAPES = (
     (4096, 512, 128), (128, 512, 4096), (512, 4096, 512), (4096, 4096, 64), (32, 2048, 2048),
 )  # fmt: skip
 """The measured products, as m, n and k."""
-BATCHES = ((16, (128, 128, 32)), (16, (256, 256, 32)), (16, (256, 32, 256)), (64, (64, 64, 64)))
-"""The measured products of batches: the number of matrices, and their m, n and k."""
 COLUMNS = (
     (256, 1024, 4096),
     (1024, 256, 2048),
@@ -119,7 +117,7 @@ def calibrate(
         program_s=program_s,
         shared=kind == "cpu",
     )
-    chip = with_operands(chip, inside_s)
+    chip = replace(chip, column_s=column_s(chip, inside_s))
     levels = (Level(devices, measured_link(devices, large, rounds)),)
     source = f"measured by tessera calibrate on {devices} devices of kind {kind}"
     machine = Machine(
@@ -128,25 +126,15 @@ def calibrate(
     return Calibration(machine, products)
 
 
-def with_operands(chip: Chip, inside_s: Callable[..., float]) -> Chip:
-    """Returns the chip with the times of its products for the form of their operands, each at
+def column_s(chip: Chip, inside_s: Callable[..., float]) -> float:
+    """Returns the time for one more element of a left operand that is read along its columns, at
     least 0: the median of what products of f32 take above the chip's times."""
-    rng = np.random.default_rng(0)
-
-    def above_s(spec: str, x: Sequence[int], y: Sequence[int], plain_s: float) -> float:
-        a, b = (tensor(rng.normal(size=shape)) for shape in (x, y))
-        return inside_s(lambda a, b: einsum(spec, a, b), a, b) - plain_s
-
-    matrices = [
-        above_s("bmk,bkn->bmn", (c, m, k), (c, k, n), chip.product_s("f32", c, m, n, k)) / c
-        for c, (m, n, k) in BATCHES
-    ]
-    columns = [
-        above_s("km,kn->mn", (k, m), (k, n), chip.product_s("f32", 1, m, n, k)) / (k * m)
-        for m, n, k in COLUMNS
-    ]
-    at_least = {"matrix_s": matrices, "column_s": columns}
-    return replace(chip, **{k: max(0.0, statistics.median(v)) for k, v in at_least.items()})
+    rng, found = np.random.default_rng(0), list[float]()
+    for m, n, k in COLUMNS:
+        a, b = (tensor(rng.normal(size=(k, size)).astype(np.float32)) for size in (m, n))
+        took_s = inside_s(lambda a, b: einsum("km,kn->mn", a, b), a, b)
+        found.append((took_s - chip.product_s("f32", 1, m, n, k)) / (k * m))
+    return max(0.0, statistics.median(found))
 
 
 def best(fn: Callable[..., Any], args: Sequence[Any], rounds: int, count: int = 0) -> float:

@@ -51,8 +51,7 @@ class Chip:
     - `ops_per_s`: elementwise operations outside of products.
     - `attention`: the part of the products' peak that a kernel of attention reaches.
     - `kernel_s`: the launch of one more kernel in a program. `program_s`: of one more program.
-      `matrix_s`: one more matrix in a product of batches of them. `column_s`: one more element of a
-      left operand that a product reads along its columns.
+      `column_s`: one more element of a left operand that a product reads along its columns.
     - `shared`: all devices are parts of one chip (virtual devices of a processor): they share its
       rates, and nothing overlaps.
     """
@@ -67,7 +66,6 @@ class Chip:
     program_s: Rate = 0.0
     shared: Flag = False
     attention: Positive = 0.35
-    matrix_s: Rate = 0.0
     column_s: Rate = 0.0
 
     def __post_init__(self) -> None:
@@ -112,7 +110,6 @@ class Chip:
             memory_bytes_per_s=self.memory_bytes_per_s / devices,
             ops_per_s=self.ops_per_s / devices,
             kernel_s=self.kernel_s * devices,
-            matrix_s=self.matrix_s * devices,
             column_s=self.column_s * devices,
         )
 

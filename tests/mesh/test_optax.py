@@ -11,7 +11,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn, optim
-from tessera.lang.autodiff.jax_functions import as_ops
+from tessera.lang.foreign.jax_program import as_ops
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 4, "tp": 2})
 RNG = np.random.default_rng(6)

@@ -109,7 +109,14 @@ class Engine(Protocol):
         one does."""
 
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None: ...
-    def equations(self, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any: ...
+    def program_of(
+        self, caller: str, fn: Callable[..., list[Any]], types: Sequence[Any]
+    ) -> Any:
+        """The JAX function `fn` as a `Program`."""
+
+    def key_data(self, value: Any) -> tuple[Any, str]:
+        """(the data of `value`, the name of its implementation) of random keys; else (`value`,
+        "")."""
     def __hash__(self) -> int: ...
 
 

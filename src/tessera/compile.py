@@ -335,6 +335,9 @@ class Engine:
     def key_data(self, value: Any) -> tuple[Any, str]:
         return jax_keys.key_data(value)
 
+    def key_of(self, data: Any, impl: str) -> Any:
+        return jax_keys.wrapped(data, impl)
+
     def adopt(self, data: Any, mesh: Mesh | None) -> TensorType:
         return arrays.adopt(data, mesh)
 

@@ -17,7 +17,7 @@ from ..record.operands import as_tensor, scalar
 from ..value.tensor import Tensor
 from .rules import Rule, Rules
 
-RULES = Rules("JAX")
+RULES = Rules("JAX", "jax_rule")
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

@@ -117,6 +117,9 @@ class Engine(Protocol):
     def key_data(self, value: Any) -> tuple[Any, str]:
         """(the data of `value`, the name of its implementation) of random keys; else (`value`,
         "")."""
+
+    def key_of(self, data: Any, impl: str) -> Any:
+        """Random keys of their data, the inverse of `key_data`."""
     def __hash__(self) -> int: ...
 
 

@@ -35,7 +35,7 @@ class Leaf(NamedTuple):
 
 
 class Form:
-    """A model of a library: its arrays, `call(arrays, key, args, kwargs)`, which returns (result,
+    """A model of a library: its `arrays` at first, `call(arrays, key, args, kwargs)`, which returns (result,
     new arrays, or None for those that stay), and `tree(arrays)`, the model with these arrays.
 
     `key` is None, or the data of a random key.
@@ -48,7 +48,8 @@ class Form:
         tree: Callable[[Sequence[Any]], Any],
     ) -> None:
         found = [engine().key_data(x.value) for x in leaves]
-        self.leaves = [x._replace(value=v) for x, (v, _) in zip(leaves, found, strict=True)]
+        self.leaves = [x._replace(value=None) for x in leaves]
+        self.arrays = [x for x, _ in found]
         self.impls = [impl for _, impl in found]  # of arrays of random keys
         self._tree = tree
         self.of = lambda arrays, key, args, kwargs: call(self.keyed(arrays), key, args, kwargs)
@@ -72,16 +73,17 @@ class JaxModel(Module):
     """
 
     def __init__(self, form: Form, read: Callable[..., Form], draws: bool) -> None:
-        self._form, self._read, self._draws = form, read, draws
-        for leaf in form.leaves:
-            value = as_tensor(leaf.value)
+        # A function, which a recording of the module compares as one object.
+        self._form, self._read, self._draws = (lambda: form), read, draws
+        for leaf, array in zip(form.leaves, form.arrays, strict=True):
+            value = as_tensor(array)
             if leaf.trained and value.dtype.is_float:
                 value = Parameter(value)
             _put(self, leaf.path, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = random.randint((2,), 0, 2**31 - 1).to("u32") if self._draws else None
-        form = self._form
+        form = self._form()
         held = [_get(self, leaf.path) for leaf in form.leaves]
         now = [x.now() if isinstance(x, Parameter) else x for x in held]
         out, new = form.traced(now, key, args, kwargs)
@@ -93,16 +95,18 @@ class JaxModel(Module):
     def jax_tree(self) -> Any:
         """The model in the library's own form, with these values as arrays of JAX: the `variables`
         of Flax (linen), a model of Flax (nnx) or Equinox, (params, state) or params of others."""
-        held = [_get(self, leaf.path) for leaf in self._form.leaves]
-        return self._form.tree([t.jax().reshape(t.shape) for t in held])
+        form = self._form()
+        held = [_get(self, leaf.path) for leaf in form.leaves]
+        return form.tree([t.jax().reshape(t.shape) for t in held])
 
     def load_jax_tree(self, *tree: Any) -> None:
         """Sets all values from a model in the library's own form, as `jax_tree` returns it.
 
         Raises UsageError, ShapeError or DTypeError if it does not fit.
         """
-        leaves = self._read(*tree).leaves
-        self.load_state_dict({path_name(x.path): as_tensor(x.value) for x in leaves})
+        form = self._read(*tree)
+        pairs = zip(form.leaves, form.arrays, strict=True)
+        self.load_state_dict({path_name(leaf.path): as_tensor(x) for leaf, x in pairs})
 
 
 def _put(module: Module, path: Path, value: Tensor) -> None:
@@ -163,7 +167,9 @@ def from_jax_model(
                 weight=path_name(leaf.path),
                 fix="rename it, or give the tree one level more: {'model': params}",
             )
-    return JaxModel(form, read, bool(rngs))
+    model = JaxModel(form, read, bool(rngs))
+    form.arrays = []  # the module has them
+    return model
 
 
 def _library(name: str, *classes: str) -> Callable[[Any], bool]:

@@ -152,7 +152,11 @@ class _Writer:
         avals = [v.aval for v in (*variables, *(e.outvars[i] for i in ends))]
         backward = jax.make_jaxpr(pulled)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
         given = [ins[e.invars.index(v)] for v in variables]
-        params = {"backward": read(backward, customs=False), "smooth": tuple(smooth), "values": len(ends)}
+        params = {
+            "backward": read(backward, customs=False),
+            "smooth": tuple(smooth),
+            "values": len(ends),
+        }
         args = [*(outs[i] for i in ends), *given]
         kept = self.add("custom_gradient", args, params, len(ends), line)
         for i, x in zip(ends, kept, strict=True):

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from ...core.dtypes import f32, uint32
+from ...core.dtypes import f32, int32, uint32
 from ...core.errors import UsageError
 from ..math import functions as F
 from ..value.tensor import Tensor
@@ -31,8 +31,7 @@ _unary(
 )  # fmt: skip
 _unary(**{"not": lambda x: ~x})
 # Hints to the compiler and to the placement, which the layouts of tensors take over.
-for _name in ("copy", "copy_p", "name", "sharding_constraint", "layout_constraint", "reshard",
-              "pvary", "pin", "unpin"):  # fmt: skip
+for _name in ("copy", "name", "sharding_constraint"):
     rule(_name)(lambda x, **_: x)
 
 
@@ -61,6 +60,18 @@ for _name, _f in (
     ("or", operator.or_), ("xor", operator.xor), ("atan2", F.atan2),
 ):  # fmt: skip
     rule(_name)(_binary(_f))
+
+
+def _rank(x: Tensor) -> Tensor:
+    """Integers in the total order of floats: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
+    if not x.dtype.is_float:
+        return x
+    bits = F.bitcast(x.to(f32), int32)
+    return F.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+for _name, _f in (("eq_to", operator.eq), ("lt_to", operator.lt), ("le_to", operator.le)):
+    rule(_name)(lambda x, y, f=_f, **_: f(_rank(x), _rank(y)))
 rule("is_finite")(lambda x, **_: F.isfinite(x))
 
 

@@ -191,9 +191,7 @@ def _written(
     return F.where(hit, new if combine is None else combine(x, new), x)
 
 
-def _one_each(
-    at: Tensor, rows: Tensor, nb: int, combine: Combine | None
-) -> tuple[Tensor, Tensor]:
+def _one_each(at: Tensor, rows: Tensor, nb: int, combine: Combine | None) -> tuple[Tensor, Tensor]:
     """(Places [*batch, ids], rows) with one row for each place: the last one, or all of them
     combined; -1 for others. The places are sorted; equal neighbours join, 1, 2, 4, ... apart."""
     order = F.argsort(at, nb)

@@ -93,7 +93,9 @@ def _eigh(a: Tensor, lower: bool = True, subset_by_index: Any = None, **_: Any) 
         raise UsageError("eigh of JAX has no rule for some of the values", fix="take all of them")
     half = F.tril(a) if lower else F.triu(a)
     line = eye(a.shape[-1]) > 0
-    values, vectors = linalg.eigh(half + F.where(line, F.full((), 0, a.dtype), F.swap(half, -2, -1)))
+    values, vectors = linalg.eigh(
+        half + F.where(line, F.full((), 0, a.dtype), F.swap(half, -2, -1))
+    )
     return [vectors, values]
 
 
@@ -105,12 +107,9 @@ def _qr(a: Tensor, full_matrices: bool = False, pivoting: bool = False, **_: Any
 
 
 @rule("svd")
-def _svd(
-    a: Tensor, full_matrices: bool = False, compute_uv: bool = True, **_: Any
-) -> list[Tensor]:
+def _svd(a: Tensor, full_matrices: bool = False, compute_uv: bool = True, **_: Any) -> list[Tensor]:
     """(Values, u, vᵀ)."""
     if compute_uv and full_matrices and a.shape[-2] != a.shape[-1]:
         raise UsageError("svd of JAX has a rule for the reduced form", fix="full_matrices=False")
     u, s, v = linalg.svd(a)
     return [s, u, v] if compute_uv else [s]
-

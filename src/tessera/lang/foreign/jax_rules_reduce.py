@@ -246,4 +246,3 @@ def _approx_top_k(
 ) -> tuple[Tensor, Tensor]:
     """The exact result."""
     return F.topk(x, k, reduction_dimension, largest=bool(is_max_k))
-

@@ -14,7 +14,6 @@ from ..value.tensor import Tensor
 from .jax_rules import RULES, known, permuted, reshaped, rule, tensor, wanted
 
 rule("squeeze")(lambda x, dimensions, **_: x.squeeze(tuple(dimensions)) if dimensions else x)
-rule("expand_dims")(lambda x, dimensions, **_: F.unsqueeze(x, dimensions[0]))
 rule("transpose")(lambda x, permutation, **_: permuted(x, permutation))
 rule("concatenate")(lambda *xs, dimension, **_: F.concat(list(xs), dimension))
 rule("stack")(lambda *xs, axis, **_: F.stack(list(xs), axis))
@@ -39,9 +38,6 @@ def broadcast(x: Tensor, shape: Any, broadcast_dimensions: Any, **_: Any) -> Ten
     sizes = dict(zip(broadcast_dimensions, x.shape, strict=True))
     x = reshaped(x, tuple(sizes.get(d, 1) for d in range(len(shape))))
     return x if x.shape == tuple(shape) else F.broadcast_to(x, tuple(shape))
-
-
-rule("broadcast_to")(lambda x, shape, **_: F.broadcast_to(x, tuple(shape)))
 
 
 @rule("slice")
@@ -71,7 +67,7 @@ def _wide_iota(shape: Any, **_: Any) -> list[Tensor]:
     return [F.broadcast_to(scalar(0, low.dtype), low.shape), low]
 
 
-@rule("empty", "empty2")
+@rule("empty")
 def _nothing(shape: Any = (), dtype: Any = None, **_: Any) -> Tensor:
     return F.broadcast_to(scalar(0, wanted(dtype)), tuple(shape))
 

@@ -109,9 +109,7 @@ class Engine(Protocol):
         one does."""
 
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None: ...
-    def program_of(
-        self, caller: str, fn: Callable[..., list[Any]], types: Sequence[Any]
-    ) -> Any:
+    def program_of(self, caller: str, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
         """The JAX function `fn` as a `Program`."""
 
     def key_data(self, value: Any) -> tuple[Any, str]:
@@ -120,6 +118,7 @@ class Engine(Protocol):
 
     def key_of(self, data: Any, impl: str) -> Any:
         """Random keys of their data, the inverse of `key_data`."""
+
     def __hash__(self) -> int: ...
 
 

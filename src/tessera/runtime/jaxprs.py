@@ -135,7 +135,8 @@ class _Writer:
         ends = [i for i, v in enumerate(e.outvars) if _is_float(v.aval)]
         if not smooth or not ends:
             return outs
-        alone = jex.Jaxpr((), variables, e.outvars, [e], e.effects)
+        unnamed = value.jaxpr.debug_info.with_unknown_names()
+        alone = jex.Jaxpr((), variables, e.outvars, [e], e.effects, unnamed)
         function = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
 
         def pulled(*args: Any) -> list[Any]:

@@ -50,8 +50,8 @@ def _binary(of_numbers: Function, of_bools: Function | None = None) -> Function:
     return run
 
 
-rule("add", "add_any")(_binary(operator.add, operator.or_))
-rule("mul")(_binary(operator.mul, operator.and_))
+rule("add", "add_any")(_binary(operator.add))
+rule("mul")(_binary(operator.mul))
 rule("max")(_binary(F.maximum, operator.or_))
 rule("min")(_binary(F.minimum, operator.and_))
 for _name, _f in (
@@ -70,7 +70,7 @@ def _rank(x: Tensor) -> Tensor:
     return F.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
-for _name, _f in (("eq_to", operator.eq), ("lt_to", operator.lt), ("le_to", operator.le)):
+for _name, _f in (("lt_to", operator.lt), ("le_to", operator.le)):
     rule(_name)(lambda x, y, f=_f, **_: f(_rank(x), _rank(y)))
 rule("is_finite")(lambda x, **_: F.isfinite(x))
 

@@ -35,8 +35,8 @@ class Leaf(NamedTuple):
 
 
 class Form:
-    """A model of a library: its `arrays` at first, `call(arrays, key, args, kwargs)`, which returns (result,
-    new arrays, or None for those that stay), and `tree(arrays)`, the model with these arrays.
+    """A model of a library: its `arrays` at first, `call(arrays, key, args, kwargs)`, which returns
+    (result, new arrays, or None for those that stay), and `tree(arrays)`, the model with them.
 
     `key` is None, or the data of a random key.
     """
@@ -308,8 +308,8 @@ def jax_rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that makes a function the rule for primitives of JAX, by their names.
 
     The function gets the operands as tensors and the primitive's params by name, and returns a
-    tensor, or a list of them where the primitive has several results. It replaces a rule of the same
-    name.
+    tensor, or a list of them where the primitive has several results. It replaces a rule of the
+    same name.
 
     >>> import tessera as ts
     >>> @ts.interop.jax_rule("lgamma")

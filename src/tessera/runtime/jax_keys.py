@@ -71,8 +71,10 @@ def _each(f: Callable[..., Any], rank: int) -> Callable[..., Any]:
     return f
 
 
-_SAME = ("squeeze", "concatenate", "scan", "while", "cond", "copy", "copy_p", "optimization_barrier",
-         "stack", "split", "unstack", "device_put", "rev", "custom_gradient")  # fmt: skip
+_SAME = (
+    "squeeze", "concatenate", "scan", "while", "cond", "copy", "optimization_barrier", "stack",
+    "split", "unstack", "device_put", "rev",
+)  # fmt: skip
 
 
 def on_data(e: Any, ins: list[Any], params: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -85,9 +87,10 @@ def on_data(e: Any, ins: list[Any], params: dict[str, Any]) -> tuple[list[Any], 
     rank, name = len(keys.shape), e.primitive.name
     match name:
         case "slice":
-            steps = p["strides"] or (1,) * rank
-            return ins, {"start_indices": (*p["start_indices"], 0),
-                         "limit_indices": (*p["limit_indices"], n), "strides": (*steps, 1)}  # fmt: skip
+            steps = (*(p["strides"] or (1,) * rank), 1)
+            limits = (*p["limit_indices"], n)
+            starts = (*p["start_indices"], 0)
+            return ins, {"start_indices": starts, "limit_indices": limits, "strides": steps}
         case "dynamic_slice":
             zero = np.zeros((), np.int32)
             return [*ins, zero], {**p, "slice_sizes": (*p["slice_sizes"], n)}

@@ -41,7 +41,7 @@ def program_of(caller: str, fn: Callable[..., list[Any]], types: Types) -> Progr
         first = (str(error).strip() or "no message").splitlines()[0]
         raise UsageError(
             f"{caller}: the JAX function raised {type(error).__name__}: {first}",
-            rows=[(f"arg {i}", x) for i, x in enumerate(args)],
+            rows=[(f"arg {i}", f"{x.dtype}{list(x.shape)}") for i, x in enumerate(args)],
             fix="mend it for these arguments: jax.eval_shape(fn, ...) traces it in the same way",
             at=line_of(error) or None,
         ) from error

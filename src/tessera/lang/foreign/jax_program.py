@@ -45,11 +45,11 @@ def from_jax_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, a function of JAX arrays, as a function of tensors.
 
     Its arguments and results are trees of tensors; Python numbers, strings and other objects among
-    the arguments are given to `fn` as they are. `fn` is traced once for each combination of them and
-    of the shapes and dtypes of tensors; its operations become ops, so that the function has
+    the arguments are given to `fn` as they are. `fn` is traced once for each combination of them
+    and of the shapes and dtypes of tensors; its operations become ops, so that the function has
     gradients, is recorded by `ts.jit`, and takes tensors in any layout, which the results follow. A
     gradient rule of `jax.custom_vjp` or `jax.custom_jvp` is kept. A random key is its data, u32
-    [2], and draws the numbers of JAX. Both branches of `cond` are computed; shardings, and hints to
+    [2], and draws the numbers of JAX. All branches of `cond` are computed; shardings, and hints to
     recompute, are left out; 64-bit dtypes become those of 32 bits. Raises UsageError if `fn` fails
     for these arguments or has an operation without a rule.
     """

@@ -22,7 +22,8 @@ def _unary(**of: Function) -> None:
 
 _unary(**{n: getattr(F, n) for n in (
     "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "rsqrt", "sign", "sin",
-    "sqrt", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc",
+    "sqrt", "tanh", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "erfc",
 )})  # fmt: skip
 _unary(
     erf_inv=F.erfinv, logistic=F.sigmoid, square=lambda x: x * x, neg=lambda x: -x,

@@ -152,8 +152,10 @@ def windowed(kind: str, x: Tensor, size: Any, steps: Any, pads: Any, spread: Any
         return f(x, tuple(own)).to(x.dtype) if own else x
     dims = [d for d in range(x.ndim) if (size[d], steps[d], tuple(pads[d])) != (1, 1, (0, 0))]
     most = {d: max(0, size[d] - 1) for d in dims}  # a pad of the op is smaller than its window
-    far = [(max(0, low - most.get(d, 0)) + min(0, low), max(0, high - most.get(d, 0)) + min(0, high))
-           for d, (low, high) in enumerate(pads)]  # fmt: skip
+    # What the op does not take: pads beyond that, and elements that a negative pad removes.
+    far = [
+        tuple(max(0, n - most.get(d, 0)) + min(0, n) for n in ends) for d, ends in enumerate(pads)
+    ]
     x = _filled(x, far, (1,) * x.ndim, least)
     near = [(low - f[0], high - f[1]) for (low, high), f in zip(pads, far, strict=True)]
     order = [*(d for d in range(x.ndim) if d not in dims), *dims]

@@ -69,8 +69,18 @@ from .lang.value.tensor import Tensor
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, debug, distributed, elastic, interop, kernel, pipeline, plan
-    from . import schedule
+    from . import (
+        checkpoint,
+        data,
+        debug,
+        distributed,
+        elastic,
+        interop,
+        kernel,
+        pipeline,
+        plan,
+        schedule,
+    )
     from .core.mesh import Mesh
     from .interop.jax_models import from_jax_model
     from .lang.foreign.jax_program import from_jax_function

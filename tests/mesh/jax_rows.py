@@ -63,8 +63,10 @@ row("not", lambda x, y: (~x, ~y), I, B)
 row("stop_gradient", lambda x: lax.stop_gradient(x) * x, X, smooth=True)
 row("copy", lambda x: jnp.array(x, copy=True), X, smooth=True)
 row("name", lambda x: checkpoint_name(jnp.sin(x), "s"), X, smooth=True)
-row("sharding_constraint", lambda x: lax.with_sharding_constraint(
-    x, NamedSharding(jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,)), PartitionSpec("a"))), X)  # fmt: skip
+PLACED = NamedSharding(
+    jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,)), PartitionSpec("a")
+)
+row("sharding_constraint", lambda x: lax.with_sharding_constraint(x, PLACED), X)
 row("optimization_barrier", lambda x, y: lax.optimization_barrier((x, y)), X, Y, smooth=True)
 row("device_put", lambda x: jax.device_put(x, jax.devices()[0]), X)
 for _name in ("add", "sub", "mul", "max", "min", "atan2", "div"):
@@ -161,22 +163,23 @@ row("scatter-max", lambda x, i, u: x.at[i].max(u), X, SOME, _wide)
 row("scatter-max", lambda x, i: x.at[i[:, 0] % 4].max(i), I, J)
 
 # -- reductions -----------------------------------------------------------------------------------
-for _name in ("sum", "prod", "max", "min"):
-    row(f"reduce_{_name}", lambda x, f=getattr(jnp, _name): f(x, 1), X, smooth=True)
-    row(f"reduce_{_name}", lambda x, f=getattr(jnp, _name): f(x, (0, 1)), J)
+for _f in (jnp.sum, jnp.prod, jnp.max, jnp.min):
+    row(f"reduce_{_f.__name__}", lambda x, f=_f: f(x, 1), X, smooth=True)
+    row(f"reduce_{_f.__name__}", lambda x, f=_f: f(x, (0, 1)), J)
 row("reduce_and", lambda x, b: (lax.reduce(x, np.int32(-1), lax.bitwise_and, (1,)), b.all(0)), I, B)
 row("reduce_or", lambda x, b: (lax.reduce(x, np.int32(0), lax.bitwise_or, (0,)), b.any(0)), I, B)
 row("reduce_xor", lambda x: lax.reduce(x, np.int32(0), lax.bitwise_xor, (0, 1)), I)
 row("reduce_xor", lambda x: lax.reduce(x, np.bool_(False), lax.bitwise_xor, (1,)), B)
-for _name in ("argmax", "argmin"):
-    row(_name, lambda x, f=getattr(lax, _name): f(x, 1, np.int32), X)
+for _f in (lax.argmax, lax.argmin):
+    row(_f.__name__, lambda x, f=_f: f(x, 1, np.int32), X)
 row("reduce", lambda x: lax.reduce(x, np.float32(1), lambda p, q: p * 0.5 + q * p, (1,)), X)
 row("reduce", lambda x, i: lax.reduce(
     (x, i), (-jnp.inf, np.int32(-1)),
-    lambda p, q: (jnp.maximum(p[0], q[0]), jnp.where(p[0] >= q[0], p[1], q[1])), (0,)), X, I)  # fmt: skip
-for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
+    lambda p, q: (jnp.maximum(p[0], q[0]), jnp.where(p[0] >= q[0], p[1], q[1])), (0,)),
+    X, I)  # fmt: skip
+for _f in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp):
     for _back in (False, True):
-        row(_name, lambda x, f=getattr(lax, _name), r=_back: f(x, 1, reverse=r), X, smooth=True)
+        row(_f.__name__, lambda x, f=_f, r=_back: f(x, 1, reverse=r), X, smooth=True)
 WINDOW = ((2, 3), (1, 2), ((1, 3), (0, 4)))
 row("reduce_window_max", lambda x: lax.reduce_window(x, -jnp.inf, lax.max, *WINDOW), X, smooth=True)
 row("reduce_window_max", lambda x: lax.reduce_window(
@@ -187,10 +190,15 @@ row("reduce_window_sum", lambda x: lax.reduce_window(x, 0.0, lax.add, *WINDOW), 
 row("reduce_window_sum", lambda x: lax.reduce_window(x, 0.0, lax.add, (4, 5), (1, 1), "SAME"), X,
     smooth=True)  # fmt: skip
 row("reduce_window_sum", lambda x: lax.reduce_window(x, np.int32(0), lax.add, *WINDOW), I)
-row("reduce_window", lambda x: lax.reduce_window(x, 0.0, lambda p, q: p + 2 * q, *WINDOW[:2], "SAME"),
-    X)  # fmt: skip
-row("select_and_scatter_add", jax.grad(
-    lambda x: jnp.sum(lax.reduce_window(x, -jnp.inf, lax.max, *WINDOW[:2], "VALID") ** 2)), X)  # fmt: skip
+row("reduce_window", lambda x: lax.reduce_window(
+    x, 0.0, lambda p, q: p + 2 * q, *WINDOW[:2], "SAME"), X)  # fmt: skip
+
+
+def _pooled(x: Any) -> Any:
+    return jnp.sum(lax.reduce_window(x, -jnp.inf, lax.max, *WINDOW[:2], "VALID") ** 2)
+
+
+row("select_and_scatter_add", jax.grad(_pooled), X)
 row("sort", lambda x, y: lax.sort((jnp.round(x), y, x), num_keys=2), X, Y, smooth=True)
 row("sort", lambda x: lax.sort(x, 0), ODD)
 row("lt_to", lambda x: jnp.searchsorted(jnp.sort(x), x, method="compare_all"), ODD)
@@ -238,14 +246,16 @@ row("svd", lambda x: jnp.abs(jnp.linalg.svd(x, full_matrices=False)[0]), X, rtol
 # -- control, gradients and random bits -----------------------------------------------------------
 for _back in (False, True):
     row("scan", lambda x, y, r=_back: lax.scan(
-        lambda c, v: (c * 0.5 + v * y[0], (c, c * v)), y[1], x, reverse=r), X, Y, smooth=True)  # fmt: skip
+        lambda c, v: (c * 0.5 + v * y[0], (c, c * v)), y[1], x, reverse=r), X, Y,
+        smooth=True)  # fmt: skip
 row("scan", lambda x: lax.fori_loop(0, 20, lambda i, v: v * 0.9 + i, x), X, smooth=True)
 row("while", lambda x, y: lax.while_loop(
     lambda v: jnp.sum(jnp.abs(v[0])) > y[0, 0], lambda v: (v[0] * 0.9, v[1] + 1), (x, 0)), X,
     ABOVE)  # fmt: skip
 for _sign in (1, -1):
     row("cond", lambda x, s=_sign: lax.cond(
-        s * jnp.sum(x * x) > 0, lambda v: jnp.sin(v), lambda v: v * v, x), X, smooth=True)  # fmt: skip
+        s * jnp.sum(x * x) > 0, lambda v: jnp.sin(v), lambda v: v * v, x), X,
+        smooth=True)  # fmt: skip
 row("cond", lambda x, i: lax.switch(i[0, 0] + 9, [jnp.sin, jnp.cos, jnp.exp], x), X, J, smooth=True)
 row("custom_gradient", jax.nn.relu, np.round(X), smooth=True)
 row("custom_gradient", lambda x, y: jnp.logaddexp(x, jax.nn.relu6(y)), X, Y, smooth=True)

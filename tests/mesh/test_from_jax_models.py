@@ -90,7 +90,7 @@ class Decoder(linen.Module):  # type: ignore[misc]
     def __call__(self, ids: Any) -> Any:
         embed = linen.Embed(16, 8)
         x, mask = embed(ids), linen.make_causal_mask(ids)
-        x = x + linen.SelfAttention(num_heads=2)(linen.RMSNorm()(x), mask)
+        x = x + linen.MultiHeadDotProductAttention(num_heads=2)(linen.RMSNorm()(x), mask=mask)
         return embed.attend(linen.LayerNorm()(x))
 
 
@@ -115,7 +115,7 @@ class EquinoxNet(eqx.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         a, b = jax.random.split(jax.random.key(0))
         self.layers = [eqx.nn.Conv2d(3, 4, 3, key=a), eqx.nn.MaxPool2d(2), jnp.ravel,
-                       eqx.nn.Linear(16, 2, key=b)]  # fmt: skip
+                       eqx.nn.Linear(36, 2, key=b)]  # fmt: skip
 
     def __call__(self, x: Any) -> Any:
         def one(r: Any) -> Any:
@@ -175,9 +175,11 @@ def compared(model: Any, x: Any, want: Any, slopes: dict[str, Any]) -> None:
 
 
 def dotted(tree: Any) -> dict[str, Any]:
+    def name(key: Any) -> str:
+        return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", ""))))
+
     rows = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {".".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path):
-            x for path, x in rows}  # fmt: skip
+    return {".".join(map(name, path)): x for path, x in rows}
 
 
 @pytest.mark.parametrize("name", LINEN)
@@ -258,7 +260,7 @@ def test_haiku_and_plain_functions() -> None:
     plain = ts.from_jax_model(lambda p, x: x @ p["w"] + p["b"][0], {"w": floats(6, 2), "b": [0.5]})
     assert list(plain.state_dict()) == ["w"]
     assert plain(x).shape == (4, 2)
-    counted = ts.from_jax_model(lambda p, s, x: (x * p, s + 1), np.float32(2), np.int32(0))
+    counted = ts.from_jax_model(lambda p, s, x: (x * p, s + 1), jnp.float32(2), jnp.int32(0))
     counted(x), counted(x)
     assert counted.state_dict()["state"].item() == 2
     assert counted.params.item() == 2

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..core.checks import unfit
 from ..core.errors import UsageError
+from ..core.value_checks import is_list
 from ..lang.foreign.jax_program import Traced
 from ..lang.foreign.jax_rules import rule
 from ..lang.math import random
@@ -38,7 +39,7 @@ class Form:
     """A model of a library: its `arrays` at first, `call(arrays, key, args, kwargs)`, which returns
     (result, new arrays, or None for those that stay), and `tree(arrays)`, the model with them.
 
-    `key` is None, or the data of a random key.
+    `key` has the data of a random key for each stream of random numbers, or is None.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class JaxModel(Module):
     of tensors, as `from_jax_function` does, and sets the state that the model changes.
     """
 
-    def __init__(self, form: Form, read: Callable[..., Form], draws: bool) -> None:
+    def __init__(self, form: Form, read: Callable[..., Form], draws: int) -> None:
         # A function, which a recording of the module compares as one object.
-        self._form, self._read, self._draws = (lambda: form), read, draws
+        self._form: Callable[[], Form] = lambda: form
+        self._read, self._draws = read, draws
         for leaf, array in zip(form.leaves, form.arrays, strict=True):
             value = as_tensor(array)
             if leaf.trained and value.dtype.is_float:
@@ -82,7 +84,7 @@ class JaxModel(Module):
             _put(self, leaf.path, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = random.randint((2,), 0, 2**31 - 1).to("u32") if self._draws else None
+        key = random.randint((self._draws, 2), 0, 2**31 - 1).to("u32") if self._draws else None
         form = self._form()
         held = [_get(self, leaf.path) for leaf in form.leaves]
         now = [x.now() if isinstance(x, Parameter) else x for x in held]
@@ -148,10 +150,13 @@ def from_jax_model(
       (result, new state).
 
     `rngs` names the streams of random numbers for which each call draws a key from `ts.random`:
-    `("dropout",)`; with any name a function of Haiku gets one. Other arguments of a call are the
-    model's. Raises UsageError if `model` is none of these, or if one of the names of its weights is
+    `("dropout",)`. A linen module, and a function, gets them as its `rngs`, a function of Haiku the
+    first as `rng`, a model of Equinox as `key`; a call may give its own instead. All other
+    arguments of a call are the model's. Raises UsageError if `model` is none of these, or if one of the names of its weights is
     an attribute of modules.
     """
+    if not is_list(rngs, lambda name: isinstance(name, str)):
+        raise unfit(CALLER, "rngs", rngs, 'give names of streams, such as ("dropout",)')
     found = next((read for fits, read in _LIBRARIES if fits(model)), None)
     if found is None:
         raise unfit(CALLER, "the model", model, "give a model of Flax, Equinox or Haiku, or apply")
@@ -167,9 +172,9 @@ def from_jax_model(
                 weight=path_name(leaf.path),
                 fix="rename it, or give the tree one level more: {'model': params}",
             )
-    model = JaxModel(form, read, bool(rngs))
+    made = JaxModel(form, read, len(rngs))
     form.arrays = []  # the module has them
-    return model
+    return made
 
 
 def _library(name: str, *classes: str) -> Callable[[Any], bool]:
@@ -196,11 +201,11 @@ def _filled(fixed: Sequence[Any], arrays: Sequence[Any], spec: Any) -> Any:
 
 
 def _of_linen(module: Any, rngs: Sequence[str], variables: Any, _: Any = None) -> Form:
-    linen = sys.modules["flax.linen"]
+    linen: Any = sys.modules["flax.linen"]
     if variables is None or not hasattr(variables, "items") or "params" not in variables:
         fix = "give those of module.init(key, x), with 'params' among them"
         raise unfit(CALLER, "the variables", variables, fix)
-    given: Any = linen.meta.unbox(variables)  # type: ignore[attr-defined]  # a module by its name
+    given: Any = linen.meta.unbox(variables)
     plain = {k: _as_dict(v) for k, v in given.items()}
     parts = {k: _named(v, k == "params", () if k == "params" else (k,)) for k, v in plain.items()}
     changing = [k for k in parts if k != "params"]
@@ -214,7 +219,7 @@ def _of_linen(module: Any, rngs: Sequence[str], variables: Any, _: Any = None) -
 
     def call(arrays: list[Any], key: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         if key is not None and "rngs" not in kwargs:
-            kwargs = {**kwargs, "rngs": dict.fromkeys(rngs, key)}
+            kwargs = {**kwargs, "rngs": _streams(rngs, key)}
         out = module.apply(tree(arrays), *args, mutable=changing or False, **kwargs)
         if not changing:
             return out, [None] * len(arrays)
@@ -226,6 +231,10 @@ def _of_linen(module: Any, rngs: Sequence[str], variables: Any, _: Any = None) -
     return Form([x for leaves, _, _ in parts.values() for x in leaves], call, tree)
 
 
+def _streams(rngs: Sequence[str], key: Any) -> dict[str, Any]:
+    return {name: key[i] for i, name in enumerate(rngs)}
+
+
 def _as_dict(tree: Any) -> Any:
     """Nested mappings as dicts."""
     return {k: _as_dict(v) for k, v in tree.items()} if hasattr(tree, "items") else tree
@@ -233,6 +242,9 @@ def _as_dict(tree: Any) -> Any:
 
 def _of_nnx(model: Any, rngs: Sequence[str], other: Any = None, _: Any = None) -> Form:
     nnx: Any = sys.modules["flax.nnx"]
+    if rngs:
+        fix = "leave rngs out: the model holds its random keys, which a call moves on"
+        raise unfit(CALLER, "rngs of a model of nnx", rngs, fix)
     definition, state = nnx.split(model if other is None else other)
     rows = list(nnx.to_flat_state(state))
     leaves = [Leaf(path, v.get_value(), isinstance(v, nnx.Param)) for path, v in rows]
@@ -257,6 +269,8 @@ def _of_equinox(model: Any, rngs: Sequence[str], other: Any = None, _: Any = Non
         return _filled(fixed, arrays, spec)
 
     def call(arrays: list[Any], key: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+        if key is not None and "key" not in kwargs:
+            kwargs = {**kwargs, "key": key[0]}
         return tree(arrays)(*args, **kwargs), [None] * len(arrays)
 
     return Form(leaves, call, tree)
@@ -280,8 +294,12 @@ def _of_apply(
 
     def call(arrays: list[Any], key: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         given = tree(arrays) if state is not None else (tree(arrays),)
-        keys = (kwargs.pop("rng", key),) if takes_key else ()
-        out = apply(*given, *keys, *args, **kwargs)
+        if takes_key:
+            args = (kwargs.get("rng", None if key is None else key[0]), *args)
+            kwargs = {k: v for k, v in kwargs.items() if k != "rng"}
+        elif key is not None and "rngs" not in kwargs:
+            kwargs = {**kwargs, "rngs": _streams(rngs, key)}
+        out = apply(*given, *args, **kwargs)
         if state is None:
             return out, [None] * count
         out, new = out

@@ -7,6 +7,7 @@ elements gets the last dim of the data as one more whole dim.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from .jax_private import key_functions
 
 def is_key(x: Any) -> bool:
     """Returns whether an array or a type is one of keys."""
-    return bool(jax.dtypes.issubdtype(getattr(x, "dtype", np.dtype(bool)), jax.dtypes.prng_key))
+    return bool(jnp.issubdtype(getattr(x, "dtype", np.dtype(bool)), jax.dtypes.prng_key))
 
 
 def key_data(x: Any) -> tuple[Any, str]:
@@ -39,7 +40,8 @@ def primitive_of_keys(e: Any) -> Any:
         return None
     ins, outs = [v.aval for v in e.invars], [v.aval for v in e.outvars]
     impl = key_functions(next(a.dtype for a in (*ins, *outs) if is_key(a)))
-    rank, shape, each = len(ins[0].shape), e.params.get("shape", ()), Callable[..., Any]
+    rank, shape = len(ins[0].shape), e.params.get("shape", ())
+    each: Callable[..., Any]
     match e.primitive.name:
         case "random_bits":
             each = _each(lambda k: impl.random_bits(k, e.params["bit_width"], shape), rank)
@@ -48,20 +50,18 @@ def primitive_of_keys(e: Any) -> Any:
         case "random_seed":
             each = _each(impl.seed, rank)
         case "random_fold_in":
-            lead = jnp.broadcast_shapes(ins[0].shape, ins[1].shape)
-
-            def each(keys: Any, numbers: Any) -> Any:
-                k = jnp.broadcast_to(keys, (*lead, *impl.key_shape))
-                n = jnp.broadcast_to(numbers, lead).astype("uint32")
-                return _each(impl.fold_in, len(lead))(k, n)
+            each = partial(_folded, impl, jnp.broadcast_shapes(ins[0].shape, ins[1].shape))
         case _:  # wrap, unwrap, clone
-
-            def each(x: Any) -> Any:
-                return x
-
+            each = jnp.asarray
     data = [(*a.shape, *impl.key_shape) if is_key(a) else a.shape for a in ins]
     dtypes = ["uint32" if is_key(a) else a.dtype for a in ins]
     return jax.make_jaxpr(each)(*map(jax.ShapeDtypeStruct, data, dtypes))
+
+
+def _folded(impl: Any, lead: tuple[int, ...], keys: Any, numbers: Any) -> Any:
+    keys = jnp.broadcast_to(keys, (*lead, *impl.key_shape))
+    numbers = jnp.broadcast_to(numbers, lead).astype("uint32")
+    return _each(impl.fold_in, len(lead))(keys, numbers)
 
 
 def _each(f: Callable[..., Any], rank: int) -> Callable[..., Any]:

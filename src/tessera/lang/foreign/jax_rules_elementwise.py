@@ -46,7 +46,8 @@ def _binary(of_numbers: Function, of_bools: Function | None = None) -> Function:
         if out_dtype is not None:
             x, y = x.to(wanted(out_dtype)), y.to(wanted(out_dtype))
         bools = x.dtype.kind == "bool" and of_bools is not None
-        return of_bools(x, y) if bools and of_bools is not None else of_numbers(x, y)
+        out: Tensor = (of_bools if bools and of_bools is not None else of_numbers)(x, y)
+        return out
 
     return run
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core.dtypes import beyond, bool_, f32, int32, uint8
 from ..math import functions as F
+from ..math.shape import sliced
 from ..record.operands import emit, scalar
 from ..value.tensor import Tensor
 from .jax_rules import inverse, permuted, reshaped, rule
@@ -65,7 +66,7 @@ def _places(
     for j, (d, window) in enumerate(zip(dims.places, dims.windows, strict=True)):
         at: Tensor | None = None
         if j < ids.shape[-1]:
-            at = reshaped(F.sliced(ids, {len(lead): (j, j + 1, 1)}), lead).to(int32)
+            at = reshaped(sliced(ids, {len(lead): (j, j + 1, 1)}), lead).to(int32)
             most = shape[d] - window
             if drops:
                 here = (at >= 0) & (at <= most)
@@ -201,12 +202,12 @@ def _one_each(at: Tensor, rows: Tensor, nb: int, combine: Combine | None) -> tup
     count, step = at.shape[nb], 1
     while combine is not None and step < count:
         before, after = {nb: (0, count - step, 1)}, {nb: (step, count, 1)}
-        alike = F.sliced(at, before) == F.sliced(at, after)
-        both = combine(F.sliced(rows, before), F.sliced(rows, after))
-        joined = F.where(reshaped(alike, (*alike.shape, *ones)), both, F.sliced(rows, after))
-        rows = F.concat([F.sliced(rows, {nb: (0, step, 1)}), joined], nb)
+        alike = sliced(at, before) == sliced(at, after)
+        both = combine(sliced(rows, before), sliced(rows, after))
+        joined = F.where(reshaped(alike, (*alike.shape, *ones)), both, sliced(rows, after))
+        rows = F.concat([sliced(rows, {nb: (0, step, 1)}), joined], nb)
         step *= 2
-    last = F.sliced(at, {nb: (1, count, 1)}) != F.sliced(at, {nb: (0, count - 1, 1)})
+    last = sliced(at, {nb: (1, count, 1)}) != sliced(at, {nb: (0, count - 1, 1)})
     end = F.full((*at.shape[:nb], 1), 1, int32) > 0
     return F.where(F.concat([last, end], nb), at, -1), rows
 

@@ -13,6 +13,7 @@ from ...core.dtypes import bool_, uint8
 from ..autodiff.custom import vjp
 from ..autodiff.scan import scan
 from ..math import functions as F
+from ..math.shape import sliced
 from ..record.operands import emit
 from ..value.tensor import Tensor
 from .jax_rules import rule, tensor, wanted
@@ -41,8 +42,8 @@ def _bitwise(every: Function, combine: Function) -> Function:
         x = x.permute(*axes, *kept).reshape(-1, *(x.shape[d] for d in kept))
         while (n := x.shape[0]) > 1:
             half = n // 2
-            rest = [F.sliced(x, {0: (2 * half, n, 1)})] if n % 2 else []
-            pairs = (F.sliced(x, {0: (i * half, (i + 1) * half, 1)}) for i in (0, 1))
+            rest = [sliced(x, {0: (2 * half, n, 1)})] if n % 2 else []
+            pairs = (sliced(x, {0: (i * half, (i + 1) * half, 1)}) for i in (0, 1))
             x = F.concat([combine(*pairs), *rest], 0)
         return x.squeeze(0)
 
@@ -110,7 +111,7 @@ def _least(x: Tensor) -> float:
     """The identity of the maximum."""
     if x.dtype.is_float:
         return -math.inf
-    return int(np.iinfo(x.dtype.numpy).min)
+    return int(np.iinfo(x.dtype.numpy.name).min)
 
 
 def _filled(x: Tensor, pads: Any, spread: Any, value: Any) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 from ...core.dtypes import bool_, uint8
 from ...core.errors import UsageError
 from ..math import functions as F
+from ..math.shape import sliced
 from ..record.operands import emit, scalar
 from ..value.tensor import Tensor
 from .jax_rules import RULES, known, permuted, reshaped, rule, tensor, wanted
@@ -44,7 +45,7 @@ def broadcast(x: Tensor, shape: Any, broadcast_dimensions: Any, **_: Any) -> Ten
 def _slice(x: Tensor, start_indices: Any, limit_indices: Any, strides: Any, **_: Any) -> Tensor:
     steps = strides or (1,) * x.ndim
     rows = zip(start_indices, limit_indices, steps, strict=True)
-    return F.sliced(x, dict(enumerate(rows)))
+    return sliced(x, dict(enumerate(rows)))
 
 
 @rule("iota")
@@ -97,7 +98,7 @@ def surrounded(x: Tensor, config: Any) -> Tensor:
         x = emit("pad", x, starts=tuple(lows), steps=steps, shape=shape)
     ends = [(max(0, -low), n - max(0, -high), 1)
             for n, (low, high, _) in zip(shape, config, strict=True)]  # fmt: skip
-    return F.sliced(x, dict(enumerate(ends)))
+    return sliced(x, dict(enumerate(ends)))
 
 
 def _held(shape: Any, config: Any) -> Tensor | None:
@@ -126,7 +127,7 @@ def _part(x: Any, *starts: Any, slice_sizes: Any, **_: Any) -> Tensor:
         most, at = x.shape[d] - size, known(start)
         if at is not None:
             at = min(max(0, at), most)
-            x = F.sliced(x, {d: (at, at + size, 1)})
+            x = sliced(x, {d: (at, at + size, 1)})
         else:
             first = F.clip(tensor(start).to("i32"), 0, most)  # within, as in JAX
             x = F.take_or_zero(x, first.reshape(1) if size == 1 else first + F.arange(size), d)

@@ -152,8 +152,8 @@ def from_jax_model(
     `rngs` names the streams of random numbers for which each call draws a key from `ts.random`:
     `("dropout",)`. A linen module, and a function, gets them as its `rngs`, a function of Haiku the
     first as `rng`, a model of Equinox as `key`; a call may give its own instead. All other
-    arguments of a call are the model's. Raises UsageError if `model` is none of these, or if one of the names of its weights is
-    an attribute of modules.
+    arguments of a call are the model's. Raises UsageError if `model` is none of these, or if one of
+    the names of its weights is an attribute of modules.
     """
     if not is_list(rngs, lambda name: isinstance(name, str)):
         raise unfit(CALLER, "rngs", rngs, 'give names of streams, such as ("dropout",)')

@@ -119,8 +119,8 @@ def _held(shape: Any, config: Any) -> Tensor | None:
 
 # -- slices at places that are values -------------------------------------------------------------
 @RULES.rule("dynamic_slice")
-def _part(x: Any, *starts: Any, slice_sizes: Any, **_: Any) -> Tensor:
-    x = tensor(x)
+def _part(operand: Any, *starts: Any, slice_sizes: Any, **_: Any) -> Tensor:
+    x: Tensor = tensor(operand)
     for d, (start, size) in enumerate(zip(starts, slice_sizes, strict=True)):
         if size == x.shape[d]:
             continue
@@ -135,10 +135,11 @@ def _part(x: Any, *starts: Any, slice_sizes: Any, **_: Any) -> Tensor:
 
 
 @RULES.rule("dynamic_update_slice")
-def _updated(x: Any, update: Any, *starts: Any, **_: Any) -> Tensor:
-    """`x` with a part replaced: at each place the element of the update that lies there, if one
-    does."""
-    x, out = tensor(x), tensor(update)
+def _updated(operand: Any, update: Any, *starts: Any, **_: Any) -> Tensor:
+    """An operand with a part replaced: at each place the element of the update that lies there, if
+    one does."""
+    x: Tensor = tensor(operand)
+    out: Tensor = tensor(update)
     inside: Tensor | None = None
     for d, start in enumerate(starts):
         n, m = x.shape[d], out.shape[d]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .hf import load_hf, save_hf
     from .jax_models import from_jax_model, jax_rule
 
-__all__ = ["from_jax_model", "jax_rule", "load_hf", "save_hf"]
+__all__ = ["from_jax_model", "jax_rule"]  # users know the others from ts.checkpoint
 
 _LATE = ("hf:load_hf", "hf:save_hf", "jax_models:from_jax_model", "jax_models:jax_rule")
 __getattr__ = public("ts.interop", globals(), late=_LATE)

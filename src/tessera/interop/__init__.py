@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ..core.public import public
 
 if TYPE_CHECKING:
-    from .hf import load_hf, save_hf
+    from .hf import load_hf as load_hf
+    from .hf import save_hf as save_hf
     from .jax_models import from_jax_model, jax_rule
 
 __all__ = ["from_jax_model", "jax_rule"]  # users know the others from ts.checkpoint

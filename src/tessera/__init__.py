@@ -69,8 +69,21 @@ from .lang.value.tensor import Tensor
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, debug, distributed, elastic, kernel, pipeline, plan, schedule
+    from . import (
+        checkpoint,
+        data,
+        debug,
+        distributed,
+        elastic,
+        interop,
+        kernel,
+        pipeline,
+        plan,
+        schedule,
+    )
     from .core.mesh import Mesh
+    from .interop.jax_models import from_jax_model
+    from .lang.foreign.jax_program import from_jax_function
     from .lang.jit.tuner import tune
     from .lang.value.engine import Engine
 
@@ -83,7 +96,8 @@ __all__ = [
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
     "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
-    "from_jax", "function", "grad", "graph", "int8", "int32", "jit", "jvp", "kernel", "linalg",
+    "from_jax", "from_jax_function", "from_jax_model", "function", "grad", "graph", "int8", "int32",
+    "interop", "jit", "jvp", "kernel", "linalg",
     "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
     "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
     "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
@@ -142,8 +156,9 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 
 
 _LATE = (
-    "checkpoint", "data", "debug", "distributed", "elastic", "kernel", "pipeline", "plan",
-    "schedule",
+    "checkpoint", "data", "debug", "distributed", "elastic", "interop", "kernel", "pipeline",
+    "plan", "schedule",
+    "interop.jax_models:from_jax_model", "lang.foreign.jax_program:from_jax_function",
     "lang.jit.tuner:tune",
 )  # fmt: skip
 __getattr__ = public("ts", globals(), late=_LATE)

@@ -42,6 +42,7 @@ from .runtime import (
     compile_options,
     devices,
     fused_attention,
+    jax_keys,
     jax_private,
     jaxprs,
     offload,
@@ -328,8 +329,14 @@ class Engine:
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None:
         return pytrees.opened(value)
 
-    def equations(self, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
-        return jaxprs.equations_of(fn, types)
+    def program_of(self, caller: str, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
+        return jaxprs.program_of(caller, fn, types)
+
+    def key_data(self, value: Any) -> tuple[Any, str]:
+        return jax_keys.key_data(value)
+
+    def key_of(self, data: Any, impl: str) -> Any:
+        return jax_keys.wrapped(data, impl)
 
     def adopt(self, data: Any, mesh: Mesh | None) -> TensorType:
         return arrays.adopt(data, mesh)

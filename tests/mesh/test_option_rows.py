@@ -49,6 +49,28 @@ def files(folder: Path) -> list[str]:
 
 
 # -- models of others ------------------------------------------------------------------------------
+def of_jax(params: Any, *args: Any, rngs: Any = None) -> Any:
+    """A function of JAX with weights, perhaps state, and perhaps random numbers."""
+    import jax
+
+    y = args[-1] * params + (jax.random.normal(rngs["a"], (2,)) if rngs else 0)
+    return y if len(args) == 1 else (y, args[0] + 1)
+
+
+def jax_model(**k: Any) -> Any:
+    try:
+        model = ts.from_jax_model(of_jax, **k)
+        ts.seed(0)
+        return model(np.ones(2, np.float32)).numpy(), list(model.state_dict())
+    except ts.TesseraError as error:
+        return str(error)
+
+
+ARRAY = np.ones(2, np.float32)
+row("tessera.from_jax_model", jax_model, {"params": ARRAY}, params=2 * ARRAY, state=ARRAY,
+    rngs=("a",))  # fmt: skip
+
+
 def gpt() -> nn.GPT:
     ts.seed(0)
     return nn.GPT(SMALL)

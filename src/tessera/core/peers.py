@@ -76,7 +76,7 @@ def name_fix(owner: str, name: str, names: tuple[str, ...]) -> str:
     for meant in fix_for("arguments", name):  # config.n_embd is config.d
         if meant in names:
             return f"write {meant}"
-    for late in LATE:  # a late module may have the name
+    for late in sorted(LATE):  # a late module may have the name
         resolve_name(late)
     spaces = [s for s in _FIRST if s in SPACES] + [s for s in SPACES if s not in _FIRST]
     qualified = {f"{s}.{n}": n for s in spaces for n in SPACES[s] if not n.startswith("_")}

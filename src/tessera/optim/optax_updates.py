@@ -19,8 +19,8 @@ from ..core.checks import unfit
 from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..core.locks import RECORDING_LOCK
-from ..lang.autodiff.jax_functions import as_ops
 from ..lang.autodiff.tape import mark_as_updates
+from ..lang.foreign.jax_program import as_ops
 from ..lang.jit.jit import Jit
 from ..lang.jit.trace import trace
 from ..lang.math import functions as F

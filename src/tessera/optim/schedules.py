@@ -22,7 +22,7 @@ from ..core.checks import unfit, whole
 from ..core.declared import Count, Integer, Integers, Real, Reals
 from ..core.dtypes import f32, int32
 from ..core.errors import ShapeError, TesseraError, UsageError
-from ..lang.autodiff.jax_functions import as_ops
+from ..lang.foreign.jax_program import as_ops
 from ..lang.math import functions as F
 from ..lang.record.operands import as_tensor, scalar
 from ..lang.value.tensor import Tensor

@@ -15,10 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import cache_key, compilation_cache, compiler, distributed
+from jax._src import cache_key, compilation_cache, compiler, distributed, source_info_util
 from jax._src.array import ArrayImpl
 from jaxlib import _jax  # type: ignore[attr-defined]  # its stub hides it
 
+from ..core.errors import PACKAGE
 from .processes.coordinator import HEARTBEAT_S
 
 __all__ = [
@@ -33,8 +34,10 @@ __all__ = [
     "give_up",
     "gone",
     "keep_programs",
+    "key_functions",
     "place",
     "service",
+    "user_line",
 ]
 Array = Any
 Copy = Callable[[Sequence[Array], Sequence[Any]], Sequence[Array]]
@@ -121,6 +124,22 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     fixed, carry, _ = map(len, params["ft_in"].unpack())  # JAX 0.11
     return fixed, carry
+
+
+def key_functions(dtype: Any) -> Any:
+    """Returns the implementation of random keys of this dtype: `seed`, `split`, `random_bits` and
+    `fold_in` on their data, and `key_shape`."""
+    return dtype._impl
+
+
+def user_line(equation: Any) -> str:
+    """Returns the "file:line" where the user wrote an equation, outside of installed libraries if
+    there is such a line; "" if it is not known."""
+    frames = list(source_info_util.user_frames(equation.source_info.traceback))
+    frames = [f for f in frames if not f.file_name.startswith(PACKAGE)]
+    own = [f for f in frames if "site-packages" not in f.file_name]
+    at = next(iter((*own, *frames)), None)
+    return f"{at.file_name.rpartition('/')[2]}:{at.start_line}" if at is not None else ""
 
 
 @dataclass(frozen=True)

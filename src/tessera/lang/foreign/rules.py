@@ -13,10 +13,11 @@ Rule = Callable[..., Any]  # operands as the library passes them, with tensors o
 
 
 class Rules:
-    """The rules of one library, by the names of its calls."""
+    """The rules of one library, by the names of its calls. `adder` is the public decorator for
+    further ones."""
 
-    def __init__(self, library: str) -> None:
-        self.library = library
+    def __init__(self, library: str, adder: str = "rule") -> None:
+        self.library, self.adder = library, adder
         self.table: dict[str, Rule] = {}
 
     def rule(self, *names: str) -> Callable[[Rule], Rule]:
@@ -38,5 +39,5 @@ class Rules:
         raise UsageError(
             f"{caller}: {name} of {self.library} has no rule here",
             rows=[*tensors, ("in", line), ("near", ", ".join(near))],
-            fix=f"give it one, a function on tensors: @ts.interop.rule({name!r})",
+            fix=f"give it one, a function on tensors: @ts.interop.{self.adder}({name!r})",
         )

@@ -109,7 +109,16 @@ class Engine(Protocol):
         one does."""
 
     def opened(self, value: object) -> tuple[tuple[Any, ...], list[Any], Any] | None: ...
-    def equations(self, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any: ...
+    def program_of(self, caller: str, fn: Callable[..., list[Any]], types: Sequence[Any]) -> Any:
+        """The JAX function `fn` as a `Program`."""
+
+    def key_data(self, value: Any) -> tuple[Any, str]:
+        """(the data of `value`, the name of its implementation) of random keys; else (`value`,
+        "")."""
+
+    def key_of(self, data: Any, impl: str) -> Any:
+        """Random keys of their data, the inverse of `key_data`."""
+
     def __hash__(self) -> int: ...
 
 

@@ -229,7 +229,7 @@ class _Search:
         fits = scaled.memory_bytes() <= SLACK * chip.memory_bytes
         low = scaled.least_s()
         orders = [_orders(p) for p in points]
-        kept: list[tuple[dict[str, int], tuple[str, ...]]] = []
+        kept: list[tuple[int, tuple[str, ...]]] = []
         for i, p in enumerate(points):
             variants = len(orders[i]) * (max(1, len(plans)) if p["pp"] > 1 else 1)
             if not fits[i]:
@@ -237,14 +237,13 @@ class _Search:
             elif low[i] > self.bound_s[p["pp"] > 1]:
                 self.dropped["their computation alone takes longer"] += variants
             else:
-                kept += [(p, order) for order in orders[i]]
+                kept += [(i, order) for order in orders[i]]
         if not kept:
             return
-        meshes = [Mesh(order, shape={a: p[a] for a in order}) for p, order in kept]
-        times = self._scaled(schedule, [p for p, _ in kept]).step_s(
-            [_with_all(m, kind.axes) for m in meshes]
-        )
-        for (p, order), step_s in zip(kept, times, strict=True):
+        meshes = [Mesh(order, shape={a: points[i][a] for a in order}) for i, order in kept]
+        times = scaled.part([i for i, _ in kept]).step_s([_with_all(m, kind.axes) for m in meshes])
+        for (i, order), step_s in zip(kept, times, strict=True):
+            p = points[i]
             for plan in plans if p["pp"] > 1 else [None]:
                 self.priced += 1
                 own = {"pipeline": plan, "microbatches": p["mb"]}

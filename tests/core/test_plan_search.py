@@ -96,7 +96,7 @@ def test_the_recorded_mesh_has_its_simulated_time() -> None:
     scaled = Scaled(schedule, s.machine, {"dp": np.array([4.0]), "tp": np.array([4.0])})
     (step_s,) = scaled.step_s([kind.mesh])
     assert step_s == pytest.approx(simulate(schedule, s.machine).step_s, rel=1e-4)
-    assert scaled.least_s()[0] < step_s
+    assert scaled.least_s([kind.mesh])[0] < step_s
 
 
 def test_ten_rows_and_the_best_runs_as_planned() -> None:
@@ -132,21 +132,72 @@ def test_bounds_drop_what_computes_longer() -> None:
     assert found.dropped["their computation alone takes longer"] > 0
 
 
-def test_stages_are_searched_where_build_names_a_pipeline() -> None:
-    def staged(mesh: Any, strategy: Any, *, pipeline: Any, microbatches: int) -> Any:
-        loss_of: Any = nn.GPT.loss
-        if pipeline:
-            loss_of = cut(("pp",), pipeline, microbatches, mesh=mesh)(loss_of)
-        return made(mesh, strategy, loss_of, stacked=not pipeline)
+def test_bounds_of_stage_3_hold_for_the_other_stages() -> None:
+    s = search(build, "h100x16")
+    choices = (("remat", False), ("sequence_parallel", None))
+    axes = (("dp", 8), ("tp", 2))
+    with as_machine(s.machine):
+        list(s._price(Candidate(axes, 3, choices)))
+        grid = s.grids[axes, choices]
+        for zero in (2, 1, 0):
+            scaled = s._scaled(s.record(Candidate(axes, zero, choices))[0], grid.points)
+            meshes = [p.mesh(Candidate(axes, zero, choices)) for p in grid.points]
+            assert (grid.least_s <= scaled.step_s(meshes) * 1.001).all()
+            assert (grid.least_bytes[zero] <= scaled.memory_bytes() * 1.001).all()
+    assert (grid.least_bytes[0] > grid.least_bytes[1]).all()
+    assert (grid.least_bytes[1] > grid.least_bytes[3]).all()
 
-    cut = pipeline.run
-    s = search(staged, "h100x8", microbatches=(8,))
+
+def test_nothing_is_computed_again_that_has_room() -> None:
+    s = search(build, "h100x16", sequence_parallel=(None,))
+    axes, recorded = (("dp", 8), ("tp", 2)), list[Any]()
+    record = s.record
+    s.record = lambda c: (recorded.append(c), record(c))[1]  # type: ignore[method-assign]
+    with as_machine(s.machine):
+        for remat in (False, True):
+            kind = Candidate(axes, 3, (("remat", remat), ("sequence_parallel", None)))
+            priced = list(s._price(kind))
+            assert bool(priced) is not remat
+    assert len(recorded) == 1
+    assert s.dropped["they compute again what has room"] == s.priced
+
+
+def staged(mesh: Any, strategy: Any, *, remat: Any, pipeline: Any, microbatches: int) -> Any:
+    loss_of: Any = nn.GPT.loss
+    if pipeline:
+        loss_of = cut(("pp",), pipeline, microbatches, mesh=mesh)(loss_of)
+    return made(mesh, strategy, loss_of, stacked=not pipeline, remat=remat)
+
+
+cut = pipeline.run
+
+
+def test_stages_are_searched_where_build_names_a_pipeline() -> None:
+    s = search(staged, "h100x8", microbatches=(8,), remat=(False,))
     with as_machine(s.machine):
         priced = list(s._price(next(s._structures())))
     meshes = [dict(p.candidate.axes) for p in priced if p.staged]
     assert {m["pp"] for m in meshes} == {2, 4, 8}
-    assert all(p.candidate.choices == (("pipeline", "1F1B"), ("microbatches", 8))
-               for p in priced if p.staged)  # fmt: skip
+    assert all(dict(p.candidate.choices)["pipeline"] == "1F1B" for p in priced if p.staged)
+    assert all(dict(p.candidate.choices)["microbatches"] == 8 for p in priced if p.staged)
+
+
+def test_prices_of_pipelines_rank_as_the_simulation() -> None:
+    s = search(staged, "h100x16", microbatches=(4, 16))
+    fast, full = [], []
+    with as_machine(s.machine):
+        for remat, zero in ((False, 0), (True, 3)):
+            kind = Candidate(
+                (("dp", 8), ("tp", 2)), zero,
+                (("remat", remat), ("pipeline", None), ("microbatches", 1)),
+            )  # fmt: skip
+            for p in s._price(kind):
+                if p.staged and p.candidate.axes[0][0] == "pp" and p.candidate.axes[-1][1] < 8:
+                    row = s.row(p.candidate, p.step_s)
+                    fast.append(p.step_s)
+                    full.append(row.step_s)
+    assert len(fast) >= 16
+    assert np.corrcoef(_rank(fast), _rank(full))[0, 1] > 0.9
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,11 @@ def test_a_pipeline_that_a_function_makes_is_one_pipeline() -> None:
 @pytest.mark.parametrize("remat", [True, "products"])
 def test_narrow_weights_of_recomputed_layers(remat: bool | str, stage: int) -> None:
     """The gradients of bf16 weights, whose sums in f32 are rounded once, after all microbatches."""
-    plan = dist.strategy("zero_redundancy_optimizer", stage=stage) if stage else dist.strategy("data_parallel")
+    plan = (
+        dist.strategy("zero_redundancy_optimizer", stage=stage)
+        if stage
+        else dist.strategy("data_parallel")
+    )
     config = nn.GPTConfig(
         vocab=32, seq=8, d=16, layers=4, heads=2, norm="rms", remat=remat, stacked=False
     )

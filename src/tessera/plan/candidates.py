@@ -13,6 +13,10 @@ from ..lang.parallel.strategy import Strategy
 
 Values = tuple[tuple[str, Any], ...]
 GIB = 1 << 30
+NO_ROOM = "they do not fit in memory"
+TOO_SLOW = "their computation alone takes longer"
+ROOMY = "they compute again what has room"
+BOUNDS = (NO_ROOM, TOO_SLOW, ROOMY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,12 @@ class Found:
     priced_s: float
 
     @property
+    def considered(self) -> int:
+        """The number of candidates that have a price, or a bound of their memory or time that
+        dropped them."""
+        return self.priced + sum(self.dropped.get(why, 0) for why in BOUNDS)
+
+    @property
     def best(self) -> Row:
         return self.rows[0]
 
@@ -111,10 +121,9 @@ class Found:
     @property
     def text(self) -> str:
         """The rows as a table, with why each lost."""
-        total = self.priced + sum(self.dropped.values())
         lines = [
-            f"best of {total:,} candidates on {self.machine}: {self.priced:,} priced in full,"
-            f" {len(self.rows)} shown, {self.seconds:.0f} s"
+            f"best of {self.considered:,} candidates on {self.machine}:"
+            f" {self.priced:,} priced in full, {len(self.rows)} shown, {self.seconds:.0f} s"
         ]
         lines += [f"  {n:,} dropped: {why}" for why, n in self.dropped.items()]
         for i, r in enumerate(self.rows, 1):

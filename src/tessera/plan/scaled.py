@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, assert_never
@@ -75,6 +75,7 @@ class Scaled:
         sizes = {a: x[index] for a, x in self.sizes.items()}
         made = Scaled(self.schedule, self.machine, sizes, self.microbatches[index])
         made._kernels = self._kernels
+        made.__dict__["_layers"] = self._layers
         return made
 
     def factor(self, axes: Iterable[str], rows: bool = False) -> Array:
@@ -95,27 +96,51 @@ class Scaled:
     # -- memory -----------------------------------------------------------------------------------
     def memory_bytes(self) -> Array:
         """Returns an estimate of the peak of a device of the fullest stage."""
-        held = [self.schedule.buffers[b] for b in self.schedule.inputs]
-        total: Array = sum(t.local_bytes * self.of_type(t) for t in held) / self.stages
-        live = Liveness(of_schedule(self.schedule), False, gpu=not self.chip.shared)
+        waiting, size = self._waiting()
+        rest = max(0, self._live.peak - size)
+        axes = {a for n in _running(self._live) for t in n.types for a in t.split_axes}
+        return self._held({}) + waiting + rest * self.factor(axes, rows=True)
+
+    def least_bytes(self, zero: int, weights: Iterable[TensorType]) -> Array:
+        """Returns a lower bound of the peak with another stage of ZeRO, for a schedule of stage 3:
+        arguments and kept activations. Below stage 3 the `weights` are whole, at 0 all state."""
+        whole = Counter(self.schedule.buffers[b] for b in self.schedule.inputs)
+        chosen = whole if zero == 0 else Counter(weights) if zero < 3 else {}
+        return self._held(chosen) + self._waiting()[0]
+
+    @cached_property
+    def _live(self) -> Liveness:
+        return Liveness(of_schedule(self.schedule), False, gpu=not self.chip.shared)
+
+    def _held(self, whole: Mapping[TensorType, int]) -> Array:
+        """Returns the bytes of the arguments, of which so many of a type are not split at rest."""
+        total = np.zeros_like(self.microbatches)
+        for t, n in Counter(self.schedule.buffers[b] for b in self.schedule.inputs).items():
+            times = n + np.zeros_like(total)
+            if BATCH in t.rest_axes:
+                times += whole.get(t, 0) * (self.sizes[BATCH] - 1)
+            total = total + t.local_bytes * self.of_type(t) * times
+        return total / self.stages
+
+    def _waiting(self) -> tuple[Array, int]:
+        """Returns the bytes of what is kept at the recorded peak, and those as recorded."""
         # 1F1B: a stage holds as many microbatches as there are stages after it
         several = np.minimum(self.microbatches, self.stages) / self.stages
-        rest = live.peak
-        for t, size, _ in live.waiting():
-            rest -= size
-            part = several if has_rows(t) else 1 / self.stages
-            total = total + size * self.of_type(t) * part
-        axes = {a for n in _running(live) for t in n.types for a in t.split_axes}
-        return total + max(0, rest) * self.factor(axes, rows=True)
+        total, recorded = np.zeros_like(self.stages), 0
+        for t, size, _ in self._live.waiting():
+            recorded += size
+            total = total + size * self.of_type(t) * (several if has_rows(t) else 1 / self.stages)
+        return total, recorded
 
     # -- times ------------------------------------------------------------------------------------
-    def least_s(self) -> Array:
-        """Returns a lower bound of the step: its computation, without communication."""
-        return self._in_stages(self.parts(None), np.zeros_like(self.stages))
+    def least_s(self, meshes: Sequence[Mesh]) -> Array:
+        """Returns a lower bound of the step under all stages of ZeRO: without communication over
+        the batch's axis."""
+        return self._in_stages(self._run(self.schedule, meshes, True)[0], self._sends_s(meshes))
 
     def step_s(self, meshes: Sequence[Mesh]) -> Array:
         """Returns the time of the step on each of `meshes`, which have the sizes in their order."""
-        return self._in_stages(self.parts(meshes), self._sends_s(meshes))
+        return self._in_stages(self._run(self.schedule, meshes)[0], self._sends_s(meshes))
 
     def _in_stages(self, p: Parts, sends_s: Array) -> Array:
         """Returns the time of the step. A stage waits for the slowest one, or for its oldest
@@ -191,13 +216,11 @@ class Scaled:
         (size, axes), _ = max(read.items(), key=lambda x: x[1], default=((0.0, frozenset()), 0))
         return size * self.factor(axes, BATCH in axes)
 
-    def parts(self, meshes: Sequence[Mesh] | None) -> Parts:
-        """Returns the times of the schedule on `meshes`; None: without communication."""
-        return self._run(self.schedule, meshes)[0]
-
-    def _run(self, s: Schedule, meshes: Sequence[Mesh] | None) -> tuple[Parts, NDArray[np.bool_]]:
+    def _run(
+        self, s: Schedule, meshes: Sequence[Mesh], least: bool = False
+    ) -> tuple[Parts, NDArray[np.bool_]]:
         """Returns the times of one run of `s`, and which streams it uses: a row for computation
-        and for each level of links."""
+        and for each level of links. With `least` nothing is sent over the batch's axis."""
         n, streams = len(self.microbatches), 1 + len(self.machine.topology.levels)
         free, every = np.zeros((streams, n)), np.zeros((streams, n), bool)
         ready: dict[int, Array] = {}
@@ -212,11 +235,11 @@ class Scaled:
                     took, used[0] = own.sum(0), True
                     sums[0] += own
                 case Collective():
-                    if meshes is not None:
+                    if not (least and BATCH in step.axes):
                         took, used[1:] = self._collective(step.graph, step, meshes)
                         sums[1, self._place(step.nodes[0].scope, _each(step))] += took
                 case Loop() | Region():
-                    inner, used = self._run(step.body, meshes)
+                    inner, used = self._run(step.body, meshes, least)
                     times = step.times if isinstance(step, Loop) else 1
                     took, used[0] = times * inner.span_s, True
                     sums += times * inner.sums_s

@@ -22,10 +22,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.checks import shown
 from ..core.declared import Positive
 from ..core.errors import TesseraError, UsageError
+from ..core.layout import TensorType
 from ..core.machine.machine import Machine
 from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
@@ -34,13 +36,14 @@ from ..ir.schedule.schedule import Schedule
 from ..lang.jit.jit import Jit, jit
 from ..lang.parallel.builtin_strategies import Rule
 from ..lang.program.training_step import TrainingStep
-from .candidates import Candidate, Found, Row, Values, why_lost
+from .candidates import NO_ROOM, ROOMY, TOO_SLOW, Candidate, Found, Row, Values, why_lost
 from .machines import as_machine, cluster_of
 from .reports import Cluster, memory_of, weights_of
 from .scaled import Scaled
 from .simulate import simulate
 from .timeline import Timeline
 
+Floats = NDArray[np.float64]
 Build = Callable[..., tuple[Any, tuple[Any, ...]]]
 KNOWN: dict[str, tuple[Any, ...]] = {
     "remat": (False, "products", True),
@@ -57,6 +60,7 @@ OPTIONS: tuple[Values, ...] = (
     (("overlap", True), ("bucket_bytes", 32 << 20)),
     (("overlap", True), ("reshard_after_forward", False)),
 )
+ZEROS = (3, 1, 2, 0)  # each needs no less memory than those before
 MOST_TP, MOST_CP, MOST_PP = 64, 16, 32
 FINALISTS, ROWS, LEADERS = 20, 10, 3
 SLACK = 1.1  # the estimate of memory may be this much too high
@@ -118,6 +122,32 @@ class _Priced:
         return dict(self.candidate.axes).get("pp", 1) > 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """The axes of a mesh in their order, with sizes, and the number of microbatches."""
+
+    axes: tuple[tuple[str, int], ...]
+    microbatches: int
+
+    @property
+    def staged(self) -> bool:
+        return dict(self.axes).get("pp", 1) > 1
+
+    def mesh(self, kind: Candidate) -> Mesh:
+        """Returns its mesh, with the axes of the recording of `kind` that it lacks, of size 1."""
+        sizes = {**dict(self.axes), **{a: 1 for a, _ in kind.axes if a not in dict(self.axes)}}
+        return Mesh(tuple(sizes), shape=sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The points of a kind, with lower bounds of time, and of memory for each stage of ZeRO."""
+
+    points: list[_Point]
+    least_s: Floats
+    least_bytes: dict[int, Floats]
+
+
 class _Search:
     def __init__(
         self, build: Build, machine: Machine, choices: dict[str, tuple[Any, ...]], limit_s: float
@@ -126,6 +156,11 @@ class _Search:
         self.begun = time.monotonic()
         self.dropped: Counter[str] = Counter()
         self.priced = 0
+        self.plans = [v for v in choices.get("pipeline", ()) if v is not None]
+        self.grids: dict[object, _Grid] = {}
+        self.roomy: set[tuple[_Point, int, Values]] = set()  # fit with room to spare
+        assert machine.chip is not None
+        self.room = SLACK * machine.chip.memory_bytes
         # The time that a design must beat, without and with stages.
         self.bound_s = {False: math.inf, True: math.inf}
 
@@ -190,70 +225,105 @@ class _Search:
         n = self.machine.size
         kinds = [dict(zip(names, values, strict=True)) for values in itertools.product(*given)]
         for cp in [c for c in _divisors(n) if c <= MOST_CP]:  # the most costly to record come last
-            for chosen, zero, tp in itertools.product(kinds, (3, 1, 2, 0), self._bases(cp)):
+            # what computes least comes first: its prices are bounds of the others
+            for zero, chosen in sorted(
+                itertools.product(ZEROS, kinds), key=lambda x: _work(x[1].get("remat"))
+            ):
                 if (chosen.get("context") is None) == (cp == 1):
                     more = [("cp", cp)] if cp > 1 else []
+                    tp = self._base(cp)
                     sizes = ("dp", n // (tp * cp)), *more, ("tp", tp)
                     yield Candidate(sizes, zero, (*chosen.items(), *rest))
 
-    def _bases(self, cp: int) -> list[int]:
-        """The sizes of tp for which a kind is recorded: the blocks of its loops depend on them."""
+    def _base(self, cp: int) -> int:
+        """The size of tp for which a kind is recorded: between 1 and that of a host."""
         most = math.gcd(self.machine.shape[-1], max(1, self.machine.size // (2 * cp)))
-        return sorted({most, max(1, most // 2), min(2, most)}) if cp == 1 else [most]
+        return min(_divisors(most), key=lambda d: abs(math.log(d * d / most)))
 
     def _price(self, kind: Candidate) -> Iterator[_Priced]:
         """Yields the prices of the candidates with the steps of `kind` that may be among the
-        best."""
-        schedule, _, _ = self.record(kind)
-        n, cp, base = self.machine.size, dict(kind.axes).get("cp", 1), dict(kind.axes)["tp"]
-        bases = self._bases(cp)
-        turns = self.choices.get("microbatches", (1,))
-        plans = [v for v in self.choices.get("pipeline", ()) if v is not None]
-        stages = [p for p in _divisors(n) if p <= MOST_PP and (p == 1 or plans)]
-        points = [
-            {"dp": n // (tp * cp * pp), "cp": cp, "tp": tp, "pp": pp, "mb": mb}
-            for tp in _divisors(n)
-            for pp in stages
-            for mb in (turns if pp > 1 else (1,))
-            if tp <= MOST_TP and n % (tp * cp * pp) == 0 and (pp == 1 or mb >= pp)
-            if base == min(bases, key=lambda b: abs(math.log(tp / b)))
-        ]
-        points = [p for p in points if _divides(schedule, p)]
-        if dict(kind.choices).get("sequence_parallel"):
-            points = [p for p in points if p["tp"] > 1]
-        if not points:
-            return
-        scaled = self._scaled(schedule, points)
-        chip = self.machine.chip
-        assert chip is not None
-        fits = scaled.memory_bytes() <= SLACK * chip.memory_bytes
-        low = scaled.least_s()
-        orders = [_orders(p) for p in points]
-        kept: list[tuple[int, tuple[str, ...]]] = []
-        for i, p in enumerate(points):
-            variants = len(orders[i]) * (max(1, len(plans)) if p["pp"] > 1 else 1)
-            if not fits[i]:
-                self.dropped["they do not fit in memory"] += variants
-            elif low[i] > self.bound_s[p["pp"] > 1]:
-                self.dropped["their computation alone takes longer"] += variants
-            else:
-                kept += [(i, order) for order in orders[i]]
+        best. Bounds of the same choices with ZeRO-3 may drop all before `kind` is recorded."""
+        key, schedule = (kind.axes, kind.choices), None
+        least = self.grids.get((kind.axes, _least_work(kind.choices)))
+        if key not in self.grids and least is not None:
+            none = np.zeros(len(least.points))
+            if not self._kept(kind, least.points, none, least.least_s, count=False):
+                self._kept(kind, least.points, none, least.least_s)
+                return
+        if key not in self.grids:
+            schedule, step, args = self.record(kind)
+            self.grids[key] = self._grid(kind, schedule, [*weights_of(step, args).values()])
+        grid = self.grids[key]
+        kept = self._kept(kind, grid.points, grid.least_bytes[kind.zero], grid.least_s)
         if not kept:
             return
-        meshes = [Mesh(order, shape={a: points[i][a] for a in order}) for i, order in kept]
-        times = scaled.part([i for i, _ in kept]).step_s([_with_all(m, kind.axes) for m in meshes])
-        for (i, order), step_s in zip(kept, times, strict=True):
+        points = [grid.points[i] for i in kept]
+        scaled = self._scaled(schedule or self.record(kind)[0], points)
+        needs = scaled.memory_bytes()
+        kept = self._kept(kind, points, needs, np.zeros(len(points)))
+        if not kept:
+            return
+        times = scaled.part(kept).step_s([points[i].mesh(kind) for i in kept])
+        for i, step_s in zip(kept, times, strict=True):
             p = points[i]
-            for plan in plans if p["pp"] > 1 else [None]:
+            if needs[i] * SLACK**2 < self.room:
+                self.roomy.add((p, kind.zero, _least_work(kind.choices)))
+            for plan in self.plans if p.staged else [None]:
                 self.priced += 1
-                own = {"pipeline": plan, "microbatches": p["mb"]}
+                own = {"pipeline": plan, "microbatches": p.microbatches}
                 chosen = tuple((k, own.get(k, v)) for k, v in kind.choices)
-                axes = tuple((a, p[a]) for a in order)
-                yield _Priced(Candidate(axes, kind.zero, chosen, kind.options), float(step_s))
+                yield _Priced(Candidate(p.axes, kind.zero, chosen, kind.options), float(step_s))
 
-    def _scaled(self, schedule: Schedule, points: list[dict[str, int]]) -> Scaled:
-        sizes = {a: np.array([float(p[a]) for p in points]) for a in ("dp", "cp", "tp", "pp", "mb")}
-        return Scaled(schedule, self.machine, sizes, sizes.pop("mb"))
+    def _kept(
+        self, kind: Candidate, points: Sequence[_Point], needs: Floats, least_s: Floats,
+        count: bool = True,
+    ) -> list[int]:  # fmt: skip
+        """Returns the indices of the points that may be among the best, and counts the others: one
+        that recomputes loses to one with room for all."""
+        kept, dropped, less = [], Counter[str](), _least_work(kind.choices)
+        for i, p in enumerate(points):
+            plans = len(self.plans) if p.staged else 1
+            if less != kind.choices and (p, kind.zero, less) in self.roomy:
+                dropped[ROOMY] += plans
+            elif needs[i] > self.room:
+                dropped[NO_ROOM] += plans
+            elif least_s[i] > self.bound_s[p.staged]:
+                dropped[TOO_SLOW] += plans
+            else:
+                kept.append(i)
+        self.dropped.update(dropped if count else {})
+        return kept
+
+    def _grid(self, kind: Candidate, schedule: Schedule, weights: list[TensorType]) -> _Grid:
+        """Returns the points of a kind, with bounds that hold for each stage of ZeRO from that of
+        `kind` on down."""
+        n, cp = self.machine.size, dict(kind.axes).get("cp", 1)
+        turns = self.choices.get("microbatches", (1,))
+        sizes = [
+            {"dp": n // (tp * cp * pp), "cp": cp, "tp": tp, "pp": pp, "mb": mb}
+            for tp in _divisors(n)
+            for pp in _divisors(n)
+            for mb in (turns if pp > 1 else (1,))
+            if tp <= MOST_TP and n % (tp * cp * pp) == 0
+            if pp == 1 or (self.plans and mb >= pp and pp <= MOST_PP)
+            if tp > 1 or not dict(kind.choices).get("sequence_parallel")
+        ]
+        sizes = [p for p in sizes if _divides(schedule, p)]
+        points = [
+            _Point(tuple((a, p[a]) for a in order), p["mb"]) for p in sizes for order in _orders(p)
+        ]
+        if not points:
+            return _Grid(points, np.zeros(0), dict.fromkeys(ZEROS, np.zeros(0)))
+        scaled = self._scaled(schedule, points)
+        least_s = scaled.least_s([p.mesh(kind) for p in points])
+        return _Grid(points, least_s, {z: scaled.least_bytes(z, weights) for z in ZEROS})
+
+    def _scaled(self, schedule: Schedule, points: Sequence[_Point]) -> Scaled:
+        of = [dict(p.axes) for p in points]
+        sizes = {a: np.array([float(p.get(a, 1)) for p in of]) for a in ("dp", "cp", "tp", "pp")}
+        return Scaled(
+            schedule, self.machine, sizes, np.array([float(p.microbatches) for p in points])
+        )
 
     # -- the second level: recorded and simulated in full -----------------------------------------
     def record(self, c: Candidate) -> tuple[Schedule, Any, tuple[Any, ...]]:
@@ -379,10 +449,15 @@ def _orders(point: Mapping[str, int]) -> list[tuple[str, ...]]:
     return list(itertools.permutations(used))
 
 
-def _with_all(mesh: Mesh, axes: tuple[tuple[str, int], ...]) -> Mesh:
-    """`mesh` with the axes of a recording that it has not, of size 1."""
-    more = [a for a, _ in axes if a not in mesh.sizes]
-    return Mesh((*mesh.axes, *more), shape={**mesh.sizes, **dict.fromkeys(more, 1)})
+def _work(remat: object) -> int:
+    """How much a value of `remat` computes again, as a rank."""
+    known = KNOWN["remat"]
+    return known.index(remat) if remat in known else len(known)
+
+
+def _least_work(choices: Values) -> Values:
+    """`choices` without recomputation."""
+    return tuple((k, False if k == "remat" and v in KNOWN["remat"] else v) for k, v in choices)
 
 
 def _divides(schedule: Schedule, point: Mapping[str, int]) -> bool:

@@ -144,22 +144,23 @@ def test_bounds_of_stage_3_hold_for_the_other_stages() -> None:
             meshes = [p.mesh(Candidate(axes, zero, choices)) for p in grid.points]
             assert (grid.least_s <= scaled.step_s(meshes) * 1.001).all()
             assert (grid.least_bytes[zero] <= scaled.memory_bytes() * 1.001).all()
-    assert (grid.least_bytes[0] > grid.least_bytes[1]).all()
-    assert (grid.least_bytes[1] > grid.least_bytes[3]).all()
+    several = np.array([dict(p.axes)["dp"] > 1 for p in grid.points])
+    assert ((grid.least_bytes[0] > grid.least_bytes[1]) == several).all()
+    assert ((grid.least_bytes[1] > grid.least_bytes[3]) == several).all()
 
 
-def test_nothing_is_computed_again_that_has_room() -> None:
+def test_no_products_are_computed_again_that_have_room() -> None:
     s = search(build, "h100x16", sequence_parallel=(None,))
     axes, recorded = (("dp", 8), ("tp", 2)), list[Any]()
     record = s.record
     s.record = lambda c: (recorded.append(c), record(c))[1]  # type: ignore[method-assign]
     with as_machine(s.machine):
-        for remat in (False, True):
+        for remat in ("products", True):
             kind = Candidate(axes, 3, (("remat", remat), ("sequence_parallel", None)))
             priced = list(s._price(kind))
-            assert bool(priced) is not remat
+            assert bool(priced) is (remat == "products")
     assert len(recorded) == 1
-    assert s.dropped["they compute again what has room"] == s.priced
+    assert s.dropped["they compute products again that have room"] == s.priced
 
 
 def staged(mesh: Any, strategy: Any, *, remat: Any, pipeline: Any, microbatches: int) -> Any:
@@ -182,8 +183,9 @@ def test_stages_are_searched_where_build_names_a_pipeline() -> None:
     assert all(dict(p.candidate.choices)["microbatches"] == 8 for p in priced if p.staged)
 
 
+@pytest.mark.filterwarnings("ignore::tessera.ir.schedule.pipelines.simulate.PipelineWarning")
 def test_prices_of_pipelines_rank_as_the_simulation() -> None:
-    s = search(staged, "h100x16", microbatches=(4, 16))
+    s = search(staged, "h100x16", microbatches=(8, 16))
     fast, full = [], []
     with as_machine(s.machine):
         for remat, zero in ((False, 0), (True, 3)):

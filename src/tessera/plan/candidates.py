@@ -15,7 +15,7 @@ Values = tuple[tuple[str, Any], ...]
 GIB = 1 << 30
 NO_ROOM = "they do not fit in memory"
 TOO_SLOW = "their computation alone takes longer"
-ROOMY = "they compute again what has room"
+ROOMY = "they compute products again that have room"
 BOUNDS = (NO_ROOM, TOO_SLOW, ROOMY)
 
 

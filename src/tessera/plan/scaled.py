@@ -208,12 +208,11 @@ class Scaled:
         """Returns the bytes of a device of the value between two layers: of those with rows that
         their kernels read, the one that most of them read."""
         name, _, _ = self._layers
-        read = Counter[tuple[float, frozenset[str]]]()
+        read = Counter[tuple[int, tuple[str, ...]]]()
         for k, times in self._every(self.schedule, 1):
             if k.scope.split("/")[0] == name and k.work.dense:
-                size, axes = k.work.moved[0]
-                read[size, frozenset(axes)] += times
-        (size, axes), _ = max(read.items(), key=lambda x: x[1], default=((0.0, frozenset()), 0))
+                read[k.work.moved[0]] += times
+        size, axes = max(read, key=read.__getitem__, default=(0, ()))
         return size * self.factor(axes, BATCH in axes)
 
     def _run(

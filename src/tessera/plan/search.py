@@ -64,6 +64,7 @@ ZEROS = (3, 1, 2, 0)  # each needs no less memory than those before
 MOST_TP, MOST_CP, MOST_PP = 64, 16, 32
 FINALISTS, ROWS, LEADERS = 20, 10, 3
 SLACK = 1.1  # the estimate of memory may be this much too high
+NEARLY = 0.99  # stages of ZeRO fuse some kernels otherwise, so a bound may be this much lower
 WINS = 0.995  # of the step's time, for which single weights get another layout
 
 
@@ -244,7 +245,7 @@ class _Search:
         """Yields the prices of the candidates with the steps of `kind` that may be among the
         best. Bounds of the same choices with ZeRO-3 may drop all before `kind` is recorded."""
         key, schedule = (kind.axes, kind.choices), None
-        least = self.grids.get((kind.axes, _least_work(kind.choices)))
+        least = self.grids.get((kind.axes, _less_work(kind.choices)))
         if key not in self.grids and least is not None:
             none = np.zeros(len(least.points))
             if not self._kept(kind, least.points, none, least.least_s, count=False):
@@ -267,7 +268,7 @@ class _Search:
         for i, step_s in zip(kept, times, strict=True):
             p = points[i]
             if needs[i] * SLACK**2 < self.room:
-                self.roomy.add((p, kind.zero, _least_work(kind.choices)))
+                self.roomy.add((p, kind.zero, _less_work(kind.choices)))
             for plan in self.plans if p.staged else [None]:
                 self.priced += 1
                 own = {"pipeline": plan, "microbatches": p.microbatches}
@@ -279,8 +280,8 @@ class _Search:
         count: bool = True,
     ) -> list[int]:  # fmt: skip
         """Returns the indices of the points that may be among the best, and counts the others: one
-        that recomputes loses to one with room for all."""
-        kept, dropped, less = [], Counter[str](), _least_work(kind.choices)
+        that computes products again loses to one that has room for them."""
+        kept, dropped, less = [], Counter[str](), _less_work(kind.choices)
         for i, p in enumerate(points):
             plans = len(self.plans) if p.staged else 1
             if less != kind.choices and (p, kind.zero, less) in self.roomy:
@@ -315,7 +316,7 @@ class _Search:
         if not points:
             return _Grid(points, np.zeros(0), dict.fromkeys(ZEROS, np.zeros(0)))
         scaled = self._scaled(schedule, points)
-        least_s = scaled.least_s([p.mesh(kind) for p in points])
+        least_s = NEARLY * scaled.least_s([p.mesh(kind) for p in points])
         return _Grid(points, least_s, {z: scaled.least_bytes(z, weights) for z in ZEROS})
 
     def _scaled(self, schedule: Schedule, points: Sequence[_Point]) -> Scaled:
@@ -455,9 +456,10 @@ def _work(remat: object) -> int:
     return known.index(remat) if remat in known else len(known)
 
 
-def _least_work(choices: Values) -> Values:
-    """`choices` without recomputation."""
-    return tuple((k, False if k == "remat" and v in KNOWN["remat"] else v) for k, v in choices)
+def _less_work(choices: Values) -> Values:
+    """`choices` that keep products, if these compute all again. Those that keep all are no bound:
+    to compute a value again may take less time than to read it."""
+    return tuple((k, "products" if k == "remat" and v is True else v) for k, v in choices)
 
 
 def _divides(schedule: Schedule, point: Mapping[str, int]) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..core.mesh import Mesh
@@ -14,7 +16,7 @@ from ..lang.parallel.strategy import Strategy
 Values = tuple[tuple[str, Any], ...]
 GIB = 1 << 30
 NO_ROOM = "they do not fit in memory"
-TOO_SLOW = "their computation alone takes longer"
+TOO_SLOW = "they take longer without communication over dp"
 ROOMY = "they compute products again that have room"
 BOUNDS = (NO_ROOM, TOO_SLOW, ROOMY)
 
@@ -117,6 +119,20 @@ class Found:
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.best.candidate.options)
+
+    def data(self) -> dict[str, Any]:
+        """Returns all that it holds as plain data; `save_json` writes it. Times are in seconds."""
+        rows = [{**asdict(r), "candidate": asdict(r.candidate), "text": r.candidate.text}
+                for r in self.rows]  # fmt: skip
+        return {
+            "machine": self.machine, "considered": self.considered, "priced": self.priced,
+            "dropped": dict(self.dropped), "seconds": self.seconds, "rows": rows,
+        }  # fmt: skip
+
+    def save_json(self, path: str | Path) -> None:
+        """Writes `data`; values of choices that JSON has not are written as text."""
+        text = json.dumps(self.data(), indent=1, default=str)
+        Path(path).write_text(text + "\n", encoding="utf-8")
 
     @property
     def text(self) -> str:

@@ -9,41 +9,39 @@ decide. At last single weights may get another layout, if that is faster.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import math
-import re
 import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.checks import shown
 from ..core.declared import Positive
 from ..core.errors import TesseraError, UsageError
 from ..core.layout import TensorType
 from ..core.machine.machine import Machine
-from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
 from ..core.public import checked
 from ..ir.schedule.schedule import Schedule
 from ..lang.jit.jit import Jit, jit
-from ..lang.parallel.builtin_strategies import Rule
 from ..lang.program.training_step import TrainingStep
 from .candidates import NO_ROOM, ROOMY, TOO_SLOW, Candidate, Found, Row, Values, why_lost
+from .grid import Floats, Grid, Point, divides, divisors, orders
 from .machines import as_machine, cluster_of
 from .reports import Cluster, memory_of, weights_of
 from .scaled import Scaled
 from .simulate import simulate
 from .timeline import Timeline
+from .weight_layouts import better, layouts
 
-Floats = NDArray[np.float64]
 Build = Callable[..., tuple[Any, tuple[Any, ...]]]
 KNOWN: dict[str, tuple[Any, ...]] = {
     "remat": (False, "products", True),
@@ -82,15 +80,27 @@ def best(
     "tp", "cp" and "pp". It must compute the same training step for all of them, take its layouts
     from `strategy` alone, and make nothing larger than a recipe. Its keyword arguments are the
     choices that the search varies: the names of `KNOWN`, of which "context" adds the axis cp and
-    "pipeline" the axis pp, or names of its own. `choices` gives the values of a name. Nothing is
-    compiled or run. Raises UsageError if `build` has a choice without values, or if no candidate
-    can be recorded and fits.
+    "pipeline" the axis pp, or names of its own. `choices` gives the values of a name. A step alone
+    does not do: its model is placed already, and only its builder knows which layouts of it came
+    from a strategy, and what a choice changes in it. Nothing is compiled or run. Raises UsageError
+    if `build` has a choice without values, or if no candidate can be recorded and fits.
     """
     machine = cluster_of(cluster)
     search = _Search(build, machine, _choices_of(build, choices or {}), limit_s)
-    with as_machine(machine), warnings.catch_warnings():
+    with as_machine(machine), warnings.catch_warnings(), _rare_collection():
         warnings.simplefilter("ignore")  # of candidates that nobody asked for
         return search.run()
+
+
+@contextmanager
+def _rare_collection() -> Iterator[None]:
+    """Collects garbage less often: a fifth of a recording's time goes there otherwise."""
+    usual = gc.get_threshold()
+    gc.set_threshold(200_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _choices_of(build: Any, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
@@ -123,32 +133,6 @@ class _Priced:
         return dict(self.candidate.axes).get("pp", 1) > 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """The axes of a mesh in their order, with sizes, and the number of microbatches."""
-
-    axes: tuple[tuple[str, int], ...]
-    microbatches: int
-
-    @property
-    def staged(self) -> bool:
-        return dict(self.axes).get("pp", 1) > 1
-
-    def mesh(self, kind: Candidate) -> Mesh:
-        """Returns its mesh, with the axes of the recording of `kind` that it lacks, of size 1."""
-        sizes = {**dict(self.axes), **{a: 1 for a, _ in kind.axes if a not in dict(self.axes)}}
-        return Mesh(tuple(sizes), shape=sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The points of a kind, with lower bounds of time, and of memory for each stage of ZeRO."""
-
-    points: list[_Point]
-    least_s: Floats
-    least_bytes: dict[int, Floats]
-
-
 class _Search:
     def __init__(
         self, build: Build, machine: Machine, choices: dict[str, tuple[Any, ...]], limit_s: float
@@ -158,8 +142,8 @@ class _Search:
         self.dropped: Counter[str] = Counter()
         self.priced = 0
         self.plans = [v for v in choices.get("pipeline", ()) if v is not None]
-        self.grids: dict[object, _Grid] = {}
-        self.roomy: set[tuple[_Point, int, Values]] = set()  # fit with room to spare
+        self.grids: dict[object, Grid] = {}
+        self.roomy: set[tuple[Point, int, Values]] = set()  # fit with room to spare
         assert machine.chip is not None
         self.room = SLACK * machine.chip.memory_bytes
         # The time that a design must beat, without and with stages.
@@ -225,7 +209,7 @@ class _Search:
         rest = [(n, alone[n]) for n in self.choices if n in alone]
         n = self.machine.size
         kinds = [dict(zip(names, values, strict=True)) for values in itertools.product(*given)]
-        for cp in [c for c in _divisors(n) if c <= MOST_CP]:  # the most costly to record come last
+        for cp in [c for c in divisors(n) if c <= MOST_CP]:  # the most costly to record come last
             # what computes least comes first: its prices are bounds of the others
             for zero, chosen in sorted(
                 itertools.product(ZEROS, kinds), key=lambda x: _work(x[1].get("remat"))
@@ -239,7 +223,7 @@ class _Search:
     def _base(self, cp: int) -> int:
         """The size of tp for which a kind is recorded: between 1 and that of a host."""
         most = math.gcd(self.machine.shape[-1], max(1, self.machine.size // (2 * cp)))
-        return min(_divisors(most), key=lambda d: abs(math.log(d * d / most)))
+        return min(divisors(most), key=lambda d: abs(math.log(d * d / most)))
 
     def _price(self, kind: Candidate) -> Iterator[_Priced]:
         """Yields the prices of the candidates with the steps of `kind` that may be among the
@@ -276,7 +260,7 @@ class _Search:
                 yield _Priced(Candidate(p.axes, kind.zero, chosen, kind.options), float(step_s))
 
     def _kept(
-        self, kind: Candidate, points: Sequence[_Point], needs: Floats, least_s: Floats,
+        self, kind: Candidate, points: Sequence[Point], needs: Floats, least_s: Floats,
         count: bool = True,
     ) -> list[int]:  # fmt: skip
         """Returns the indices of the points that may be among the best, and counts the others: one
@@ -295,31 +279,31 @@ class _Search:
         self.dropped.update(dropped if count else {})
         return kept
 
-    def _grid(self, kind: Candidate, schedule: Schedule, weights: list[TensorType]) -> _Grid:
+    def _grid(self, kind: Candidate, schedule: Schedule, weights: list[TensorType]) -> Grid:
         """Returns the points of a kind, with bounds that hold for each stage of ZeRO from that of
         `kind` on down."""
         n, cp = self.machine.size, dict(kind.axes).get("cp", 1)
         turns = self.choices.get("microbatches", (1,))
         sizes = [
             {"dp": n // (tp * cp * pp), "cp": cp, "tp": tp, "pp": pp, "mb": mb}
-            for tp in _divisors(n)
-            for pp in _divisors(n)
+            for tp in divisors(n)
+            for pp in divisors(n)
             for mb in (turns if pp > 1 else (1,))
             if tp <= MOST_TP and n % (tp * cp * pp) == 0
             if pp == 1 or (self.plans and mb >= pp and pp <= MOST_PP)
             if tp > 1 or not dict(kind.choices).get("sequence_parallel")
         ]
-        sizes = [p for p in sizes if _divides(schedule, p)]
+        sizes = [p for p in sizes if divides(schedule, p)]
         points = [
-            _Point(tuple((a, p[a]) for a in order), p["mb"]) for p in sizes for order in _orders(p)
+            Point(tuple((a, p[a]) for a in order), p["mb"]) for p in sizes for order in orders(p)
         ]
         if not points:
-            return _Grid(points, np.zeros(0), dict.fromkeys(ZEROS, np.zeros(0)))
+            return Grid(points, np.zeros(0), dict.fromkeys(ZEROS, np.zeros(0)))
         scaled = self._scaled(schedule, points)
         least_s = NEARLY * scaled.least_s([p.mesh(kind) for p in points])
-        return _Grid(points, least_s, {z: scaled.least_bytes(z, weights) for z in ZEROS})
+        return Grid(points, least_s, {z: scaled.least_bytes(z, weights) for z in ZEROS})
 
-    def _scaled(self, schedule: Schedule, points: Sequence[_Point]) -> Scaled:
+    def _scaled(self, schedule: Schedule, points: Sequence[Point]) -> Scaled:
         of = [dict(p.axes) for p in points]
         sizes = {a: np.array([float(p.get(a, 1)) for p in of]) for a in ("dp", "cp", "tp", "pp")}
         return Scaled(
@@ -364,7 +348,7 @@ class _Search:
                     break
                 with suppress(TesseraError):  # a pipeline cannot be planned under each of them
                     new = self.row(replace(r.candidate, options=options), r.fast_s)
-                    if new.fits and _better(new, best_row):
+                    if new.fits and better(new, best_row):
                         best_row = new
             if best_row is not r:
                 yield best_row
@@ -393,63 +377,11 @@ class _Search:
         }  # fmt: skip
 
 
-def layouts(
-    price: Callable[[Candidate], Row],
-    start: Row,
-    weights: Mapping[str, tuple[int, int | None]],
-    stop: Callable[[], bool] = lambda: False,
-) -> Row:
-    """Returns the best row that a change of one weight's split dim at a time leads to, from `start`
-    on. `weights` has the number of dims and the split dim of each. Faster is better; at the same
-    time fewer bytes, then less memory."""
-    now = {name: dim for name, (_, dim) in weights.items()}
-    best_row, changed = start, True
-    while changed:
-        changed = False
-        for name, (rank, _) in weights.items():
-            for dim in [None, *range(rank)]:
-                if dim == now[name] or stop():
-                    continue
-                rules = _rules({**now, name: dim}, weights)
-                try:
-                    row = price(replace(start.candidate, rules=rules))
-                except TesseraError:  # the dim does not divide, or no op takes it
-                    continue
-                if row.fits and _better(row, best_row):
-                    best_row, now[name], changed = row, dim, True
-    return best_row
-
-
 def _rank(r: Row) -> tuple[bool, float]:
     return not r.fits, r.step_s
 
 
-def _better(a: Row, b: Row) -> bool:
-    if abs(a.step_s - b.step_s) > 1e-3 * b.step_s:
-        return a.step_s < b.step_s
-    return (a.wire_bytes, a.memory_bytes) < (b.wire_bytes, b.memory_bytes)
-
-
-def _rules(
-    dims: Mapping[str, int | None], weights: Mapping[str, tuple[int, int | None]]
-) -> tuple[Rule, ...]:
-    """Returns rules of tensor parallelism that split exactly these dims, counted from the end."""
-    return tuple(
-        (f"^{re.escape(n)}$", dim - weights[n][0]) for n, dim in dims.items() if dim is not None
-    )
-
-
 # -- small parts ----------------------------------------------------------------------------------
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def _orders(point: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """The orders of the axes that are longer than 1, "dp" always among them."""
-    used = [a for a in ("pp", "dp", "cp", "tp") if point[a] > 1 or a == "dp"]
-    return list(itertools.permutations(used))
-
-
 def _work(remat: object) -> int:
     """How much a value of `remat` computes again, as a rank."""
     known = KNOWN["remat"]
@@ -462,22 +394,8 @@ def _less_work(choices: Values) -> Values:
     return tuple((k, "products" if k == "remat" and v is True else v) for k, v in choices)
 
 
-def _divides(schedule: Schedule, point: Mapping[str, int]) -> bool:
-    """Returns whether the sizes divide the dims of the arguments that they split."""
-    for b in schedule.inputs:
-        t = schedule.buffers[b]
-        for dim in t.dims:
-            for f in dim:
-                used = [a for a in f.axes if a not in t.rest_axes]
-                parts = math.prod(point[a] for a in used)
-                parts *= point["mb"] if "dp" in used else 1
-                if f.size % parts:
-                    return False
-    return True
-
-
 def _wire_bytes(line: Timeline) -> int:
     return sum(t.bytes for t in line.traffic)
 
 
-__all__ = ["best", "layouts"]
+__all__ = ["best"]

@@ -2,8 +2,8 @@
 
 Two levels. All candidates are priced from few recordings: one for each choice that changes the
 steps themselves (ZeRO's stage, recomputation, ...), scaled to every mesh (scaled.py). Those that do
-not fit in memory, or whose computation alone takes longer than the best so far, are dropped before
-their collectives are priced. The first ones are then recorded and simulated in full, and only these
+not fit in memory, or take longer than the best so far by a bound, are dropped; if a kind has no
+others, it is not recorded. The first ones are then recorded and simulated in full, and only these
 decide. At last single weights may get another layout, if that is faster.
 """
 

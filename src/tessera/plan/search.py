@@ -383,7 +383,7 @@ def _rank(r: Row) -> tuple[bool, float]:
 
 # -- small parts ----------------------------------------------------------------------------------
 def _work(remat: object) -> int:
-    """How much a value of `remat` computes again, as a rank."""
+    """Returns the rank of a value of `remat` by how much it computes again."""
     known = KNOWN["remat"]
     return known.index(remat) if remat in known else len(known)
 

@@ -7,9 +7,9 @@ cut: partial values on one side, complete ones on the other. A complete value be
 without sending anything (`to_partial`).
 
 Only inserted collectives move. A collective that the user wrote, a sum with an order or algorithm
-of its own, and the values that loops and branches exchange stay as they are. A cast stays unless
-its argument is complete anyway, so that sums keep their dtype. A program of the level
-"mesh_invariant" does not change, because where a sum is completed decides how it rounds.
+of its own, and the values that loops and branches exchange stay as they are. So does the dtype of a
+sum that was chosen for it. A program of the level "mesh_invariant" does not change, because where a
+sum is completed decides how it rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..core.errors import TesseraError
 from ..core.layout import TensorType
 from ..core.reshard import completed, device_wire_bytes
 from ..ir.graph.node import Emit, Graph, Node
-from ..ops.cast import cast
 from ..ops.op import BODIES, infer
 from ..ops.redistribute import NAMES, all_reduce, reduce_scatter, shard, to_partial
 from .simplify import common_subexpressions, dead_code
@@ -138,7 +137,9 @@ class _Choice:
             own = not n.note or {"order", "algorithm"} & n.attrs.keys()
             if own or n.op not in NAMES or self._is_part(n):
                 return False
-        return not n.attrs.get("terms") and not any(t.varying for t in (n.type, *n.ins))
+        # A cast with `terms` chooses the dtype of a sum. A wider one is not given up.
+        wide = bool(n.attrs.get("terms")) and n.type.dtype.bytes > n.args[0].type.dtype.bytes
+        return not wide and not any(t.varying for t in (n.type, *n.ins))
 
     def _carriers(self, n: Node, at: tuple[int, ...]) -> tuple[int, ...]:
         """The positions of the arguments with which `n` is partial; () if it cannot be both."""
@@ -147,8 +148,6 @@ class _Choice:
         if self._is_partial(n.type):
             own = tuple([i for i, a in enumerate(n.args) if self._is_partial(a.type)])
             return own if own and self._fits(n, own) else ()
-        if n.op == cast.name:  # it is complete because its argument is
-            return ()
         one = sorted(at, key=lambda i: -n.args[i].type.local_bytes)
         tries = (at, self._joint(n), *((i,) for i in one))
         return next((some for some in tries if some and self._fits(n, some)), ())
@@ -220,7 +219,6 @@ class _Choice:
             if free:
                 v.partial = False
             v.at_hand = free or v.needed
-            v.fixed |= n.op == cast.name and not free
         for region in self._regions():
             self._cut(region)
         for v in reversed(self.values.values()):  # what nobody reads complete stays as it was

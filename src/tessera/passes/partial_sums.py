@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..core.errors import TesseraError
-from ..core.layout import TensorType
+from ..core.layout import TensorType, same_type
 from ..core.reshard import completed, device_wire_bytes
 from ..ir.graph.node import Emit, Graph, Node
 from ..ops.op import BODIES, infer
@@ -161,9 +161,10 @@ class _Choice:
         """Returns whether `n` takes partial values at `some`, complete ones elsewhere, and gives
         its type, partial over the axis if `some` are."""
         got = self._inferred(n, some)
-        if got is None or got[0] != self._ins(n, some) or self._is_partial(got[1]) != bool(some):
+        if got is None or self._is_partial(got[1]) != bool(some):
             return False
-        return self._type(got[1], False) is self._type(n.type, False)
+        kept = all(map(same_type, got[0], self._ins(n, some)))
+        return kept and self._type(got[1], False) is self._type(n.type, False)
 
     def _inferred(
         self, n: Node, some: Collection[int]

@@ -105,6 +105,7 @@ class _Choice:
         self.values: dict[Node, _Value] = {}
         self.sources: dict[Node, Node] = {}  # inserted all_reduce over the axis → what it completes
         self.new: dict[Node, Node] = {}  # value → the new one
+        self.types: dict[TensorType, TensorType] = {}  # partial → complete, and complete → partial
         self.other: dict[Node, Node] = {}  # new value → its completed or its partial form
         for n in graph.nodes:
             if _is_inserted_sum(n) and n.op == all_reduce.name and n.attrs["axes"] == (axis,):
@@ -344,6 +345,7 @@ class _Choice:
         """`t`, partial over the axis or complete."""
         if self._is_partial(t) is partial:
             return t
-        if partial:
-            return t.with_partial((*t.partial, (self.axis, "sum")))
-        return completed(t, (self.axis,))
+        if t not in self.types:
+            whole = not partial and completed(t, (self.axis,))
+            self.types[t] = whole or t.with_partial((*t.partial, (self.axis, "sum")))
+        return self.types[t]

@@ -26,6 +26,8 @@ from ..ops.op import BODIES, infer
 from ..ops.redistribute import NAMES, all_reduce, reduce_scatter, shard, to_partial
 from .simplify import common_subexpressions, dead_code
 
+MOST_NODES = 32  # that are looked at to see where a value comes from
+
 
 def complete_once(graph: Graph) -> Graph:
     """`graph` with its partial sums completed where that sends the fewest bytes. Its inputs and
@@ -66,9 +68,9 @@ class _Value:
     """A value that is partial over the axis, or could be.
 
     `bytes` are those of its all_reduce. `carriers` are the positions of the arguments that are
-    partial where it is, `readers` the values whose carrier it is. `fixed`: it stays partial, as it
-    was recorded. `needed`: another reader takes it complete. `parts` are the readers that complete
-    it together with other changes, with the bytes of each.
+    partial where it is, `carried` their values, `readers` the values that carry it on. `fixed`: it
+    stays partial, as it was recorded. `needed`: another reader takes it complete. `parts` are the
+    readers that complete it together with other changes, with the bytes of each.
     """
 
     node: Node
@@ -80,6 +82,7 @@ class _Value:
     needed: bool = False
     at_hand: bool = False  # it is needed complete anyway, or follows from such values
     parts: dict[object, int] = field(default_factory=dict)
+    carried: list[_Value] = field(default_factory=list)
     readers: list[_Value] = field(default_factory=list)
 
     @property
@@ -95,6 +98,30 @@ class _Value:
         if not self.partial:
             return 0
         return self.bytes if self.is_summed else sum(self.parts.values())
+
+
+def _origin(v: _Value) -> _Value | None:
+    """The open carrier of `v` from which the others follow, if completing it costs no more than
+    completing `v`; None if there is none."""
+    carried = [u for u in v.carried if not u.at_hand]
+    for u in carried:
+        if u.bytes <= v.bytes and all(w is u or _follows(w, u) for w in carried):
+            return u
+    return None
+
+
+def _follows(v: _Value, u: _Value) -> bool:
+    """Returns whether `v` is complete if `u` is, as far as few nodes tell."""
+    todo, left = [v], MOST_NODES
+    while todo:
+        x = todo.pop()
+        if x is u or x.at_hand:
+            continue
+        left -= 1
+        if x.fixed or not left:
+            return False
+        todo.extend(x.carried)
+    return True
 
 
 class _Choice:
@@ -195,6 +222,7 @@ class _Choice:
                 continue
             if own is not None and i in own.carriers:
                 u.readers.append(own)
+                own.carried.append(u)
             elif self._is_part(n):
                 price = device_wire_bytes(n.op, n.attrs["axes"], a.type, n.type)
                 u.parts[n.op, n.type] = min(price, u.bytes)
@@ -215,22 +243,31 @@ class _Choice:
     # -- the choice -------------------------------------------------------------------------------
     def _choose(self) -> None:
         """Sets `partial` of all values."""
-        for n, v in self.values.items():
-            carried = [self.values.get(self._source(n.args[i])) for i in v.carriers]
-            free = not v.fixed and all(u is None or u.at_hand for u in carried)
-            if free:
-                v.partial = False
-            v.at_hand = free or v.needed
+        self._settle()
         for region in self._regions():
             self._cut(region)
         for v in reversed(self.values.values()):  # what nobody reads complete stays as it was
             idle = not v.needed and not v.parts and all(r.partial for r in v.readers)
             v.partial |= idle and v.was_partial
 
-    def _open(self, v: _Value) -> Iterator[_Value]:
-        """Yields the readers of `v` that can be complete only if `v` is completed."""
-        if not v.at_hand:
-            yield from (r for r in v.readers if not r.fixed)
+    def _settle(self) -> None:
+        """Marks the values that are complete in a cheapest choice, as far as that is plain: those
+        that a reader needs, those that follow from them, and the one that such a value comes from
+        if completing it costs no more."""
+        values, found = [*self.values.values()], True
+        while found:
+            for v in values:
+                if not v.fixed and all(u.at_hand for u in v.carried):
+                    v.partial, v.at_hand = False, True
+                v.at_hand |= v.needed
+            found = False
+            for v in reversed(values):
+                if v.needed and not v.was_partial and (u := _origin(v)):
+                    u.needed = u.at_hand = found = True
+
+    def _open(self, v: _Value) -> list[_Value]:
+        """The readers of `v` that can be complete only if `v` is completed."""
+        return [] if v.at_hand else [r for r in v.readers if not r.fixed]
 
     def _regions(self) -> Iterator[list[_Value]]:
         """Yields the parts of the values whose choices depend on each other."""
@@ -257,6 +294,7 @@ class _Choice:
         if now <= min(min([v.bytes, *v.parts.values()]) for v in region):
             return
         import networkx  # only few programs need it, and it is slow to import
+        from networkx.algorithms.flow import boykov_kolmogorov
 
         net = networkx.DiGraph()
         net.add_nodes_from(("partial", "complete"))
@@ -272,7 +310,9 @@ class _Choice:
                 net.add_edge(done, "complete", capacity=sum(v.parts.values()))
             for r in self._open(v):
                 net.add_edge(done, r.node)
-        sent, (partial, _) = networkx.minimum_cut(net, "partial", "complete")
+        sent, (partial, _) = networkx.minimum_cut(
+            net, "partial", "complete", flow_func=boykov_kolmogorov
+        )
         if sent < now:
             for v in region:
                 v.partial = v.node in partial

@@ -15,15 +15,15 @@ sum is completed decides how it rounds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from ..core.errors import TesseraError
-from ..core.layout import TensorType, same_type
-from ..core.reshard import completed, device_wire_bytes
+from ..core.reshard import device_wire_bytes
 from ..ir.graph.node import Emit, Graph, Node
-from ..ops.op import BODIES, infer
+from ..ops.op import BODIES
 from ..ops.redistribute import NAMES, all_reduce, reduce_scatter, shard, to_partial
+from .carriers import carriers, in_form, is_partial, sum_bytes
 from .simplify import common_subexpressions, dead_code
 
 MOST_NODES = 32  # that are looked at to see where a value comes from
@@ -94,6 +94,13 @@ class _Value:
         return used or sum(self.parts.values()) > self.bytes
 
     @property
+    def changes(self) -> bool:
+        """Returns whether it, or one of its `parts`, is computed in another way than recorded."""
+        return self.partial is not self.was_partial or bool(
+            self.parts and (not self.partial or self.is_summed)
+        )
+
+    @property
     def sent(self) -> int:
         if not self.partial:
             return 0
@@ -124,6 +131,35 @@ def _follows(v: _Value, u: _Value) -> bool:
     return True
 
 
+@lru_cache(maxsize=256)  # layers repeat themselves
+def _least(
+    region: tuple[tuple[int, bool, bool, int, tuple[int, ...]], ...],
+) -> tuple[int, frozenset[int]]:
+    """(fewest bytes, the values that are partial then) for a region, given for each value as the
+    bytes of its all_reduce, whether it is fixed and needed, the bytes of its parts, and its
+    readers."""
+    import networkx  # only few programs need it, and it is slow to import
+    from networkx.algorithms.flow import boykov_kolmogorov
+
+    net = networkx.DiGraph()
+    net.add_nodes_from(("partial", "complete"))
+    for i, (whole, fixed, needed, parts, readers) in enumerate(region):
+        done = i, "done"
+        net.add_edge(i, done, capacity=whole)
+        net.add_edge(done, i)  # an edge without a capacity is never cut
+        net.add_edges_from((done, r) for r in readers)
+        if fixed:
+            net.add_edge("partial", i)
+        if needed:
+            net.add_edge(done, "complete")
+        elif parts:
+            net.add_edge(done, "complete", capacity=parts)
+    sent, (partial, _) = networkx.minimum_cut(
+        net, "partial", "complete", flow_func=boykov_kolmogorov
+    )
+    return sent, frozenset(i for i in range(len(region)) if i in partial)
+
+
 class _Choice:
     """The choice for one graph and axis."""
 
@@ -132,7 +168,6 @@ class _Choice:
         self.values: dict[Node, _Value] = {}
         self.sources: dict[Node, Node] = {}  # inserted all_reduce over the axis → what it completes
         self.new: dict[Node, Node] = {}  # value → the new one
-        self.types: dict[TensorType, TensorType] = {}  # partial → complete, and complete → partial
         self.other: dict[Node, Node] = {}  # new value → its completed or its partial form
         for n in graph.nodes:
             if _is_inserted_sum(n) and n.op == all_reduce.name and n.attrs["axes"] == (axis,):
@@ -147,15 +182,14 @@ class _Choice:
     # -- the values and their readers -------------------------------------------------------------
     def _add(self, n: Node) -> None:
         """Adds `n` to the values, if it is partial over the axis or could be."""
-        is_partial = self._is_partial(n.type)
+        was_partial = is_partial(n.type, self.axis)
         at = tuple([i for i, a in enumerate(n.args) if self._source(a) in self.values])
-        if not (is_partial or at):
+        if not (was_partial or at):
             return
-        carriers = self._carriers(n, at) if at and self._may_change(n) else ()
-        if is_partial or carriers:
-            ends = self._type(n.type, True), self._type(n.type, False)
-            price = device_wire_bytes(all_reduce.name, (self.axis,), *ends)
-            self.values[n] = _Value(n, price, carriers, is_partial, is_partial, not carriers)
+        own = carriers(n, self.axis, at) if at and self._may_change(n) else ()
+        if was_partial or own:
+            price = sum_bytes(n.type, self.axis)
+            self.values[n] = _Value(n, price, own, was_partial, was_partial, not own)
 
     def _may_change(self, n: Node) -> bool:
         """Returns whether the layout of `n` alone decides whether it is partial."""
@@ -168,49 +202,6 @@ class _Choice:
         # A cast with `terms` chooses the dtype of a sum. A wider one is not given up.
         wide = bool(n.attrs.get("terms")) and n.type.dtype.bytes > n.args[0].type.dtype.bytes
         return not wide and not any(t.varying for t in (n.type, *n.ins))
-
-    def _carriers(self, n: Node, at: tuple[int, ...]) -> tuple[int, ...]:
-        """The positions of the arguments with which `n` is partial; () if it cannot be both."""
-        if self._is_taken(n.type) or not self._fits(n, ()):
-            return ()
-        if self._is_partial(n.type):
-            own = tuple([i for i, a in enumerate(n.args) if self._is_partial(a.type)])
-            return own if own and self._fits(n, own) else ()
-        one = sorted(at, key=lambda i: -n.args[i].type.local_bytes)
-        tries = (at, self._joint(n), *((i,) for i in one))
-        return next((some for some in tries if some and self._fits(n, some)), ())
-
-    def _joint(self, n: Node) -> tuple[int, ...]:
-        """The arguments that `n` would take as partial values, if all were."""
-        wants, _ = self._inferred(n, range(len(n.args))) or ((), None)
-        return tuple([i for i, t in enumerate(wants) if self._is_partial(t)])
-
-    def _fits(self, n: Node, some: tuple[int, ...]) -> bool:
-        """Returns whether `n` takes partial values at `some`, complete ones elsewhere, and gives
-        its type, partial over the axis if `some` are."""
-        got = self._inferred(n, some)
-        if got is None or self._is_partial(got[1]) != bool(some):
-            return False
-        kept = all(map(same_type, got[0], self._ins(n, some)))
-        return kept and self._type(got[1], False) is self._type(n.type, False)
-
-    def _inferred(
-        self, n: Node, some: Collection[int]
-    ) -> tuple[tuple[TensorType, ...], TensorType] | None:
-        """The types that `n` takes and gives if its arguments `some` are partial; None if it has
-        no such form."""
-        if any(
-            self.axis not in n.args[i].type.sizes or self._is_taken(n.args[i].type) for i in some
-        ):
-            return None
-        try:
-            got = infer(n.kind, self._ins(n, some), n.attrs)
-        except TesseraError:
-            return None
-        return got.wants, got.outs[0]
-
-    def _ins(self, n: Node, some: Collection[int]) -> tuple[TensorType, ...]:
-        return tuple([self._type(a.type, i in some) for i, a in enumerate(n.args)])
 
     def _note_uses(self, n: Node) -> None:
         if n in self.sources:
@@ -235,7 +226,7 @@ class _Choice:
         u = self.values.get(self._source(a))
         if u is None:
             return
-        if self._is_partial(a.type):
+        if is_partial(a.type, self.axis):
             u.fixed = True
         else:
             u.needed = True
@@ -293,47 +284,36 @@ class _Choice:
         now = sum(v.sent for v in region)
         if now <= min(min([v.bytes, *v.parts.values()]) for v in region):
             return
-        import networkx  # only few programs need it, and it is slow to import
-        from networkx.algorithms.flow import boykov_kolmogorov
-
-        net = networkx.DiGraph()
-        net.add_nodes_from(("partial", "complete"))
-        for v in region:
-            if v.fixed:  # an edge without a capacity is never cut
-                net.add_edge("partial", v.node)
-            done = v.node, "done"
-            net.add_edge(v.node, done, capacity=v.bytes)
-            net.add_edge(done, v.node)
-            if v.needed:
-                net.add_edge(done, "complete")
-            elif v.parts:
-                net.add_edge(done, "complete", capacity=sum(v.parts.values()))
-            for r in self._open(v):
-                net.add_edge(done, r.node)
-        sent, (partial, _) = networkx.minimum_cut(
-            net, "partial", "complete", flow_func=boykov_kolmogorov
-        )
+        index = {v.node: i for i, v in enumerate(region)}
+        shape = tuple(
+            (v.bytes, v.fixed, v.needed, sum(v.parts.values()),
+             tuple([index[r.node] for r in self._open(v)]))
+            for v in region
+        )  # fmt: skip
+        sent, partial = _least(shape)
         if sent < now:
-            for v in region:
-                v.partial = v.node in partial
+            for i, v in enumerate(region):
+                v.partial = i in partial
 
     # -- the new graph ----------------------------------------------------------------------------
     def graph(self) -> Graph:
         """The graph under the cheapest choice; the graph itself if nothing changes."""
         self._choose()
+        if not any(v.changes for v in self.values.values()):
+            return self.whole
         return self.whole.rewrite(self._rule, lambda body: body)
 
     def _rule(self, was: Node, n: Node, emit: Emit) -> Node:
         if was in self.sources:
             x = self.new[self.sources[was]]
-            return self.other.setdefault(x, n) if self._is_partial(x.type) else x
+            return self.other.setdefault(x, n) if is_partial(x.type, self.axis) else x
         v = self.values.get(was)
         if v is not None and v.carriers:
             args = tuple(
                 self._form(a, now, v.partial and i in v.carriers, was, emit)
                 for i, (a, now) in enumerate(zip(was.args, n.args, strict=True))
             )
-            types = (self._type(was.type, v.partial),)
+            types = (in_form(was.type, self.axis, v.partial),)
             if args != n.args or types != was.types:
                 n = emit(replace(n, args=args, types=types))
         elif self._is_part(was):
@@ -347,10 +327,13 @@ class _Choice:
     def _form(self, a: Node, now: Node, partial: bool, reader: Node, emit: Emit) -> Node:
         """The argument `a` of `reader`, partial or complete. Unless it is a value, it is `now`."""
         x = self.new.get(self._source(a), now)
-        if self._is_partial(x.type) is partial:
+        if is_partial(x.type, self.axis) is partial:
             return x
         if x not in self.other:
-            op, types = (to_partial if partial else all_reduce), (self._type(x.type, partial),)
+            op, types = (
+                (to_partial if partial else all_reduce),
+                (in_form(x.type, self.axis, partial),),
+            )
             attrs, note = {"axes": (self.axis,)}, reader.note or f"for {reader.op}"
             self.other[x] = emit(Node(op.name, (x,), types, attrs, reader.loc, reader.scope, note))
         return self.other[x]
@@ -373,19 +356,3 @@ class _Choice:
 
     def _is_part(self, n: Node) -> bool:
         return _is_inserted_sum(n) and self.axis in n.attrs["axes"]
-
-    def _is_partial(self, t: TensorType) -> bool:
-        return (self.axis, "sum") in t.partial
-
-    def _is_taken(self, t: TensorType) -> bool:
-        """Returns whether the axis splits `t`, or reduces it by a maximum or minimum."""
-        return self.axis in t.split_axes or dict(t.partial).get(self.axis, "sum") != "sum"
-
-    def _type(self, t: TensorType, partial: bool) -> TensorType:
-        """`t`, partial over the axis or complete."""
-        if self._is_partial(t) is partial:
-            return t
-        if t not in self.types:
-            whole = not partial and completed(t, (self.axis,))
-            self.types[t] = whole or t.with_partial((*t.partial, (self.axis, "sum")))
-        return self.types[t]

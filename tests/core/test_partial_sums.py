@@ -364,13 +364,17 @@ def test_a_program_with_the_same_bits_on_every_mesh_stays() -> None:
     assert prepared(g).wire_bytes == 1536
 
 
-def test_sums_keep_the_wider_dtype_that_was_chosen_for_them() -> None:
-    """The gradient of a bf16 weight is summed in f32, though its sum in bf16 sends half the
-    bytes."""
-    x, w = typed("bf16[16@dp, 32]", MESH), typed("bf16[32, 32]", MESH)
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_sums_keep_the_wider_dtype_that_was_chosen_for_them(dtype: str) -> None:
+    """The gradient of a weight is summed in f32, though its sum in bf16 sends half the bytes."""
+    x, w = typed("bf16[16@dp, 32]", MESH), typed(f"{dtype}[32, 32]", MESH)
 
-    def run(x: ts.Tensor, w: ts.Tensor) -> Any:
-        return ts.grad((ts.tanh(x @ w) ** 2).sum(), w, reduce_dtype="f32")
+    def run(x: ts.Tensor, w: ts.Tensor, reduce_dtype: str | None) -> Any:
+        with ts.autocast(ts.bf16):
+            loss = (ts.tanh(x @ w) ** 2).sum()
+        return ts.grad(loss, w, reduce_dtype=reduce_dtype)
 
-    made = prepared(graph.trace(run, x, w))
-    assert [str(n.type) for n, _ in made.collectives()] == ["f32[32, 32]"]
+    for reduce_dtype in ("f32", None):
+        made = prepared(graph.trace(run, x, w, reduce_dtype))
+        sent = [str(n.type) for n, _ in made.collectives()]
+        assert sent == [f"{reduce_dtype or 'bf16'}[32, 32]"]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..core.reshard import device_wire_bytes
+from ..ir.graph.build import Builder
 from ..ir.graph.node import Emit, Graph, Node
 from ..ops.op import BODIES
 from ..ops.redistribute import NAMES, all_reduce, reduce_scatter, shard, to_partial
@@ -178,6 +179,9 @@ class _Choice:
             self._note_uses(n)
         for o in graph.outputs:
             self._use(o)
+        for n in graph.nodes:
+            if self._is_part(n) and Builder().narrow(n.args[0], n.type) is not None:
+                self._keep_wide(self.values[n.args[0]])
 
     # -- the values and their readers -------------------------------------------------------------
     def _add(self, n: Node) -> None:
@@ -199,9 +203,7 @@ class _Choice:
             own = not n.note or {"order", "algorithm"} & n.attrs.keys()
             if own or n.op not in NAMES or self._is_part(n):
                 return False
-        # A cast with `terms` chooses the dtype of a sum. A wider one is not given up.
-        wide = bool(n.attrs.get("terms")) and n.type.dtype.bytes > n.args[0].type.dtype.bytes
-        return not wide and not any(t.varying for t in (n.type, *n.ins))
+        return not any(t.varying for t in (n.type, *n.ins))
 
     def _note_uses(self, n: Node) -> None:
         if n in self.sources:
@@ -230,6 +232,17 @@ class _Choice:
             u.fixed = True
         else:
             u.needed = True
+
+    def _keep_wide(self, u: _Value) -> None:
+        """Keeps `u` partial: it is summed in the wide dtype that the user chose (`reduce_dtype`),
+        where the recording would otherwise send narrower terms."""
+        todo, visited = [u], set[Node]()
+        while todo:
+            v = todo.pop()
+            if v.node not in visited and v.node.type.dtype is u.node.type.dtype:
+                visited.add(v.node)
+                v.fixed = True
+                todo.extend(v.carried)
 
     # -- the choice -------------------------------------------------------------------------------
     def _choose(self) -> None:

@@ -69,8 +69,10 @@ from .lang.value.tensor import Tensor
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, debug, distributed, elastic, kernel, pipeline, plan, schedule
+    from . import checkpoint, data, debug, distributed, elastic, interop, kernel, pipeline, plan
+    from . import schedule
     from .core.mesh import Mesh
+    from .interop.torch_module import from_torch
     from .lang.jit.tuner import tune
     from .lang.value.engine import Engine
 
@@ -83,7 +85,7 @@ __all__ = [
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
     "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
-    "from_jax", "function", "grad", "graph", "int8", "int32", "jit", "jvp", "kernel", "linalg",
+    "from_jax", "from_torch", "function", "grad", "graph", "int8", "int32", "interop", "jit", "jvp", "kernel", "linalg",
     "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
     "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
     "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
@@ -142,8 +144,8 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 
 
 _LATE = (
-    "checkpoint", "data", "debug", "distributed", "elastic", "kernel", "pipeline", "plan",
-    "schedule",
-    "lang.jit.tuner:tune",
+    "checkpoint", "data", "debug", "distributed", "elastic", "interop", "kernel", "pipeline",
+    "plan", "schedule",
+    "interop.torch_module:from_torch", "lang.jit.tuner:tune",
 )  # fmt: skip
 __getattr__ = public("ts", globals(), late=_LATE)

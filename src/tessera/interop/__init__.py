@@ -1,5 +1,19 @@
-"""Import and export of HuggingFace models."""
+"""Models of other libraries: HuggingFace's files, PyTorch's modules."""
 
-from .hf import load_hf, save_hf
+from __future__ import annotations
 
-__all__ = ["load_hf", "save_hf"]
+from typing import TYPE_CHECKING
+
+from ..core.public import public
+
+if TYPE_CHECKING:
+    from .aten import rule
+    from .hf import load_hf, save_hf
+    from .torch_module import from_torch, to_torch
+
+__all__ = ["from_torch", "load_hf", "rule", "save_hf", "to_torch"]
+
+_LATE = (
+    "aten:rule", "hf:load_hf", "hf:save_hf", "torch_module:from_torch", "torch_module:to_torch",
+)  # fmt: skip
+__getattr__ = public("ts.interop", globals(), late=_LATE)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
-from ...core.errors import UsageError
 from ...lang.math import functions as F
 from ...lang.value.tensor import Tensor
 from ...nn import conv as C
 from .table import aten
 
 CONV = {1: C.conv1d, 2: C.conv2d, 3: C.conv3d}
-TRANSPOSED = {1: C.conv_transpose1d, 2: C.conv_transpose2d}
+TRANSPOSED = {d: partial(C.conv_transpose, f"conv_transpose{d}d") for d in (1, 2, 3)}
 Ints = Sequence[int]
 
 
@@ -32,15 +33,7 @@ def _convolution(
         )[0]  # fmt: skip
     if not transposed:
         return CONV[rank](x, weight, bias, stride, padding, dilation, groups)
-    if rank not in TRANSPOSED:
-        raise UsageError(
-            f"convolution: there is no transposed one of {rank} dims",
-            weight=weight.type,
-            fix='give it a rule: @ts.interop.rule("aten.convolution.default")',
-        )
-    return TRANSPOSED[rank](
-        x, weight, bias, stride, padding, more, groups=groups, dilation=dilation
-    )
+    return TRANSPOSED[rank](x, weight, bias, stride, padding, more, groups, dilation)
 
 
 def _of_rank(
@@ -48,7 +41,9 @@ def _of_rank(
     padding: Ints | str = (0,), dilation: Ints = (1,), groups: int = 1,
 ) -> Tensor:  # fmt: skip
     if isinstance(padding, str):
-        return CONV[weight.ndim - 2](x, weight, bias, tuple(stride) * (1 if len(stride) > 1 else weight.ndim - 2), padding, dilation[0] if len(dilation) == 1 else tuple(dilation), groups)
+        rank = weight.ndim - 2
+        steps = [tuple(v) * (rank if len(v) == 1 else 1) for v in (stride, dilation)]
+        return CONV[rank](x, weight, bias, steps[0], padding, steps[1], groups)
     return _convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
 
@@ -64,8 +59,9 @@ def _im2col(
         return _im2col(x.reshape((1, *x.shape)), kernel_size, dilation, padding, stride)[0]
     parts, sizes = windows(x, kernel_size, stride, padding, dilation, 0.0)
     n, c = x.shape[:2]
-    stacked = F.stack([p.reshape((n, c, -1)) for p in parts], 2)
-    return stacked.reshape((n, c * len(parts), sizes[0] * sizes[1]))
+    count = math.prod(sizes)
+    stacked = F.stack([p.reshape((n, c, count)) for p in parts], 2)
+    return stacked.reshape((n, c * len(parts), count))
 
 
 def windows(

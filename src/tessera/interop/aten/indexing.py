@@ -27,7 +27,9 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 @aten("gather")
 def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    return F.gather(x, index, dim) if x.ndim and index.ndim else x.reshape(index.shape)
+    if not index.size:
+        return F.full(index.shape, 0, x.dtype)
+    return _gathered(x, index, dim) if x.ndim and index.ndim else x.reshape(index.shape)
 
 
 @aten("take")
@@ -107,6 +109,8 @@ def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 @aten("scatter_add")
 def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    if x.dtype is bool_:
+        return _scatter_add(x.to(uint8), dim, index, src.to(uint8)) != 0
     if not x.ndim:
         return x + src.reshape(())
     return F.scatter_add(x, index, _corner(src, index.shape), dim)
@@ -116,13 +120,20 @@ def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 def _scatter_reduce(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    if reduce not in ("sum", "mean"):
+    if reduce == "prod":
         raise UsageError(
-            f"scatter_reduce: {reduce!r} has no rule here",
+            "scatter_reduce: 'prod' has no rule here",
             x=x.type,
-            fix='use "sum" or "mean", or give a rule: @ts.interop.rule("aten.scatter_reduce.two")',
+            fix="use another reduction, or give a rule:"
+            ' @ts.interop.rule("aten.scatter_reduce.two")',
         )
     src = _corner(src, index.shape)
+    if reduce in ("amax", "amin"):
+        return _extreme(x, dim, index, src, reduce == "amax", include_self)
+    if x.dtype is bool_:
+        small = _scatter_reduce(x.to(uint8), dim, index, src.to(uint8), reduce,
+                                include_self=include_self)  # fmt: skip
+        return small != 0
     count = F.scatter_add(F.full(x.shape, 0, int32), index, F.full(index.shape, 1, int32), dim)
     start = x if include_self else F.where(count > 0, 0, x)
     total = F.scatter_add(start, index, src, dim)
@@ -132,8 +143,22 @@ def _scatter_reduce(
     return total / by.to(x.dtype) if x.dtype.is_float else total // by
 
 
+def _extreme(
+    x: Tensor, dim: int, ids: Tensor, src: Tensor, largest: bool, include_self: bool
+) -> Tensor:
+    """The largest or the smallest of the values for each place: in order, the last one stays."""
+    kind = uint8 if x.dtype is bool_ else x.dtype
+    order = F.argsort(src.to(kind), dim, descending=not largest)
+    best = put(x, dim, F.gather(ids, order, dim), _gathered(src, order, dim)).to(kind)
+    if include_self:
+        best = (F.maximum if largest else F.minimum)(x.to(kind), best)
+    return best.to(x.dtype) if x.dtype is not bool_ else best != 0
+
+
 @aten("index_add")
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    if x.dtype is bool_:
+        return _index_add(x.to(uint8), dim, index, source.to(uint8)) != 0
     added = source if alpha == 1 else source * number(alpha, source.dtype)
     found: Tensor = in_dim(
         lambda t, d: F.scatter_add(t, index.reshape(-1), added.reshape(added.shape or (1,)), d),
@@ -144,6 +169,8 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: flo
 
 @aten("index_copy")
 def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    if not x.ndim:
+        return source.reshape(())
     dim %= x.ndim
     ids = index.reshape((-1, *(1,) * (x.ndim - 1 - dim)))
     return put(x, dim, F.broadcast_to(ids, source.shape), source)
@@ -151,6 +178,8 @@ def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor")
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
+    if not x.ndim:
+        return number(value, x.dtype)
     dim %= x.ndim
     ids = F.where(index < 0, index + x.shape[dim], index)
     hit = F.any(line(x.shape[dim]) == ids.reshape((-1, 1)), 0)
@@ -163,11 +192,13 @@ def _index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     named = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(named) == 1 and named[0][1].dtype is bool_ and values.size == 1:
+    if len(named) == 1 and named[0][1].dtype is bool_:
         d, mask = named[0]
-        mask = mask.reshape((*mask.shape, *(1,) * (x.ndim - d - mask.ndim)))
-        value = values.reshape(()).to(x.dtype)
-        return F.where(mask, x + value if accumulate else value, x)
+        rest = x.ndim - d - mask.ndim
+        if all(n == 1 for n in values.shape[: values.ndim - rest]):  # one for all that are named
+            mask = mask.reshape((*mask.shape, *(1,) * rest))
+            value = values.reshape(values.shape[max(0, values.ndim - rest) :]).to(x.dtype)
+            return F.where(mask, x + value if accumulate else value, x)
     if any(i.dtype is bool_ for _, i in named):
         raise UsageError(
             "index_put: how many elements a mask names depends on values",

@@ -114,6 +114,8 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
 
 @aten("unfold", "unfold_copy")
 def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    if not x.ndim:
+        return x.reshape(1)
     dim = dimension % x.ndim
     count = (x.shape[dim] - size) // step + 1
     ids = np.arange(count)[:, None] * step + np.arange(size)

@@ -140,6 +140,8 @@ def _fmin(x: Operand, y: Operand) -> Tensor:
 def _number_of(fn: Callable[[Tensor, Tensor], Tensor], x: Operand, y: Operand) -> Tensor:
     """`fn` where neither is NaN, else the one that is a number."""
     a, b = cast_all(x, y)
+    if not a.dtype.is_float:
+        return _chosen(fn, operator.or_ if fn is F.maximum else operator.and_, a, b)
     return F.where(a != a, b, F.where(b != b, a, fn(a, b)))
 
 
@@ -193,8 +195,17 @@ def _clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
     given = [v for v in (min, max) if v is not None]
     dtype = result_dtype(x, *given)
     x = x.to(dtype)
-    x = x if min is None else F.maximum(x, number(min, dtype))
-    return x if max is None else F.minimum(x, number(max, dtype))
+    if dtype is bool_:
+        x = x if min is None else x | number(min, dtype)
+        return x if max is None else x & number(max, dtype)
+    # At a bound the gradient is that of `x`, which is not so with `F.clip`.
+    if min is not None:
+        low = number(min, dtype)
+        x = F.where(x < low, low, x)
+    if max is not None:
+        high = number(max, dtype)
+        x = F.where(x > high, high, x)
+    return x
 
 
 aten("clamp_min", "clamp_min.Tensor")(lambda x, min: _clamp(x, min))

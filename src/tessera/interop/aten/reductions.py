@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,25 +186,32 @@ def _cumprod(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
     return of(found, dtype)
 
 
+def _by_number(fn: Any) -> Any:
+    """`fn`, (values, ids) along a dim; bools are compared as small numbers."""
+
+    def run(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        values, ids = fn(x.to(uint8) if x.dtype is bool_ else x, dim)
+        return values.to(x.dtype), ids
+
+    return run
+
+
 @aten("cummax")
 def _cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = in_dim(F.cummax, x, dim)
+    found: tuple[Tensor, Tensor] = in_dim(_by_number(F.cummax), x, dim)
     return found
 
 
 @aten("cummin")
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = in_dim(F.cummin, x, dim)
+    found: tuple[Tensor, Tensor] = in_dim(_by_number(F.cummin), x, dim)
     return found
 
 
 @aten("logcumsumexp")
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
     def run(t: Tensor, d: int) -> Tensor:
-        w = t.to(f32)
-        top = F.stop_gradient(F.max(w, d, True))
-        top = F.where(F.isfinite(top), top, 0.0)
-        return F.where(w == math.inf, w, F.log(F.cumsum(F.exp(w - top), d)) + top).to(t.dtype)
+        return F.running(lambda a, b: [F.logaddexp(a[0], b[0])], [t.to(f32)], d)[0].to(t.dtype)
 
     found: Tensor = in_dim(run, x, dim)
     return found

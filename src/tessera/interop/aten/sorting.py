@@ -33,7 +33,11 @@ def _argsort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool
 def _topk(
     x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = in_dim(lambda t, d: F.topk(t, k, d, largest), x, dim)
+    def run(t: Tensor, d: int) -> tuple[Tensor, Tensor]:
+        values, ids = F.topk(t.to(uint8) if t.dtype is bool_ else t, k, d, largest)
+        return values.to(t.dtype), ids
+
+    found: tuple[Tensor, Tensor] = in_dim(run, x, dim)
     return found
 
 

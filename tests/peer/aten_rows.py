@@ -45,7 +45,9 @@ def row(names: str, *calls: Call) -> None:
 row("isfinite positive square relu6 selu log_sigmoid", lambda d: (d.f(3, 4),), lambda d: (d.f(),))
 for _op in ("and", "or", "xor"):
     row(f"__{_op}__.Tensor", lambda d: (d.i(9, 3), d.i(9, 3)), lambda d: (d.b(3), d.b(3)))
-    row(f"__{_op}__.Scalar bitwise_{_op}.Scalar", lambda d: (d.i(9, 3), 5), lambda d: (d.b(3), True))
+    row(
+        f"__{_op}__.Scalar bitwise_{_op}.Scalar", lambda d: (d.i(9, 3), 5), lambda d: (d.b(3), True)
+    )
 row("__lshift__.Scalar __rshift__.Scalar bitwise_left_shift.Tensor_Scalar "
     "bitwise_right_shift.Tensor_Scalar", lambda d: (d.i(99, 4), 2))  # fmt: skip
 row("gt.Scalar fmod.Scalar copysign.Scalar true_divide.Tensor", lambda d: (d.f(3, 4), 1.5))
@@ -69,7 +71,11 @@ row("one_hot", lambda d: (d.i(4, 5), 4))
 
 # -- shapes ---------------------------------------------------------------------------------------
 row("contiguous lift lift_fresh_copy detach_copy", lambda d: (d.f(2, 3),))
-row("concat concatenate", lambda d: ([d.f(2, 3), d.f(1, 3)],), lambda d: ([d.f(2, 3), d.i(3, 2, 1)], 1))
+row(
+    "concat concatenate",
+    lambda d: ([d.f(2, 3), d.f(1, 3)],),
+    lambda d: ([d.f(2, 3), d.i(3, 2, 1)], 1),
+)
 row("reshape _reshape_copy", lambda d: (d.f(2, 6), [3, -1]))
 row("flatten.using_ints", lambda d: (d.f(2, 3, 4), 1, 2))
 row("unflatten.int", lambda d: (d.f(2, 6), 1, [3, 2]))
@@ -101,7 +107,11 @@ row("_unsafe_index_put index_put", lambda d: (d.f(4, 5), [d.i(4, 3), d.i(5, 3)],
     lambda d: (d.f(4, 5), [None, torch.tensor([1, 3])], d.f(4, 2)),
     lambda d: (d.f(4, 5), [torch.tensor([2, 2, 0])], d.f(3, 5)),
     lambda d: (d.f(4, 5), [d.b(4, 5)], torch.tensor(3.0)))  # fmt: skip
-row("scatter.value", lambda d: (d.f(4, 5), 1, d.i(5, 4, 2), 2.5), lambda d: (d.b(4, 3), 0, d.i(4, 2, 3), True))
+row(
+    "scatter.value",
+    lambda d: (d.f(4, 5), 1, d.i(5, 4, 2), 2.5),
+    lambda d: (d.b(4, 3), 0, d.i(4, 2, 3), True),
+)
 row("masked_scatter", lambda d: (d.f(4, 5), d.b(4, 5), d.f(20)))
 row("take_along_dim", lambda d: (d.f(3, 4), d.i(4, 3, 2), 1), lambda d: (d.f(3, 4), d.i(12, 5)))
 row("embedding", lambda d: (d.f(6, 3), d.i(6, 2, 4)), lambda d: (d.f(6, 3), d.i(6, 2, 4), 1))
@@ -113,11 +123,18 @@ row("std.dim var.dim", lambda d: (d.f(3, 4), [1]), lambda d: (d.f(3, 4), [0, 1],
 
 # -- products -------------------------------------------------------------------------------------
 row("linear", lambda d: (d.f(2, 3, 4), d.f(5, 4), d.f(5)), lambda d: (d.f(4), d.f(5, 4)))
-row("matmul", lambda d: (d.f(2, 3, 4), d.f(4, 5)), lambda d: (d.f(4), d.f(4)), lambda d: (d.h(3, 4), d.h(4, 2)))
+row(
+    "matmul",
+    lambda d: (d.f(2, 3, 4), d.f(4, 5)),
+    lambda d: (d.f(4), d.f(4)),
+    lambda d: (d.h(3, 4), d.h(4, 2)),
+)
 row("outer", lambda d: (d.f(3), d.f(4)))
 row("einsum", lambda d: ("bij,bjk->bik", [d.f(2, 3, 4), d.f(2, 4, 5)]))
 row("cdist", lambda d: (d.f(3, 4), d.f(5, 4), 1.0))
-row("_grouped_mm", lambda d: (d.h(8, 16), d.h(3, 16, 8), torch.tensor([2, 2, 8], dtype=torch.int32)))
+row(
+    "_grouped_mm", lambda d: (d.h(8, 16), d.h(3, 16, 8), torch.tensor([2, 2, 8], dtype=torch.int32))
+)
 
 # -- convolutions, pooling, resizing --------------------------------------------------------------
 row("conv1d", lambda d: (d.f(2, 3, 8), d.f(4, 3, 3), d.f(4), [2], [1]))
@@ -125,9 +142,32 @@ row("conv1d.padding", lambda d: (d.f(2, 3, 8), d.f(4, 3, 3), d.f(4), [1], "same"
 row("conv2d", lambda d: (d.f(2, 4, 6, 7), d.f(4, 2, 3, 3), None, [1, 2], [1, 0], [1, 1], 2))
 row("conv2d.padding", lambda d: (d.f(2, 3, 6, 7), d.f(4, 3, 3, 3), None, [1, 1], "same"))
 row("conv3d", lambda d: (d.f(1, 2, 4, 5, 6), d.f(3, 2, 2, 2, 2), d.f(3)))
-row("conv3d.padding", lambda d: (d.f(1, 2, 4, 5, 6), d.f(3, 2, 3, 3, 3), d.f(3), [1, 1, 1], "valid"))
-row("_convolution", lambda d: (d.f(2, 3, 8), d.f(4, 3, 3), d.f(4), [1], [1], [1], False, [0], 1, False, False, True, True))
-row("avg_pool1d", lambda d: (d.f(2, 3, 9), [3], [2], [1]), lambda d: (d.f(2, 3, 9), [3], [2], [1], True, False))
+row(
+    "conv3d.padding", lambda d: (d.f(1, 2, 4, 5, 6), d.f(3, 2, 3, 3, 3), d.f(3), [1, 1, 1], "valid")
+)
+row(
+    "_convolution",
+    lambda d: (
+        d.f(2, 3, 8),
+        d.f(4, 3, 3),
+        d.f(4),
+        [1],
+        [1],
+        [1],
+        False,
+        [0],
+        1,
+        False,
+        False,
+        True,
+        True,
+    ),
+)
+row(
+    "avg_pool1d",
+    lambda d: (d.f(2, 3, 9), [3], [2], [1]),
+    lambda d: (d.f(2, 3, 9), [3], [2], [1], True, False),
+)
 row("max_pool1d max_pool1d_with_indices", lambda d: (d.f(2, 3, 9), [3], [2], [1]))
 row("max_pool2d", lambda d: (d.f(2, 3, 9, 8), [3, 2], [2, 2], [1, 1], [1, 2], True))
 row("max_pool3d", lambda d: (d.f(1, 2, 4, 5, 6), [2, 2, 2]))
@@ -151,13 +191,23 @@ row("upsample_nearest3d", lambda d: (d.f(1, 2, 4, 5, 3), [6, 3, 5]))
 # -- norms, attention -----------------------------------------------------------------------------
 row("layer_norm", lambda d: (d.f(2, 3, 4), [4], d.f(4), d.f(4)), lambda d: (d.f(2, 3, 4), [3, 4]))
 row("group_norm", lambda d: (d.f(2, 4, 3), 2, d.f(4), d.f(4)))
-row("rms_norm _fused_rms_norm", lambda d: (d.f(2, 3, 4), [4], d.f(4), 1e-5), lambda d: (d.f(2, 3, 4), [4], None, None))
+row(
+    "rms_norm _fused_rms_norm",
+    lambda d: (d.f(2, 3, 4), [4], d.f(4), 1e-5),
+    lambda d: (d.f(2, 3, 4), [4], None, None),
+)
 _STATS: Call = lambda d: (d.f(3, 4, 5), d.f(4), d.f(4), d.f(4), d.f(4).abs())  # noqa: E731
-row("_native_batch_norm_legit_functional", lambda d: (*_STATS(d), True, 0.1, 1e-5), lambda d: (*_STATS(d), False, 0.1, 1e-5))
+row(
+    "_native_batch_norm_legit_functional",
+    lambda d: (*_STATS(d), True, 0.1, 1e-5),
+    lambda d: (*_STATS(d), False, 0.1, 1e-5),
+)
 row("_native_batch_norm_legit_no_training", lambda d: (*_STATS(d), 0.1, 1e-5))
 row("_native_batch_norm_legit.no_stats", lambda d: (d.f(3, 4, 5), d.f(4), d.f(4), True, 0.1, 1e-5))
 row("_weight_norm_interface", lambda d: (d.f(3, 4), d.f(3, 1), 0))
-row("softmax.int log_softmax.int", lambda d: (d.f(3, 4), 0), lambda d: (d.h(3, 4), 1, torch.float32))
+row(
+    "softmax.int log_softmax.int", lambda d: (d.f(3, 4), 0), lambda d: (d.h(3, 4), 1, torch.float32)
+)
 row("l1_loss", lambda d: (d.f(3), d.f(3)), lambda d: (d.f(3), d.f(3), 0))
 row("scaled_dot_product_attention", lambda d: (d.f(2, 4, 5, 8), d.f(2, 4, 5, 8), d.f(2, 4, 5, 8)),
     lambda d: (d.f(2, 4, 3, 8), d.f(2, 4, 5, 8), d.f(2, 4, 5, 6), None, 0.0, True),
@@ -170,7 +220,10 @@ row("scaled_dot_product_attention", lambda d: (d.f(2, 4, 5, 8), d.f(2, 4, 5, 8),
 row("bernoulli.p", lambda d: (d.f(3, 4), 0.3))
 row("uniform exponential normal_functional rand_like", lambda d: (d.f(3, 4),))
 row("native_dropout dropout feature_dropout alpha_dropout", lambda d: (d.f(3, 4), 0.5, False))
-ROWS["aten.native_dropout.default"] += [lambda d: (d.f(3, 4), 0.0, True), lambda d: (d.f(3, 4), 1.0, True)]
+ROWS["aten.native_dropout.default"] += [
+    lambda d: (d.f(3, 4), 0.0, True),
+    lambda d: (d.f(3, 4), 1.0, True),
+]
 row("randperm", lambda d: (7,))
 row("_assert_async", lambda d: (torch.tensor(True),))
 row("_assert_async.msg", lambda d: (torch.tensor(True), "text"))

@@ -68,9 +68,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.found: dict[str, dict[Any, Case]] = defaultdict(dict)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = str(func), kwargs or {}
         before = copied(tuple(args)) if name in ATEN.table else ()
         out = func(*args, **kwargs)
@@ -299,7 +297,7 @@ def shown(case: Case) -> str:
             return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
         return [text(v) for v in x] if type(x) in (list, tuple) else x
 
-    return f"{case.name}{tuple(text(x) for x in case.args)} {({k: text(v) for k, v in case.kwargs.items()})}"
+    return f"{case.name}{tuple(text(x) for x in case.args)} { ({k: text(v) for k, v in case.kwargs.items()}) }"
 
 
 def compared() -> list[str]:
@@ -321,7 +319,9 @@ def test_a_rule_gives_what_pytorch_gives(part: int) -> None:
                 if REFUSED.get(name, "\n\n") not in str(error):
                     wrong.append(f"{shown(case)}{' spread' * laid}: {error}".replace("\n", " | "))
             except Exception as error:
-                wrong.append(f"{shown(case)}{' spread' * laid}: {type(error).__name__} {error}"[:400])
+                wrong.append(
+                    f"{shown(case)}{' spread' * laid}: {type(error).__name__} {error}"[:400]
+                )
     assert not wrong, "\n".join(wrong)
 
 
@@ -331,8 +331,10 @@ def is_wide(case: Case) -> bool:
 
 def is_spread(case: Case) -> bool:
     given = tensors(case.args)
-    return bool(given) and all(t.numel() for t in given) and any(
-        t.dtype is torch.float32 and t.ndim > 1 for t in given
+    return (
+        bool(given)
+        and all(t.numel() for t in given)
+        and any(t.dtype is torch.float32 and t.ndim > 1 for t in given)
     )
 
 
@@ -363,4 +365,6 @@ def test_numbers_of_torch() -> None:
     assert (table["torch.sym_max"](2, 3), table["torch.sym_min"](2, 3)) == (3, 2)
     assert (table["torch.sym_float"](2), table["torch.sym_int"](2.5)) == (2.0, 2)
     assert (table["torch.sym_not"](True), table["torch.sym_ite"](True, 1, 2)) == (False, 1)
-    assert table["torch.sym_sum"]([1, 2, 3]) == 6 and math.isclose(table["_operator.truediv"](1, 2), 0.5)
+    assert table["torch.sym_sum"]([1, 2, 3]) == 6 and math.isclose(
+        table["_operator.truediv"](1, 2), 0.5
+    )

@@ -71,7 +71,9 @@ def export(
     torch = torch_library()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own trees
+            # PyTorch's own trees and layers
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", r"The tensor attributes self\._flat_weights")
             exported = torch.export.export(
                 module, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
             )
@@ -212,12 +214,15 @@ def read_graph(graph_module: Any, placeholders: list[Any] | None = None) -> Prog
             if placeholders is not None:
                 placeholders.append(node)
         elif node.op == "get_attr":
-            part = graph_module.get_submodule(node.target) if hasattr(
-                getattr(graph_module, node.target, None), "graph"
-            ) else getattr(graph_module, node.target)
+            part = (
+                graph_module.get_submodule(node.target)
+                if hasattr(getattr(graph_module, node.target, None), "graph")
+                else getattr(graph_module, node.target)
+            )
             values[node] = read_graph(part) if hasattr(part, "graph") else from_torch_tensor(part)
         elif node.op == "output":
-            program.outs = list(read(node.args[0]))
+            found = read(node.args[0])
+            program.outs = [found] if isinstance(found, Ref) else list(found)
         elif _name(node.target) == "_operator.getitem" and isinstance(
             values.get(node.args[0]), list
         ):
@@ -260,7 +265,9 @@ def constant(x: Any) -> Any:
     if isinstance(x, torch.SymInt):
         return int(x)
     if isinstance(x, complex):
-        raise UsageError("from_torch: complex numbers have no dtype here", value=x, fix="use floats")
+        raise UsageError(
+            "from_torch: complex numbers have no dtype here", value=x, fix="use floats"
+        )
     return x
 
 

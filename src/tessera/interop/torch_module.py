@@ -14,6 +14,7 @@ from ..core.errors import ShapeError, UnknownNameError, UsageError
 from ..lang.foreign.program import play
 from ..lang.record.operands import as_tensor
 from ..lang.record.parameter import Parameter
+from ..lang.record.static_arguments import Same
 from ..lang.value.tensor import Tensor
 from ..nn.module import Module, Unmatched
 from .aten import ATEN
@@ -96,6 +97,9 @@ class Exports:
         if len(self.programs) == 2:
             self.module = self.example = None
 
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # a copy of a module has the same programs
+
     # -- arguments --------------------------------------------------------------------------------
     def named(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -124,11 +128,15 @@ class Exports:
                 spread and p.kind is kinds.POSITIONAL_OR_KEYWORD
             ):
                 placed.append(value)
-            elif not (type(value) in _PLAIN and type(value) is type(p.default) and value == p.default):
+            elif not (
+                type(value) in _PLAIN and type(value) is type(p.default) and value == p.default
+            ):
                 by_name[name] = value
         return placed, by_name
 
-    def leaves(self, program: Exported, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def leaves(
+        self, program: Exported, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         """The tensors and numbers of a call, in the order of the program's arguments. Raises
         UsageError if the example call had others."""
         from torch.utils import _pytree as pytree
@@ -147,7 +155,9 @@ class Exports:
         if spec != program.in_spec:
             raise UsageError(
                 f"{self.name}: the arguments have another structure than in the example call",
-                rows=[("given", spec), ("example", program.in_spec)],
+                rows=[
+                    (n, _tree_text(s)) for n, s in (("given", spec), ("example", program.in_spec))
+                ],
                 fix="give tuples, lists and dicts as in the example call",
             )
         return self.fitted(program, leaves)
@@ -200,6 +210,16 @@ class Exports:
                 fix="export the module with this shape, or with dynamic_shapes= for sizes that vary",
             )
         return t
+
+
+def _tree_text(spec: Any) -> str:
+    """A structure of PyTorch's trees on one line, with * for a tensor or a number."""
+    if spec.is_leaf():
+        return "*"
+    parts = [_tree_text(child) for child in spec.children()]
+    if isinstance(spec.context, list) and len(spec.context) == len(parts):
+        return f"{{{', '.join(f'{k}: {v}' for k, v in zip(spec.context, parts, strict=True))}}}"
+    return f"[{', '.join(parts)}]" if spec.type is list else f"({', '.join(parts)})"
 
 
 def _with(names: Sequence[str]) -> str:
@@ -257,7 +277,7 @@ class TorchModule(Part):
     """A PyTorch module that `ts.from_torch` has made a module of ours."""
 
     def __init__(self, exports: Exports) -> None:
-        self._exports = exports
+        self._exports = Same(exports)  # in the key of a recording by its identity
         _fill(self, exports.module)
         Module.train(self, exports.training)
 
@@ -265,7 +285,7 @@ class TorchModule(Part):
         """Returns what PyTorch's `forward` returns for these arguments, in the same structure;
         dataclasses come as dicts with attributes. In training it updates the buffers that `forward`
         updates, such as running statistics."""
-        exports = self._exports
+        exports = self._exports.x
         program = exports.programs[self.training]
         given = iter(exports.leaves(program, args, kwargs))
         inputs = []
@@ -282,7 +302,7 @@ class TorchModule(Part):
 
     def train(self, mode: Flag = True) -> Self:
         """Sets the mode of the whole model; the first time the PyTorch module is exported in it."""
-        self._exports.need(mode)
+        self._exports.x.need(mode)
         return super().train(mode)
 
 

@@ -23,8 +23,7 @@ def _convolution(
 ) -> Tensor:  # fmt: skip
     rank = weight.ndim - 2
     stride, padding, dilation, more = (
-        tuple(v) * (rank if len(v) == 1 else 1)
-        for v in (stride, padding, dilation, output_padding)
+        tuple(v) * (rank if len(v) == 1 else 1) for v in (stride, padding, dilation, output_padding)
     )
     if x.ndim == rank + 1:  # without a batch
         return _convolution(
@@ -51,9 +50,7 @@ aten("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.p
 
 
 @aten("im2col")
-def _im2col(
-    x: Tensor, kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints
-) -> Tensor:
+def _im2col(x: Tensor, kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Tensor:
     """Windows [N, C * KH * KW, L] of images [N, C, H, W]."""
     if x.ndim == 3:
         return _im2col(x.reshape((1, *x.shape)), kernel_size, dilation, padding, stride)[0]

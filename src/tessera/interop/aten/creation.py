@@ -42,7 +42,9 @@ def _filled_like(value: int) -> Any:
 
 
 aten("zeros", "empty.memory_format")(_filled(0))
-aten("empty_strided", "empty_permuted")(lambda size, order, *, dtype=None: _filled(0)(size, dtype=dtype))
+aten("empty_strided", "empty_permuted")(
+    lambda size, order, *, dtype=None: _filled(0)(size, dtype=dtype)
+)
 aten("ones")(_filled(1))
 aten("zeros_like", "empty_like", "new_zeros", "new_empty", "new_empty_strided")(_filled_like(0))
 aten("ones_like", "new_ones")(_filled_like(1))
@@ -86,12 +88,16 @@ def _eye(n: int, m: int | None = None, *, dtype: DType | None = None) -> Tensor:
 
 @aten("tril_indices")
 def _tril_indices(row: int, col: int, offset: int = 0, *, dtype: DType | None = None) -> Tensor:
-    return as_tensor(np.stack(np.tril_indices(row, offset, col)).astype(np.int32)).to(dtype or int32)
+    return as_tensor(np.stack(np.tril_indices(row, offset, col)).astype(np.int32)).to(
+        dtype or int32
+    )
 
 
 @aten("triu_indices")
 def _triu_indices(row: int, col: int, offset: int = 0, *, dtype: DType | None = None) -> Tensor:
-    return as_tensor(np.stack(np.triu_indices(row, offset, col)).astype(np.int32)).to(dtype or int32)
+    return as_tensor(np.stack(np.triu_indices(row, offset, col)).astype(np.int32)).to(
+        dtype or int32
+    )
 
 
 # -- the same values ------------------------------------------------------------------------------

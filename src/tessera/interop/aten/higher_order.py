@@ -52,7 +52,9 @@ def _cond(chosen: Any, then: Body, other: Body, operands: Sequence[Any] = ()) ->
 
 
 @rule("while_loop")
-def _while(goes_on: Body, body: Body, carried: Sequence[Any], more: Sequence[Any] = ()) -> list[Any]:
+def _while(
+    goes_on: Body, body: Body, carried: Sequence[Any], more: Sequence[Any] = ()
+) -> list[Any]:
     start = [as_tensor(x) for x in carried]
 
     def condition(values: Sequence[Any]) -> Any:

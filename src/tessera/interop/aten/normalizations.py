@@ -53,7 +53,11 @@ def _fused_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     dims = tuple(range(-len(normalized_shape), 0))
     w = x.to(f32)
-    least = float(eps) if eps is not None else 2.0 ** (-23 if x.dtype is f32 else -7 if x.dtype.name == "bf16" else -10)
+    least = (
+        float(eps)
+        if eps is not None
+        else 2.0 ** (-23 if x.dtype is f32 else -7 if x.dtype.name == "bf16" else -10)
+    )
     rate = F.rsqrt(F.mean(w * w, dims, True) + least)
     return _scaled(w * rate, weight, None).to(x.dtype), rate
 

@@ -228,5 +228,3 @@ def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
     p, q, r = floats(x, a, b)
     return p + q / r if value == 1 else p + q / r * number(value, q.dtype)
-
-

@@ -73,7 +73,11 @@ def _largest(
 
 def _least(dtype: DType) -> float:
     """The lowest number of `dtype`, below all that a window may choose."""
-    return float(ml_dtypes.finfo(dtype.numpy).min) if dtype.is_float else float(np.iinfo(dtype.numpy).min)
+    return (
+        float(ml_dtypes.finfo(dtype.numpy).min)
+        if dtype.is_float
+        else float(np.iinfo(dtype.numpy).min)
+    )
 
 
 aten("max_pool1d", "max_pool2d", "max_pool3d")(lambda *a, **k: _max_pool(*a, **k)[0])
@@ -180,9 +184,7 @@ def _linear(
 
 
 @aten("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
-def _linear_by(
-    x: Tensor, output_size: Ints, align_corners: bool, *scales: float | None
-) -> Tensor:
+def _linear_by(x: Tensor, output_size: Ints, align_corners: bool, *scales: float | None) -> Tensor:
     y, given = x.to(f32), scales or (None,) * len(output_size)
     for d, (new, scale) in enumerate(zip(output_size, given, strict=True), 2):
         at = _centres(x.shape[d], new, scale, align_corners)
@@ -246,9 +248,7 @@ def _grid_sample(
     def at(px: Tensor, py: Tensor) -> Tensor:
         inside = (px >= 0.0) & (px <= width - 1.0) & (py >= 0.0) & (py <= height - 1.0)
         ids = F.clip(py, 0.0, height - 1.0) * float(width) + F.clip(px, 0.0, width - 1.0)
-        where = F.broadcast_to(
-            ids.to(int32).reshape((n, 1, -1)), (n, c, math.prod(ids.shape[1:]))
-        )
+        where = F.broadcast_to(ids.to(int32).reshape((n, 1, -1)), (n, c, math.prod(ids.shape[1:])))
         found = F.gather(flat, where, -1).reshape((n, c, *ids.shape[1:]))
         return F.where(inside.reshape((n, 1, *ids.shape[1:])), found, 0.0)
 

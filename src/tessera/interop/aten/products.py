@@ -15,9 +15,7 @@ aten("mm", "bmm", "matmul", "dot", "mv", "vdot")(F.matmul)
 
 
 @aten("addmm", "addmv", "baddbmm")
-def _add_product(
-    x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Tensor:
+def _add_product(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = F.matmul(a, b)
     return _added(x, product, beta, alpha)
 
@@ -51,13 +49,17 @@ def _outer(x: Tensor, y: Tensor) -> Tensor:
 
 
 @aten("einsum")
-def _einsum(equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | None = None) -> Tensor:
+def _einsum(
+    equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | None = None
+) -> Tensor:
     return F.einsum(equation, *tensors)
 
 
 @aten("_cdist_forward", "cdist")
 def _cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
-    apart = x.reshape((*x.shape[:-1], 1, x.shape[-1])) - y.reshape((*y.shape[:-2], 1, *y.shape[-2:]))
+    apart = x.reshape((*x.shape[:-1], 1, x.shape[-1])) - y.reshape(
+        (*y.shape[:-2], 1, *y.shape[-2:])
+    )
     return vector_norm(apart, p, -1)
 
 

@@ -85,9 +85,7 @@ def _uniform(x: Tensor, low: float = 0, high: float = 1) -> Tensor:
 
 @aten("normal_functional")
 def _normal(x: Tensor, mean: float = 0, std: float = 1) -> Tensor:
-    return random.normal(
-        x.shape, mean=float(mean), std=float(std), dtype=x.dtype, like=x.type
-    )
+    return random.normal(x.shape, mean=float(mean), std=float(std), dtype=x.dtype, like=x.type)
 
 
 @aten("exponential")

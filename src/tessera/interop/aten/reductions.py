@@ -21,7 +21,9 @@ def _over(fn: Callable[..., Tensor], x: Tensor, dim: Dims, keepdim: bool) -> Ten
 
 
 @aten("sum", "sum.dim_IntList")
-def _sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+def _sum(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     return of(_over(F.sum, of(x, dtype), dim, keepdim), dtype)
 
 
@@ -33,12 +35,16 @@ def _nansum(
 
 
 @aten("mean", "mean.dim")
-def _mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+def _mean(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     return _over(F.mean, of(x, dtype), dim, keepdim)
 
 
 @aten("prod", "prod.dim_int")
-def _prod(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
+def _prod(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     return of(_over(F.prod, of(x, dtype), dim, keepdim), dtype)
 
 
@@ -54,7 +60,9 @@ def _amin(x: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
 
 aten("max")(lambda x: _amax(x))
 aten("min")(lambda x: _amin(x))
-aten("aminmax")(lambda x, *, dim=None, keepdim=False: (_amin(x, dim, keepdim), _amax(x, dim, keepdim)))
+aten("aminmax")(
+    lambda x, *, dim=None, keepdim=False: (_amin(x, dim, keepdim), _amax(x, dim, keepdim))
+)
 
 
 @aten("max.dim")
@@ -163,7 +171,12 @@ def _logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
 
 @aten("linalg_vector_norm")
 def _norm(
-    x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+    x: Tensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: DType | None = None,
 ) -> Tensor:
     return _over(lambda t, d, k: vector_norm(t, ord, d, k), of(x, dtype), dim, keepdim)
 

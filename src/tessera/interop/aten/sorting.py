@@ -105,5 +105,3 @@ def _isin(
     a, b = cast_all(elements, test_elements)
     found = F.any(a.reshape((*a.shape, 1)) == b.reshape(-1), -1)
     return ~found if invert else found
-
-

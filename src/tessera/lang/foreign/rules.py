@@ -12,6 +12,12 @@ from ..value.tensor import Tensor
 Rule = Callable[..., Any]  # operands as the library passes them, with tensors of ours
 
 
+def stem(name: str) -> str:
+    """The op's own name in "library.op.overload", or the whole name."""
+    parts = name.split(".")
+    return parts[1] if len(parts) == 3 else name
+
+
 class Rules:
     """The rules of one library, by the names of its calls."""
 
@@ -33,7 +39,8 @@ class Rules:
         found = self.table.get(name)
         if found is not None:
             return found
-        near = get_close_matches(name, self.table, n=3, cutoff=0.6)
+        stems = {stem(n): n for n in reversed(self.table)}
+        near = [stems[s] for s in get_close_matches(stem(name), stems, n=3, cutoff=0.5)]
         tensors = [(f"arg {i}", x.type) for i, x in enumerate(operands) if isinstance(x, Tensor)]
         raise UsageError(
             f"{caller}: {name} of {self.library} has no rule here",

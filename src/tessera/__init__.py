@@ -69,8 +69,18 @@ from .lang.value.tensor import Tensor
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, debug, distributed, elastic, interop, kernel, pipeline, plan
-    from . import schedule
+    from . import (
+        checkpoint,
+        data,
+        debug,
+        distributed,
+        elastic,
+        interop,
+        kernel,
+        pipeline,
+        plan,
+        schedule,
+    )
     from .core.mesh import Mesh
     from .interop.torch_module import from_torch
     from .lang.jit.tuner import tune
@@ -85,9 +95,9 @@ __all__ = [
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
     "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
-    "from_jax", "from_torch", "function", "grad", "graph", "int8", "int32", "interop", "jit", "jvp", "kernel", "linalg",
-    "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
-    "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
+    "from_jax", "from_torch", "function", "grad", "graph", "int8", "int32", "interop", "jit", "jvp",
+    "kernel", "linalg", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim",
+    "pipeline", "plan", "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
     "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip

@@ -181,7 +181,7 @@ row("grid_sampler", *[
 for _dims, _mode in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d"), (2, "bicubic2d")):
     row(f"upsample_{_mode}.vec",
         lambda d, n=_dims: (d.f(1, 2, *[4, 5, 3][:n]), [6, 3, 5][:n], False, None),
-        lambda d, n=_dims: (d.f(1, 2, *[4, 5, 3][:n]), None, True, [2.0, 1.5, 2.0][:n]))  # fmt: skip
+        lambda d, n=_dims: (d.f(1, 2, *[4, 5, 3][:n]), None, True, [2, 1.5, 2][:n]))  # fmt: skip
 for _dims in (1, 2, 3):
     row(f"upsample_nearest{_dims}d.vec",
         lambda d, n=_dims: (d.f(1, 2, *[4, 5, 3][:n]), [6, 3, 5][:n], None),

@@ -297,7 +297,8 @@ def shown(case: Case) -> str:
             return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
         return [text(v) for v in x] if type(x) in (list, tuple) else x
 
-    return f"{case.name}{tuple(text(x) for x in case.args)} { ({k: text(v) for k, v in case.kwargs.items()}) }"
+    named = {k: text(v) for k, v in case.kwargs.items()}
+    return f"{case.name}{tuple(text(x) for x in case.args)} {named}"
 
 
 def compared() -> list[str]:

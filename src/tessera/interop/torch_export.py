@@ -138,7 +138,8 @@ def _stop_after(graph: Any, node: Any, stop: Any) -> None:
 
 # -- reading --------------------------------------------------------------------------------------
 def _read(exported: Any) -> Exported:
-    signature, placeholders = exported.graph_signature, []
+    signature = exported.graph_signature
+    placeholders: list[Any] = []
     program = read_graph(exported.graph_module, placeholders)
     sources, arguments = [], []
     for spec, node in zip(signature.input_specs, placeholders, strict=True):
@@ -285,7 +286,7 @@ def from_torch_tensor(t: Any) -> Tensor:
     """The values of a tensor of PyTorch. Raises DTypeError if one does not fit 32 bits."""
     want = dtype(t.dtype)
     t = t.detach().cpu()
-    if want.bytes == 2 and want.is_float or want.bytes == 1 and want.is_float:
+    if (want.bytes == 2 and want.is_float) or (want.bytes == 1 and want.is_float):
         torch = torch_library()
         bits = torch.int16 if want.bytes == 2 else torch.uint8
         return as_tensor(t.contiguous().view(bits).numpy().view(want.numpy))

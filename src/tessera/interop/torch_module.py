@@ -74,9 +74,10 @@ class Exports:
         self.name = type(module).__name__
         self.module, self.training = module, bool(module.training)
         self.signature = inspect.signature(module.forward)
-        self.example = self.named(args, kwargs)
-        if isinstance(dynamic_shapes, (tuple, list)) and not self.example[0]:
-            dynamic_shapes = dict(zip(self.example[1], dynamic_shapes, strict=True))
+        self.example: tuple[list[Any], dict[str, Any]] | None = self.named(args, kwargs)
+        placed, by_name = self.example
+        if isinstance(dynamic_shapes, (tuple, list)) and not placed:
+            dynamic_shapes = dict(zip(by_name, dynamic_shapes, strict=True))
         self.dynamic_shapes = dynamic_shapes
         self.programs: dict[bool, Exported] = {}
         self.need(self.training)
@@ -85,6 +86,7 @@ class Exports:
         """Exports the mode `training`, unless it is there."""
         if training in self.programs:
             return
+        assert self.example is not None  # as long as a mode is missing
         modes = [(m, m.training) for m in self.module.modules()]
         if training != self.training:
             self.module.train(training)
@@ -146,7 +148,8 @@ class Exports:
         unlike = sorted({*names} ^ {*by_name})
         if unlike:
             raise UsageError(
-                f"{self.name}: the program was exported {_with(names)}, it cannot take {_with(by_name)}",
+                f"{self.name}: the program was exported {_with(names)}, it cannot take"
+                f" {_with([*by_name])}",
                 fix=f"give {unlike[0]!r} as in the example call, or export it with the arguments"
                 " that it shall have",
             )
@@ -207,7 +210,8 @@ class Exports:
             raise ShapeError(
                 f"{self.name}: {wrong} of {want.name} is not as in the example call",
                 rows=[("given", t.type), ("example", f"{want.dtype}{list(want.shape)}")],
-                fix="export the module with this shape, or with dynamic_shapes= for sizes that vary",
+                fix="export the module with this shape, or with dynamic_shapes= for sizes that"
+                " vary",
             )
         return t
 
@@ -285,7 +289,7 @@ class TorchModule(Part):
         """Returns what PyTorch's `forward` returns for these arguments, in the same structure;
         dataclasses come as dicts with attributes. In training it updates the buffers that `forward`
         updates, such as running statistics."""
-        exports = self._exports.x
+        exports = self._programs()
         program = exports.programs[self.training]
         given = iter(exports.leaves(program, args, kwargs))
         inputs = []
@@ -300,9 +304,14 @@ class TorchModule(Part):
             setattr(_at(self, path), last, value)
         return _built(program.out_spec, iter(results[len(program.writes) :]))
 
+    def _programs(self) -> Exports:
+        exports = self._exports.x
+        assert isinstance(exports, Exports)
+        return exports
+
     def train(self, mode: Flag = True) -> Self:
         """Sets the mode of the whole model; the first time the PyTorch module is exported in it."""
-        self._exports.x.need(mode)
+        self._programs().need(mode)
         return super().train(mode)
 
 

@@ -156,8 +156,8 @@ def conv_transpose(
     name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Size,
     output_padding: Size, groups: int, dilation: Size,
 ) -> Tensor:  # fmt: skip
-    """The transposed convolution `name`, of 1 to 3 spatial dims: a convolution of x with zeros between its elements and a
-    flipped kernel."""
+    """The transposed convolution `name`, of 1 to 3 spatial dims: a convolution of x with zeros
+    between its elements and a flipped kernel."""
     rank = spatial_dims(name)
     t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
     n, c, *sizes = t.shape

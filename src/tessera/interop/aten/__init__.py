@@ -3,7 +3,7 @@
 The files are kinds of ops; `table.py` has the table and what they share.
 """
 
-from . import (
+from . import (  # noqa: F401  # they fill the table
     attention,
     convolutions,
     creation,

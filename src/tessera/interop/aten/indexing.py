@@ -194,10 +194,12 @@ def _index_put(
     named = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(named) == 1 and named[0][1].dtype is bool_:
         d, mask = named[0]
-        rest = x.ndim - d - mask.ndim
-        if all(n == 1 for n in values.shape[: values.ndim - rest]):  # one for all that are named
-            mask = mask.reshape((*mask.shape, *(1,) * rest))
-            value = values.reshape(values.shape[max(0, values.ndim - rest) :]).to(x.dtype)
+        after = x.ndim - d - mask.ndim
+        if all(
+            n == 1 for n in values.shape[: max(0, values.ndim - after)]
+        ):  # one for all that are named
+            mask = mask.reshape((*mask.shape, *(1,) * after))
+            value = values.reshape(values.shape[max(0, values.ndim - after) :]).to(x.dtype)
             return F.where(mask, x + value if accumulate else value, x)
     if any(i.dtype is bool_ for _, i in named):
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def _select(x: Tensor, dim: int, index: int | Tensor) -> Tensor:
 @aten("split_with_sizes", "split_with_sizes_copy", "split.sizes")
 def _split_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     ends = [int(n) for n in np.cumsum([0, *sizes])]
-    return [cut(x, dim, a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [cut(x, dim, a, b) for a, b in pairwise(ends)]
 
 
 @aten("split.Tensor", "split_copy.Tensor")
@@ -120,7 +121,7 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     count = (x.shape[dim] - size) // step + 1
     ids = np.arange(count)[:, None] * step + np.arange(size)
     rows = F.take(x, as_tensor(ids.astype(np.int32)), dim)
-    return F.permute(rows, tuple(d for d in range(rows.ndim) if d != dim + 1) + (dim + 1,))
+    return F.permute(rows, (*(d for d in range(rows.ndim) if d != dim + 1), dim + 1))
 
 
 @aten("as_strided", "as_strided_copy")

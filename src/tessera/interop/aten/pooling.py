@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -72,12 +72,10 @@ def _largest(
 
 
 def _least(dtype: DType) -> float:
-    """The lowest number of `dtype`, below all that a window may choose."""
-    return (
-        float(ml_dtypes.finfo(dtype.numpy).min)
-        if dtype.is_float
-        else float(np.iinfo(dtype.numpy).min)
-    )
+    """The lowest number of `dtype`, which no window with another element chooses."""
+    if not dtype.is_float:
+        return int(np.iinfo(cast(Any, dtype.numpy)).min)
+    return float(ml_dtypes.finfo(dtype.numpy).min)  # type: ignore[no-untyped-call]
 
 
 aten("max_pool1d", "max_pool2d", "max_pool3d")(lambda *a, **k: _max_pool(*a, **k)[0])

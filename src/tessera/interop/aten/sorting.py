@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from ...core.dtypes import bool_, f32, int32, uint8
 from ...lang.math import functions as F
 from ...lang.record.operands import as_tensor

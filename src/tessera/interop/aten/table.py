@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...core.dtypes import DType, bool_, f32, int32, uint8
-from ...lang.foreign.rules import Rule, Rules
+from ...lang.foreign.rules import R, Rules
 from ...lang.math import functions as F
 from ...lang.record.operands import as_tensor, scalar
 from ...lang.value.tensor import Tensor
@@ -23,7 +23,7 @@ Number = bool | int | float
 Operand = Tensor | Number
 
 
-def aten(*names: str) -> Callable[[Rule], Rule]:
+def aten(*names: str) -> Callable[[R], R]:
     """`rule` for ops of ATen: "add.Tensor", or "exp" for its overload "default"."""
     return rule(*(f"aten.{n}" if "." in n else f"aten.{n}.default" for n in names))
 

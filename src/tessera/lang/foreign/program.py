@@ -18,7 +18,7 @@ from .rules import Rules
 class Ref(NamedTuple):
     """The value of this number in a program: its inputs come first, then the calls' results."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a field, in place of the method of tuples
 
 
 class Call(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from ...core.errors import UsageError
 from ..value.tensor import Tensor
 
 Rule = Callable[..., Any]  # operands as the library passes them, with tensors of ours
+R = TypeVar("R", bound=Rule)
 
 
 def stem(name: str) -> str:
@@ -25,10 +26,10 @@ class Rules:
         self.library = library
         self.table: dict[str, Rule] = {}
 
-    def rule(self, *names: str) -> Callable[[Rule], Rule]:
+    def rule(self, *names: str) -> Callable[[R], R]:
         """A decorator that makes a function the rule for calls of these names."""
 
-        def add(f: Rule) -> Rule:
+        def add(f: R) -> R:
             self.table.update(dict.fromkeys(names, f))
             return f
 

@@ -97,7 +97,8 @@ __all__ = [
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
     "from_jax", "from_torch", "function", "grad", "graph", "int8", "int32", "interop", "jit", "jvp",
     "kernel", "linalg", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim",
-    "pipeline", "plan", "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
+    "pipeline", "plan", "random", "scan", "schedule", "seed", "set_program_cache",
+    "stop_gradient", "strict", "tensor",
     "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip

@@ -24,7 +24,7 @@ def _full(size: Sequence[int], fill_value: Operand, *, dtype: DType | None = Non
 @aten("full_like", "new_full")
 def _full_like(x: Tensor, *args: Any, dtype: DType | None = None) -> Tensor:
     *size, value = args
-    return _full(*size or [x.shape], value, dtype=dtype or x.dtype)
+    return _full(size[0] if size else x.shape, value, dtype=dtype or x.dtype)
 
 
 def _filled(value: int) -> Any:

@@ -222,15 +222,14 @@ def _index_put(
         flat = flat * x.shape[d] + F.where(i < 0, i + x.shape[d], i).to(int32)
     flat = F.broadcast_to(flat, shape).reshape(-1)
     table = F.permute(x, (*dims, *rest))
-    lead = math.prod(x.shape[d] for d in dims)
-    flat_table = table.reshape((lead, -1))
+    flat_table = table.reshape((math.prod(x.shape[d] for d in dims), -1))
     if accumulate:
         new = F.scatter_add(flat_table, flat, rows, 0)
     else:
         new = put(flat_table, 0, F.broadcast_to(flat.reshape((-1, 1)), rows.shape), rows)
     back = [0] * x.ndim
-    for i, d in enumerate((*dims, *rest)):
-        back[d] = i
+    for at, d in enumerate((*dims, *rest)):
+        back[d] = at
     return F.permute(new.reshape(table.shape), tuple(back))
 
 

@@ -96,7 +96,8 @@ def _exponential(x: Tensor, lambd: float = 1) -> Tensor:
 
 @aten("multinomial")
 def _multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
-    return random.multinomial(x, num_samples, replacement)
+    found: Tensor = random.multinomial(x, num_samples, replacement)
+    return found
 
 
 @aten("alpha_dropout")

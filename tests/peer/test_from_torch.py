@@ -430,7 +430,9 @@ def test_training_follows_pytorch() -> None:
     @ts.jit
     def step(model: Any, state: Any, x: Any, labels: Any) -> Any:
         loss, grads = ts.value_and_grad(lambda m: ts.nn.cross_entropy(m(x), labels))(model)
-        return loss, optimizer.update(model, grads, state)[1]
+        weights, new = optimizer.update(model, grads, state)
+        model.load_parameters(weights)
+        return loss, new
 
     peer = torch.optim.SGD(module.parameters(), 0.1)
     for _ in range(3):

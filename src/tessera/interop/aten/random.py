@@ -3,6 +3,7 @@ generator, and do not depend on layouts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...core.dtypes import DType, bool_, f32, int32
@@ -105,6 +106,6 @@ def _alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
     if not train or p == 0:
         return x
     lost = -1.7580993408473766  # what SELU gives far below zero
-    rate = ((1.0 - p) * (1.0 + p * lost * lost)) ** -0.5
+    rate = 1.0 / math.sqrt((1.0 - p) * (1.0 + p * lost * lost))
     keep = random.bernoulli(x.shape, 1.0 - p, like=x.type)
     return F.where(keep, x, lost) * rate - rate * p * lost

@@ -90,7 +90,7 @@ def known(t: torch.Tensor) -> bool:
 
 
 def like(case: Case) -> Any:
-    """What calls share of which one is enough: dtypes, ranks, and other arguments."""
+    """The dtypes, ranks and other arguments of a call: one call of each is enough."""
     plain = [x for x in case.args if not isinstance(x, torch.Tensor)]
     shapes = tuple((t.dtype, t.ndim, t.numel() > 0) for t in tensors(case.args))
     return shapes, repr([x for x in plain if not tensors(x)]), repr(sorted(case.kwargs))

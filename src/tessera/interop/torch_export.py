@@ -36,7 +36,7 @@ class Argument(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where an input of the program comes from: a tensor of the module ("state") or an argument,
+    """The origin of an input of the program: a tensor of the module ("state") or an argument,
     both by name, or a constant of the program."""
 
     kind: str
@@ -240,7 +240,7 @@ def read_graph(graph_module: Any, placeholders: list[Any] | None = None) -> Prog
 
 
 def _many(node: Any) -> int | None:
-    """How many results the call of `node` has; None for one that is no list."""
+    """The number of results of the call of `node`; None if its result is no list."""
     value = node.meta.get("val")
     if isinstance(value, (list, tuple)):
         return len(value)

@@ -33,7 +33,7 @@ def _batched(fn: Any, x: Tensor, rank: int) -> Any:
 
 
 def _more(n: int, k: int, s: int, p: int, d: int, ceil_mode: bool) -> int:
-    """How many elements after a dim a last window needs that PyTorch's `ceil_mode` counts."""
+    """The number of elements after a dim that the last window of PyTorch's `ceil_mode` needs."""
     reach = d * (k - 1) + 1
     count = -(-(n + 2 * p - reach) // s) + 1
     if (count - 1) * s >= n + p:  # it would begin in the padding
@@ -151,7 +151,7 @@ def _sizes(x: Tensor, output_size: Ints | None, scales: Sequence[float] | None) 
 
 
 def _step(old: int, new: int, scale: float | None, align: bool = False) -> float:
-    """How far apart in the old pixels the new ones are."""
+    """The distance of new pixels, in old ones."""
     if align:
         return (old - 1) / (new - 1) if new > 1 else 0.0
     return 1.0 / scale if scale else old / new

@@ -19,15 +19,6 @@ from .wording import nearest
 _OF_TENSORS = ("ts", "nn", "Tensor", "np")  # owners whose missing names are functions of tensors
 # Preferred, in this order.
 _FIRST = ("ts", "nn", "optim", "dist", "checkpoint", "ts.linalg", "x", "model")
-    "ts",
-    "nn",
-    "optim",
-    "dist",
-    "checkpoint",
-    "ts.linalg",
-    "x",
-    "model",
-)  # preferred, in this order
 # Public names by the prefix that users write (ts, nn, ...); filled as modules are imported.
 SPACES: dict[str, Iterable[str]] = {}
 # Names that public modules import at their first use, in the form of `pkgutil.resolve_name`.

@@ -78,9 +78,9 @@ def name_fix(owner: str, name: str, names: tuple[str, ...]) -> str:
         if meant in names:
             return f"write {meant}"
     known: set[str] = set()
-    while new := LATE - known:  # a late module may have the name, or late modules of its own
-        known |= new
-        for late in sorted(new):
+    while more := LATE - known:  # a late module may have the name, or late modules of its own
+        known |= more
+        for late in sorted(more):
             resolve_name(late)
     spaces = [s for s in _FIRST if s in SPACES] + [s for s in SPACES if s not in _FIRST]
     qualified = {f"{s}.{n}": n for s in spaces for n in SPACES[s] if not n.startswith("_")}

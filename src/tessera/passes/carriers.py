@@ -66,7 +66,7 @@ def _carriers(
         return tuple([in_form(t, axis, i in some) for i, t in enumerate(ins)])
 
     def inferred(some: Collection[int]) -> tuple[Types, TensorType] | None:
-        """What the op wants and gives if its arguments `some` are partial, if it takes such."""
+        """Returns the types of arguments and result if the arguments `some` are partial, or None."""
         if any(axis not in ins[i].sizes or _is_taken(ins[i], axis) for i in some):
             return None
         try:

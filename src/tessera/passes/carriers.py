@@ -66,7 +66,7 @@ def _carriers(
         return tuple([in_form(t, axis, i in some) for i, t in enumerate(ins)])
 
     def inferred(some: Collection[int]) -> tuple[Types, TensorType] | None:
-        """Returns the types of arguments and result if the arguments `some` are partial, or None."""
+        """Returns the types if the arguments `some` are partial; None if the op refuses."""
         if any(axis not in ins[i].sizes or _is_taken(ins[i], axis) for i in some):
             return None
         try:

@@ -323,7 +323,12 @@ def _at(module: Any, name: str) -> Any:
 
 def _fill(root: Part, module: Any) -> None:
     """Gives `root` the parameters and buffers of the PyTorch module, in parts of its names."""
+    torch = torch_library()
     made: dict[int, Tensor] = {}
+    linear, embeddings = (
+        {id(m.weight) for m in module.modules() if isinstance(m, kind)}
+        for kind in (torch.nn.Linear, torch.nn.Embedding)
+    )
 
     def keep(name: str, t: Any, trained: bool) -> Part:
         *path, last = name.split(".")
@@ -340,6 +345,7 @@ def _fill(root: Part, module: Any) -> None:
             made[id(t)] = (
                 Parameter(value, requires_grad=bool(t.requires_grad)) if is_weight else value
             )
+            made[id(t)].out_in = id(t) in linear - embeddings
         setattr(part, last, made[id(t)])
         return part
 

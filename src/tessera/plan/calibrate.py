@@ -186,11 +186,14 @@ def fitted(dtype: str, times_s: dict[Sizes, float]) -> Products:
         )
         return sum(e * e for e in each)
 
+    # A size beyond the measured ones does not show, and the peak would grow with it.
+    area, depth = max(4e5, *(4.0 * m * n for m, n, _ in times_s)), max(4.0 * k for *_, k in times_s)
+    limits = (math.inf, area, max(depth, 400.0))
     at, step = [peak, 1e5, 100.0], 2.0
     now = error(at)
     while step > 1 + 1e-6:
         tries = [
-            [x * f if i == j else x for j, x in enumerate(at)]
+            [min(x * f, limits[j]) if i == j else x for j, x in enumerate(at)]
             for i in range(3)
             for f in (step, 1 / step)
         ]

@@ -12,7 +12,8 @@ from torch import nn
 ROWS = 4  # of each batch
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-    "vocab_size": 64, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": 64, "max_position_embeddings": 32,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 IMAGES: dict[str, Any] = {
@@ -46,10 +47,8 @@ def ids(*names: str) -> Callable[[], dict[str, Any]]:
     return lambda: {name: torch.randint(3, 64, (ROWS, 8)) for name in names}
 
 
-def images(
-    size: int, name: str = "pixel_values", channels: int = 3
-) -> Callable[[], dict[str, Any]]:
-    return lambda: {name: torch.randn(ROWS, channels, size, size)}
+def images(size: int) -> Callable[[], dict[str, Any]]:
+    return lambda: {"pixel_values": torch.randn(ROWS, 3, size, size)}
 
 
 # -- transformers ---------------------------------------------------------------------------------
@@ -68,9 +67,9 @@ def without_dropout(config: Any) -> Any:
 def hugging_face(
     head: str, result: str, inputs: Callable[[], dict[str, Any]], sizes: Mapping[str, Any]
 ) -> Callable[..., None]:
-    """A function that adds a row: `add(name, **keys)` for the config's type `name`."""
+    """A function that adds a row: `added(name, **keys)` for the config's type `name`."""
 
-    def added(name: str, *, given: Any = None, **keys: Any) -> None:
+    def added(name: str, **keys: Any) -> None:
         def make() -> nn.Module:
             import transformers
 
@@ -78,7 +77,7 @@ def hugging_face(
             made: nn.Module = getattr(transformers, head).from_config(without_dropout(config))
             return made
 
-        add(Model(name, "transformers", make, given or inputs, lambda out: out[result]))
+        add(Model(name, "transformers", make, inputs, lambda out: out[result]))
 
     return added
 

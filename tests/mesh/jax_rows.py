@@ -63,10 +63,14 @@ row("not", lambda x, y: (~x, ~y), I, B)
 row("stop_gradient", lambda x: lax.stop_gradient(x) * x, X, smooth=True)
 row("copy", lambda x: jnp.array(x, copy=True), X, smooth=True)
 row("name", lambda x: checkpoint_name(jnp.sin(x), "s"), X, smooth=True)
-PLACED = NamedSharding(
-    jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,)), PartitionSpec("a")
-)
-row("sharding_constraint", lambda x: lax.with_sharding_constraint(x, PLACED), X)
+
+
+def _placed(x: jax.Array) -> jax.Array:
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec("a")))
+
+
+row("sharding_constraint", _placed, X)
 row("optimization_barrier", lambda x, y: lax.optimization_barrier((x, y)), X, Y, smooth=True)
 row("device_put", lambda x: jax.device_put(x, jax.devices()[0]), X)
 for _name in ("add", "sub", "mul", "max", "min", "atan2", "div"):
@@ -114,7 +118,7 @@ row("reshape", lambda x: lax.reshape(x, (3, 8)), X, smooth=True)
 row("squeeze", lambda x: lax.squeeze(x[:1], (0,)), X, smooth=True)
 row("transpose", lambda x: lax.transpose(x, (1, 0)), X, smooth=True)
 row("concatenate", lambda x, y: lax.concatenate([x, y], 1), X, Y, smooth=True)
-row("stack", lambda k: jax.random.split(k), jax.random.PRNGKey(1))
+row("stack", lambda k: jax.random.split(k), np.array([0, 1], np.uint32))
 row("unstack", lambda x: lax.unstack(x, axis=1) if hasattr(lax, "unstack") else tuple(x), X)
 row("split", lambda x: lax.split(x, (1, 3, 2), 1), X, smooth=True)
 row("tile", lambda x: lax.tile(x, (2, 3)), X, smooth=True)
@@ -268,7 +272,7 @@ def _clipped(x: Any, y: Any) -> Any:
 
 _clipped.defvjp(lambda x, y: (x * y, y), lambda y, g: (jnp.clip(g * y, -0.1, 0.1), None))
 row("custom_gradient", lambda x, y: _clipped(jnp.sin(x), y), X, Y, smooth=True)
-row("iota_2x32_shape", lambda k: jax.random.bits(k, (3, 4)), jax.random.PRNGKey(1))
+row("iota_2x32_shape", lambda k: jax.random.bits(k, (3, 4)), np.array([0, 1], np.uint32))
 for _draw in (
     lambda k: jax.random.normal(k, (3, 4)),
     lambda k: jax.random.uniform(jax.random.split(k, 3)[1], (5,)),
@@ -280,4 +284,4 @@ for _draw in (
     lambda k: jax.random.normal(jax.random.split(jax.random.wrap_key_data(k), (2, 3))[1, 2], (2,)),
     lambda k: jax.random.normal(jax.random.key(5), (2,)) + 0 * k[0],
 ):
-    row("threefry2x32", _draw, jax.random.PRNGKey(3))
+    row("threefry2x32", _draw, np.array([0, 3], np.uint32))

@@ -40,7 +40,8 @@ def names(program: Any) -> Iterator[str]:
 
 
 def test_every_rule_has_a_row() -> None:
-    assert set(RULES.table) == set(ROWS)
+    ours = {n for n, rule in RULES.table.items() if rule.__module__.startswith("tessera.")}
+    assert ours == set(ROWS)  # a page of the docs adds a rule of its own
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)

@@ -126,7 +126,7 @@ def divided(m: Microbatch, count: int) -> Division:
     """Divides `m` into `count` stages. Raises UsageError if it has fewer parts."""
     parts = m.parts
     if len(parts) == 1:
-        parts = _pieces(parts[0], m.rows)
+        parts = _pieces(parts[0], [*m.rows, *m.sums])
     if len(parts) < count:
         pipe = m.state.pipe
         raise UsageError(
@@ -162,10 +162,11 @@ def _weight_bytes(nodes: Sequence[Node], other: set[Node]) -> int:
     return sum(a.type.local_bytes for a in inputs if a.type.dtype.is_float)
 
 
-def _pieces(nodes: list[Node], rows: Iterable[Node]) -> list[list[Node]]:
+def _pieces(nodes: list[Node], sources: Iterable[Node]) -> list[list[Node]]:
     """Cuts `nodes` wherever only one float value other than scalars crosses that is computed from
-    `rows` of the batch, if it has two dims or more. Masks and tables of positions do not count."""
-    of_rows = depends(nodes, rows)
+    `sources`, the batch's rows and sums over them, if it has two dims or more. Masks and tables of
+    positions do not count."""
+    of_rows = depends(nodes, sources)
     last_use = {a: i for i, n in enumerate(nodes) for a in n.args}
     alive: set[Node] = set()
     here = set(nodes)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,7 +46,7 @@ def test_ipython_itself_gives_cells_their_numbers() -> None:
         "from IPython.core.interactiveshell import InteractiveShell as Shell\n"
         "s = Shell.instance()\n"
         "s.run_cell('from tessera.core.errors import caller', store_history=True)\n"
-        "s.run_cell('\\nprint(caller())', store_history=True)\n"
+        "s.run_cell('a = 1\\nprint(caller())', store_history=True)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout.split()[-1] == "In[2]:2", run.stderr

@@ -30,6 +30,7 @@ from ..ir.schedule.listener import watching
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..lang.value.checks import asked_function
+from ..show.notebook import text_html
 
 SCOPES = 3  # levels of scope that separate compute
 KINDS = [s.kind for s in (Compute, Collective, Send, Loop, Region)]  # the streams of a device
@@ -154,6 +155,9 @@ class Profile:
         return "\n".join(text)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
     def events(self) -> list[dict[str, Any]]:
         """The steps as events of the Chrome trace format, one row per device and stream. Rows are

@@ -1,4 +1,4 @@
-"""What a notebook shows: escaped text, and pictures that need nothing else."""
+"""HTML for notebooks: escaped text, and pictures without links."""
 
 import re
 from html.parser import HTMLParser

@@ -116,7 +116,8 @@ def _html(value: Any) -> str:
     return html(value)
 
 
-for _kind in (Tensor, Mesh, Graph, Schedule):  # what a notebook shows of these
+_kinds: tuple[Any, ...] = (Tensor, Mesh, Graph, Schedule)
+for _kind in _kinds:
     _kind._repr_html_ = _html
 
 

@@ -47,7 +47,7 @@ def test_a_row_has_the_user_line_and_by_layer_sums_the_rows(step: Any) -> None:
     lists = {r.path: r for r in p.by_layer(depth=2)}
     inside = sum(by[f"net/blocks.{i}"].compute_s for i in range(3))
     assert lists["net/blocks"].compute_s == pytest.approx(inside)
-    assert [r.path for r in p.by_layer(1)][0] in ("net", "grad")
+    assert {r.path for r in p.by_layer(1)} >= {"net", "grad"}
     seconds = [r.total_s for r in p.by_layer()]
     assert seconds == sorted(seconds, reverse=True)
     assert str(p.by_layer()).splitlines()[0].split()[:3] == ["layer", "all", "share"]
@@ -61,7 +61,10 @@ def test_the_compiled_program_has_the_same_names(step: Any) -> None:
     s = f.plan(x)
     given = [s.buffers[b] for b in s.inputs]
     text = lower(s).lower(*(
-        jax.ShapeDtypeStruct(array_shape(t), t.dtype.numpy, sharding=sharding(t)) for t in given
+        jax.ShapeDtypeStruct(
+            array_shape(t), t.dtype.numpy, sharding=sharding(t) if t.mesh else None
+        )
+        for t in given
     )).compile().as_text()  # fmt: skip
     names = re.findall(r'op_name="([^"]*)"', text)
     products = [line for line in text.splitlines() if " dot(" in line]

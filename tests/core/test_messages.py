@@ -28,7 +28,8 @@ TELL = "from tessera.core.messages import tell, warn\n"
         ),
         ("logging.basicConfig(stream=sys.stdout, format='%(message)s')", "b\n", []),
         ("logging.getLogger('tessera').addHandler(logging.NullHandler())", "", []),
-        ("sys.stderr = None", "", []), ("sys.stderr = open(os.devnull); sys.stderr.close()", "", []),
+        ("sys.stderr = None", "", []),
+        ("sys.stderr = open(os.devnull); sys.stderr.close()", "", []),
     ],
 )  # fmt: skip
 def test_messages(setup: str, stdout: str, stderr: list[str]) -> None:

@@ -68,7 +68,8 @@ def test_other_values(kind: str) -> None:
     }[kind]()
     page = Page(made._repr_html_())
     wanted = {
-        "mesh": "dp 1", "graph": "contract", "plan": "contract", "profile": "a run:", "report": "h100",
+        "mesh": "dp 1", "graph": "contract", "plan": "contract", "profile": "a run:",
+        "report": "h100",
     }  # fmt: skip
     assert wanted[kind] in page.text
     if kind != "mesh":

@@ -18,7 +18,7 @@ LOGGER = logging.getLogger("tessera")
 PROGRESS_S = (5.0, 30.0, 120.0, 600.0)
 
 
-class _ToStderr(logging.Handler):
+class ToStderr(logging.Handler):
     """Writes each message to the current `sys.stderr`, as a line."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -30,7 +30,7 @@ class _ToStderr(logging.Handler):
 def tell(text: str, level: int = logging.INFO) -> None:
     """Logs a message. Installs a handler and the level INFO unless the program has its own."""
     if not LOGGER.hasHandlers():
-        LOGGER.addHandler(_ToStderr())
+        LOGGER.addHandler(ToStderr())
         if LOGGER.level == logging.NOTSET:
             LOGGER.setLevel(logging.INFO)
     LOGGER.log(level, "%s", text)
@@ -41,7 +41,8 @@ def is_watched() -> bool:
     handler of its own."""
     if sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty():
         return True
-    return LOGGER.hasHandlers() and not any(isinstance(h, _ToStderr) for h in LOGGER.handlers)
+    handlers = (*LOGGER.handlers, *logging.getLogger().handlers)
+    return any(not isinstance(h, ToStderr) for h in handlers)
 
 
 @contextmanager

@@ -149,8 +149,8 @@ def test_one_step_on_one_device_and_on_eight() -> None:
     assert other.first.a.op == "input"
     assert other.first.a.attrs["name"].endswith("attention.out")
     scopes = other.scopes()
-    assert scopes["embedding"][1] < scopes["embedding"][0]  # the lookup comes first
-    assert scopes["layers/block/mlp"][1] > scopes["layers/block/mlp"][0] / 2
+    assert scopes["embed"][1] < scopes["embed"][0]  # the lookup comes first
+    assert scopes["blocks.0.mlp"][1] > scopes["blocks.0.mlp"][0] / 2
 
 
 def test_the_same_run_twice_is_the_same_to_the_bit(mesh: dist.Mesh) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -115,6 +116,23 @@ def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with quickly():
         yield
+
+
+class ToStderr(logging.Handler):
+    """The handler of a program that does not set up logging. Pytest's own takes its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+@pytest.fixture(autouse=True)
+def messages_to_stderr() -> Iterator[None]:
+    logger, handler = logging.getLogger("tessera"), ToStderr()
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    yield
+    logger.removeHandler(handler)
+    logger.setLevel("NOTSET")
 
 
 @pytest.fixture(autouse=True)

@@ -39,9 +39,12 @@ from .core.errors import (
     UsageError,
 )
 from .core.flags import prepare
+from .core.mesh import Mesh
 from .core.public import public
 from .core.ranks import rank_of
 from .core.version import VERSION
+from .ir.graph.node import Graph
+from .ir.schedule.schedule import Schedule
 from .lang.autodiff import linalg
 from .lang.autodiff.custom import custom_gradient, value_and_grad, vjp
 from .lang.autodiff.forward import jvp
@@ -81,7 +84,6 @@ if TYPE_CHECKING:
         plan,
         schedule,
     )
-    from .core.mesh import Mesh
     from .interop.jax_models import from_jax_model
     from .interop.torch_module import from_torch
     from .lang.foreign.jax_program import from_jax_function
@@ -107,6 +109,17 @@ __all__ += _functions.__all__  # fmt: skip
 
 prepare()
 share_heap()
+
+
+def _html(value: Any) -> str:
+    from .show.notebook import html  # its library is slow
+
+    return html(value)
+
+
+_kinds: tuple[Any, ...] = (Tensor, Mesh, Graph, Schedule)
+for _kind in _kinds:
+    _kind._repr_html_ = _html
 
 
 def _load_engine() -> Engine:

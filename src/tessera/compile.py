@@ -50,6 +50,7 @@ from .runtime import (
     pytrees,
 )
 from .runtime.lower import NONE, lower
+from .runtime.picked import picked
 from .runtime.processes import exchange, first_process
 from .runtime.processes.call_order import compare_calls
 from .runtime.processes.flight import flight
@@ -279,6 +280,11 @@ class Engine:
     def fetch(self, data: Any, type: TensorType) -> np.ndarray[Any, Any]:
         compare_calls()
         return arrays.fetch(data, type)
+
+    def picked(
+        self, data: Any, type: TensorType, at: Sequence[np.ndarray[Any, Any]]
+    ) -> np.ndarray[Any, Any] | None:
+        return picked(data, type, at)
 
     def by_first(self, name: str, run: Callable[[], Any]) -> Any:
         return first_process.by_first(name, run)

@@ -62,6 +62,9 @@ class Oracle:
     def fetch(self, data: Any, type: TensorType) -> Any:
         return np.asarray(data)
 
+    def picked(self, data: Any, type: TensorType, at: Sequence[Any]) -> Any:
+        return np.asarray(data)[np.ix_(*at)]
+
     def alive(self, data: Any, type: TensorType) -> Any:
         return data
 

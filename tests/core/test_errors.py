@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ CODE = "from tessera.core.errors import caller\n\ndef f():\n    return caller()\
     ("file", "place"),
     [
         ("<string>", "<string>:4"), ("<stdin>", "<stdin>:4"), ("<cell 3>", "<cell 3>:4"),
-        ("/tmp/ipykernel_7/12.py", "cell:4"), ("<ipython-input-3-abc>", "cell:4"),
+        ("/tmp/ipykernel_7/12.py", "cell:4"), ("<ipython-input-3-abc>", "In[3]:4"),
         ("/home/me/train.py", "train.py:4"), ("<doctest x>", ""),
     ],
 )  # fmt: skip
@@ -27,6 +28,28 @@ def test_code_of_any_source_has_its_line(file: str, place: str) -> None:
     names = {"__name__": "__main__"}
     exec(compile(CODE, file, "exec"), names)
     assert names["at"] == place
+
+
+def test_a_cell_has_the_number_that_ipython_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "/tmp/ipykernel_7/12.py"
+    shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={file: 5}))
+    made = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", made)  # type: ignore[arg-type]
+    names = {"__name__": "__main__"}
+    exec(compile(CODE, file, "exec"), names)
+    assert names["at"] == "In[5]:4"
+
+
+def test_ipython_itself_gives_cells_their_numbers() -> None:
+    pytest.importorskip("IPython")
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell as Shell\n"
+        "s = Shell.instance()\n"
+        "s.run_cell('from tessera.core.errors import caller', store_history=True)\n"
+        "s.run_cell('a = 1\\nprint(caller())', store_history=True)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split()[-1] == "In[2]:2", run.stderr
 
 
 def test_what_a_library_makes_from_text_has_none() -> None:

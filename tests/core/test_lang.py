@@ -190,7 +190,7 @@ def test_a_model_on_types_needs_no_values() -> None:
     g = graph.trace(model.loss, ids, ids)
     assert g.outputs[0].type.text == "f32[]"
     assert all(p._data is None for p in model.parameters().values())
-    assert any(n.scope.endswith("/mlp") for n in g.nodes)
+    assert any(n.scope.endswith("blocks.1.mlp") for n in g.nodes)
 
 
 def test_results_are_whole_unless_asked_otherwise() -> None:

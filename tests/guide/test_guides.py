@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,8 @@ def test_guide_3_what_debugging_shows(tutorial: Space) -> None:
     assert "  dim 0     split over tp" in table.splitlines() and tutorial["E"]._data is None
 
     recorded = graph.trace(tutorial["model"], np.zeros((4, 8, 16), np.float32))
-    parts = [n.scope.split("/")[1] for n in recorded.nodes if n.scope.count("/") > 1]
+    paths = [re.split("[/.]", n.scope) for n in recorded.nodes]
+    parts = [path[1] for path in paths if len(path) > 2]
     assert list(dict.fromkeys(parts)) == ["encoder", "decoder"]
 
     x = ts.tensor(np.ones((3, 8), np.float32), mesh=tutorial["mesh"], layout="[3, 8@dp]")

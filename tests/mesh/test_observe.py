@@ -44,7 +44,7 @@ def test_a_bad_weight_is_found_in_its_layer(mesh: dist.Mesh, loop: bool) -> None
     model.blocks.block.mlp.up = ts.tensor(bad, mesh=mesh, layout=old.layout)
     found = debug.nan_origin(model.loss, ids, ids)
     assert found is not None and found.loc.startswith("test_observe.py:")
-    assert found.scope.endswith("block/mlp")
+    assert found.scope.endswith("blocks.layers.mlp" if loop else "blocks.1.mlp")
     assert [i for n, i in found.first.iterations][:1] == ([1] if loop else [])
     assert found.first.holds.infs + found.first.holds.nans > 0
     assert all(f.holds.infs + f.holds.nans == 0 for f in found.operands)
@@ -123,7 +123,7 @@ def test_activations_are_the_same_on_every_mesh(mesh: dist.Mesh, loop: bool) -> 
     many = debug.activations(*made(mesh, PLAN, loop=loop))
     assert one.names == many.names
     assert any("mlp" in name for name in one.names) and "gpt" in one.names
-    assert ("gpt/layers/block/mlp[1]" in one.names) == loop
+    assert ("gpt/blocks.layers.mlp[1]" if loop else "gpt/blocks.1.mlp") in one.names
     np.testing.assert_allclose(one.values.numpy(), many.values.numpy(), rtol=1e-3, atol=1e-5)
 
 
@@ -149,8 +149,8 @@ def test_one_step_on_one_device_and_on_eight() -> None:
     assert other.first.a.op == "input"
     assert other.first.a.attrs["name"].endswith("attention.out")
     scopes = other.scopes()
-    assert scopes["embedding"][1] < scopes["embedding"][0]  # the lookup comes first
-    assert scopes["layers/block/mlp"][1] > scopes["layers/block/mlp"][0] / 2
+    assert scopes["embed"][1] < scopes["embed"][0]  # the lookup comes first
+    assert scopes["blocks.0.mlp"][1] > scopes["blocks.0.mlp"][0] / 2
 
 
 def test_the_same_run_twice_is_the_same_to_the_bit(mesh: dist.Mesh) -> None:

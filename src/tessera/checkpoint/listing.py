@@ -11,7 +11,6 @@ import fnmatch
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ..core.checks import mapping, unfit, whole
 from ..core.declared import Count, Flag, Natural, String
 from ..core.devices import process_index
 from ..core.errors import CheckpointError, UsageError
+from ..core.messages import warn
 from ..core.value_checks import is_whole
 from ..core.wording import nearest
 from .names import DATA, MOST_BYTES, NAME, TAG
@@ -203,7 +203,7 @@ def named(storage: Storage, tag: str | None) -> str:
     found, wrong = manifests(storage)
     if found:
         for why in wrong.values() if process_index() == 0 else ():
-            print(f"{why}: {found[-1].tag} is taken for the latest", file=sys.stderr)
+            warn(f"{why}: {found[-1].tag} is taken for the latest")
         return found[-1].tag
     raise CheckpointError(
         f"checkpoint: {storage.name!r} has no checkpoint",

@@ -29,6 +29,8 @@ from ..core.declared import Flag
 from ..core.devices import process_count, process_index
 from ..core.errors import DTypeError, TesseraError, UsageError
 from ..core.mesh import Mesh
+from ..core.messages import tell as log
+from ..core.messages import warn
 from ..core.version import VERSION
 from ..core.wording import digest
 from ..lang.math import random
@@ -91,7 +93,7 @@ class _Writer:
     def end(self) -> None:
         """Writes pending saves at the end of the program."""
         for _, error in failures(wait=True):
-            _to_stderr(str(error))
+            warn(str(error))
             self.failed = True
 
     def fail(self) -> None:
@@ -162,7 +164,7 @@ def save(
     if all(x is None or isinstance(x, (bool, int, float, str)) for _, x in all_leaves):
         fix = 'give a module or a tree of tensors, such as {"w": w}; numbers alone go into state='
         raise unfit("checkpoint.save", "tensors", tensors, fix)
-    tell = None if quiet else _to_stderr
+    tell = None if quiet else log
     see_metric(keep_of(keep), numbers(metrics))
     start(Save(tag, tensors, optimizer, mesh, root, keep, step, metrics, state, tell))
     if not async_io:
@@ -258,10 +260,6 @@ def failures(wait: bool = False) -> list[tuple[str, TesseraError]]:
 def pending() -> int:
     """The number of unfinished saves."""
     return sum(not done.done() for _, done in _WRITER.waiting)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 # -- leaves of a save -----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from .brief import brief
 from .errors import ShapeError, TesseraError, UsageError
 from .value_checks import is_list, is_whole, numbers, python_numbers, whole_numbers, within
 from .version import DISTRIBUTION
@@ -36,7 +37,8 @@ T = TypeVar("T")
 
 def shown(value: object) -> str:
     """Returns `value` as a short text."""
-    text = " ".join(repr(value).split()) if type(value).__repr__ is not object.__repr__ else ""
+    with brief():
+        text = " ".join(repr(value).split()) if type(value).__repr__ is not object.__repr__ else ""
     return text if 0 < len(text) <= 40 else f"an object of type {type(value).__name__}"
 
 

@@ -11,12 +11,15 @@ Mesh: axis 'q' is not an axis
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from .brief import brief
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Library frames that may stand between a user's line and ours.
@@ -47,7 +50,8 @@ class TesseraError(Exception):
         **operands: object,
     ) -> None:
         given = (*operands.items(), *rows)
-        lines = [(name, text) for name, value in given if (text := str(value))]
+        with brief():
+            lines = [(name, text) for name, value in given if (text := str(value))]
         lines += [("at", where)] if (where := caller() if at is None else at) else []
         lines += [("fix", fix)] if fix else []
         width = max((len(name) for name, _ in lines), default=0)
@@ -187,9 +191,14 @@ def _is_typed(frame: FrameType) -> bool:
 
 
 def _place(file: str, line: int) -> str:
-    """Returns a file's line; for a notebook's cell, whose file is a number, the line alone."""
-    cell = "ipykernel_" in file or file.startswith("<ipython-input")
-    return f"cell:{line}" if cell else f"{file.rpartition('/')[2]}:{line}"
+    """Returns a file's line; for a notebook's cell its number and line, such as `In[3]:2`."""
+    if "ipykernel_" not in file and not file.startswith("<ipython-input"):
+        return f"{file.rpartition('/')[2]}:{line}"
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})  # of IPython's cells
+    named = re.match(r"<ipython-input-(\d+)-", file)
+    number = numbers.get(file, named and named[1])
+    return f"cell:{line}" if number is None else f"In[{number}]:{line}"
 
 
 def lines_up() -> int:

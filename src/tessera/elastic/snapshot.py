@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +25,7 @@ from ..core.devices import process_index
 from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
+from ..core.messages import warn
 from ..lang.math import random
 from ..lang.record.box import Box
 from ..lang.record.offload import where_lies
@@ -39,9 +39,9 @@ from .hosts import Hosts
 
 
 def say(text: str) -> None:
-    """Prints a line to stderr in the first process."""
+    """Logs a warning in the first process."""
     if process_index() == 0:
-        print(f"elastic: {text}", file=sys.stderr, flush=True)
+        warn(f"elastic: {text}")
 
 
 def steps_text(n: int) -> str:

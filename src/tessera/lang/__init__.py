@@ -11,3 +11,4 @@ from .autodiff import numpy_functions as numpy_functions
 from .autodiff import other_libraries as other_libraries
 from .autodiff import tape as tape
 from .math import operators as operators
+from .value import values_text as values_text

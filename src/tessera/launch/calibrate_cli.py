@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json as js
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from ..train.cli import one_line
 def calibrate(
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("machine.yaml"),
     quick: Annotated[bool, typer.Option("--quick", help="Few and small measurements.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")] = False,
 ) -> None:
     """Measures products, memory, launches and collectives here, in less than two minutes."""
     from ..plan.calibrate import SHAPES
@@ -37,6 +39,18 @@ def calibrate(
         raise typer.Exit(2) from None
     chip = found.machine.chip
     assert chip is not None
+    if json:
+        said = {
+            "file": str(out),
+            "flops_per_s": {p.dtype: p.peak_flops_per_s * p.most for p in chip.products},
+            "memory_bytes_per_s": chip.memory_bytes_per_s,
+            "launch_s": chip.program_s,
+            "kernel_s": chip.kernel_s,
+            "links": str(found.machine.topology),
+            "error": found.error,
+        }
+        typer.echo(js.dumps(said))
+        return
     for p in chip.products:
         typer.echo(f"{p.dtype:<7} {p.peak_flops_per_s * p.most / 1e9:,.0f} GFLOP/s in products")
     typer.echo(f"memory  {chip.memory_bytes_per_s / 1e9:.1f} GB/s read and written")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -39,6 +39,7 @@ ckpt = typer.Typer(
 )
 HELD = "The folder or URL that holds them."
 Where = Annotated[str, typer.Option("--root", help=HELD)]
+Json = Annotated[bool, typer.Option("--json", help="Prints JSON.")]
 Tag = Annotated[str, typer.Argument(help="Which one; the latest without it.")]
 
 
@@ -77,6 +78,7 @@ def ls(
     root: Annotated[str, typer.Option("--root", help=HELD, show_default=ROOT)] = "",
     verify: Annotated[bool, typer.Option(help="Read every byte of each.")] = False,
     metric: Annotated[str, typer.Option(help="The metric to show.")] = "",
+    as_json: Json = False,
 ) -> None:
     """Lists the checkpoints, the newest last; the status of --verify is 1 if one is damaged."""
     with _told():
@@ -94,7 +96,7 @@ def ls(
                 fix=f"there are: {metrics_text(manifests_found)}",
             )
     table = Table("tag", "step", "age", "size", "mesh", "metric", "state", box=box.SIMPLE)
-    damaged = bool(wrong)
+    damaged, listed = bool(wrong), list[dict[str, Any]]()
     for m in manifests_found:
         told = [(k, v) for k, v in m.metrics.items() if k == (metric or k)][:1]
         missing = [f for f in m.files() if f"{m.tag}/{f}" not in files]
@@ -104,19 +106,27 @@ def ls(
         if state not in ("complete", "whole") and m.tag not in tags(storage):
             continue  # another process has just removed it
         damaged |= state not in ("complete", "whole")
+        listed.append({
+            "tag": m.tag, "step": m.step, "created_s": m.created_s, "bytes": m.nbytes,
+            "mesh": m.mesh, "metrics": m.metrics, "state": state,
+        })  # fmt: skip
         table.add_row(
             m.tag, "" if m.step is None else str(m.step), age_text(m.created_s),
             size_text(m.nbytes), m.mesh, "".join(f"{k} {v:.4g}" for k, v in told), state,
         )  # fmt: skip
     for tag in wrong:
         table.add_row(tag, "", "", "", "", "", "its manifest cannot be used")
-    Console().print(table if manifests_found or wrong else f"no checkpoints in {storage.name}")
+        listed.append({"tag": tag, "state": "its manifest cannot be used"})
+    if as_json:
+        typer.echo(json.dumps(listed))
+    else:
+        Console().print(table if manifests_found or wrong else f"no checkpoints in {storage.name}")
     if verify and damaged:
         raise typer.Exit(DAMAGED)
 
 
 @ckpt.command()
-def show(tag: Tag = "latest", root: Where = ROOT) -> None:
+def show(tag: Tag = "latest", root: Where = ROOT, as_json: Json = False) -> None:
     """Shows the tensors, metrics and state of one checkpoint."""
     with _told():
         m = _manifest(root, tag)
@@ -126,6 +136,14 @@ def show(tag: Tag = "latest", root: Where = ROOT) -> None:
         "processes": m.processes, "numerics": m.numerics, "bytes": f"{m.nbytes:,}",
         "versions": m.versions, "metrics": m.metrics, "random": m.random, "state": m.state,
     }  # fmt: skip
+    if as_json:
+        tensors = {
+            name: {"type": t.layout, "pieces": len(t.pieces), "bytes": t.nbytes}
+            for name, t in m.tensors.items()
+        }
+        said |= {"saved": m.created_s, "bytes": m.nbytes, "tensors": tensors, "values": m.values}
+        typer.echo(json.dumps(said, default=repr))
+        return
     for name, value in said.items():
         text = value if isinstance(value, str) else json.dumps(value)
         console.print(f"{name:10} {text}", highlight=False, markup=False, soft_wrap=True)
@@ -138,7 +156,7 @@ def show(tag: Tag = "latest", root: Where = ROOT) -> None:
 
 
 @ckpt.command()
-def verify(tag: Tag = "latest", root: Where = ROOT) -> None:
+def verify(tag: Tag = "latest", root: Where = ROOT, as_json: Json = False) -> None:
     """Reads every byte of a checkpoint; the status is 1 if it is damaged, 2 if it does not
     exist."""
     with _told():
@@ -147,7 +165,10 @@ def verify(tag: Tag = "latest", root: Where = ROOT) -> None:
     with _told(DAMAGED if found else WRONG_USAGE, *there):
         m = _manifest(root, tag)
         count = reader(Storage(root), m).check()
-    typer.echo(f"{m.tag}: {count:,} bytes are those that were saved")
+    if as_json:
+        typer.echo(json.dumps({"tag": m.tag, "bytes": count}))
+    else:
+        typer.echo(f"{m.tag}: {count:,} bytes are those that were saved")
 
 
 @ckpt.command()
@@ -155,6 +176,7 @@ def diff(
     first: Annotated[str, typer.Argument(help="One checkpoint.")],
     second: Annotated[str, typer.Argument(help="The other one.")],
     root: Where = ROOT,
+    as_json: Json = False,
 ) -> None:
     """Shows the tensors and values that differ; the exit status is 1 if any do."""
     with _told():
@@ -174,6 +196,9 @@ def diff(
                 if x.tobytes() != y.tobytes():
                     largest_difference = np.abs(x.astype(np.float64) - y.astype(np.float64)).max()
                     rows.append((name, f"largest difference {largest_difference:.3g}"))
+    if as_json:
+        typer.echo(json.dumps({"differ": dict(rows), "all": len(a.tensors) + len(a.values)}))
+        raise typer.Exit(1 if rows else 0)
     for name, why in rows:
         typer.echo(f"{name}: {why}")
     typer.echo(f"{len(rows)} of {len(a.tensors) + len(a.values)} differ")
@@ -186,11 +211,13 @@ def export(
     tag: Tag = "latest",
     root: Where = ROOT,
     only: Annotated[str, typer.Option(help="Names to take, such as blocks.*")] = "*",
+    as_json: Json = False,
 ) -> None:
     """Writes the weights of a checkpoint to a file that other programs read."""
     with _told():
         count = export_to(to, tag, root, only=only)
-    typer.echo(f"{to}: {count} tensors")
+    said = {"file": str(to), "tensors": count}
+    typer.echo(json.dumps(said) if as_json else f"{to}: {count} tensors")
 
 
 @ckpt.command("prune")
@@ -201,12 +228,14 @@ def prune_command(
     best: Annotated[int, typer.Option(min=0, help="So many of the best stay.")] = 0,
     metric: Annotated[str, typer.Option(help="By which metric.")] = "loss",
     largest: Annotated[bool, typer.Option(help="The largest values are the best.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Removes checkpoints that no option keeps."""
     with _told():
         _storage_of(root)
         gone = prune(Keep(last, every or None, best, metric, largest), root)
-    typer.echo(f"removed {', '.join(gone) or 'nothing'}")
+    said = json.dumps({"removed": list(gone)})
+    typer.echo(said if as_json else f"removed {', '.join(gone) or 'nothing'}")
 
 
 def _storage_of(root: str) -> Storage:

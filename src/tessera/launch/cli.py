@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import json as js
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from ..core.errors import TesseraError
 from ..core.version import VERSION
@@ -23,11 +25,31 @@ from . import run as launcher
 from .calibrate_cli import calibrate
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
+from .info_cli import info
 from .mesh_cli import mesh
 from .plan_cli import plan
 from .tune_cli import tune
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+class Commands(TyperGroup):
+    """The commands. One that ends with an error of Tessera prints it in one line, and has the exit
+    status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TesseraError as error:
+            typer.echo(one_line(error), err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of all commands
+)
 app.add_typer(mesh, name="mesh")
 app.add_typer(ckpt, name="ckpt")
 
@@ -52,13 +74,13 @@ def tessera(
 def flight(
     dump: Annotated[Path, typer.Argument(help="A tessera-flight-*.json that a program left.")],
     last: Annotated[int, typer.Option(help="How many records of each rank.", min=1)] = 8,
+    json: Annotated[bool, typer.Option("--json", help="Prints all records as JSON.")] = False,
 ) -> None:
     """Shows the last records of each rank, and the differences between ranks."""
-    try:
-        found = load_dump(dump)
-    except TesseraError as error:
-        typer.echo(one_line(error), err=True)
-        raise typer.Exit(2) from None
+    found = load_dump(dump)
+    if json:
+        typer.echo(js.dumps(js.loads(dump.read_text())))
+        return
     console = Console()
     for part in render_dump(found, last):
         console.print(part)
@@ -66,6 +88,7 @@ def flight(
 
 app.command(context_settings=launcher.CONTEXT)(launcher.run)
 app.command()(doctor)
+app.command()(info)
 app.command()(calibrate)
 app.command()(plan)
 app.command(context_settings=launcher.CONTEXT)(tune)

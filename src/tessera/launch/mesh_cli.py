@@ -7,6 +7,7 @@ name: n300
 
 from __future__ import annotations
 
+import json as js
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,8 +66,15 @@ def _told(error: TesseraError) -> str:
 
 
 @mesh.command()
-def presets() -> None:
+def presets(
+    json: Annotated[bool, typer.Option("--json", help="Prints the list as JSON.")] = False,
+) -> None:
     """Lists the described machines."""
+    if json:
+        typer.echo(
+            js.dumps({name: [str(x) for x in preset(name).topology.levels] for name in PRESETS})
+        )
+        return
     for name in PRESETS:
         levels = preset(name).topology.levels
         typer.echo(f"{name:<12} {' x '.join(map(str, levels))}")

@@ -8,6 +8,7 @@ tune: no script is named (write tessera tune train.py, ...
 
 from __future__ import annotations
 
+import json as js
 import os
 import sys
 from collections.abc import Iterable
@@ -35,12 +36,15 @@ def tune(
     ] = int(LIMIT_S),
     show: Annotated[bool, typer.Option("--list", help="Shows the recorded choices.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Deletes the records.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Shows --list as JSON.")] = False,
     export: Annotated[
         Path | None, typer.Option(help="Writes all records to this file, as JSON lines.")
     ] = None,
 ) -> None:
     """Runs a script, and tunes each of its compiled functions at its first call."""
     try:
+        if json and not show:
+            raise UsageError("tune: --json is for --list", fix="write tune --list --json", at="")
         records = _records(script, show, clear, export)
         if records is not None:
             if export is not None:
@@ -50,7 +54,8 @@ def tune(
             elif clear:
                 typer.echo(f"{records.clear()} choices deleted")
             else:
-                Console().print(_table(records.table()))
+                rows = list(records.table())
+                Console().print(_table(rows)) if not json else typer.echo(js.dumps(rows))
             return
     except (UsageError, OSError) as error:
         typer.echo(one_line(error) if isinstance(error, UsageError) else str(error), err=True)

@@ -10,18 +10,19 @@ from typing import Any
 from ..core.errors import UsageError
 from ..core.public import unfit_call
 from ..core.tracebacks import boundary
-from ..lang.record.recorder import CALLED, current, named_scope
+from ..lang.record.recorder import CALLED, current
+from .module_scopes import module_scope
 
 
 def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
-    """The `__call__` of a module, a subclass of `base`, in a scope of its name."""
+    """The `__call__` of a module, a subclass of `base`, in the scope of its path."""
 
     @boundary
     @functools.wraps(call)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         _record_use(self, base)
         try:
-            with named_scope(self.__dict__.get("scope_name") or type(self).__name__.lower()):
+            with module_scope(self, self.__dict__.get("scope_name") or type(self).__name__.lower()):
                 return call(self, *args, **kwargs)
         except TypeError as error:
             name = type(self).__name__
@@ -34,13 +35,17 @@ def scoped(call: Callable[..., Any], base: type) -> Callable[..., Any]:
 
 
 def recording_use(method: Callable[..., Any], base: type) -> Callable[..., Any]:
-    """Another method of a module, which records that the module was used."""
+    """Another method of a module, which records that the module was used, in the scope of its
+    path."""
 
     @boundary
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         _record_use(self, base)
-        return method(self, *args, **kwargs)
+        if current() is None:
+            return method(self, *args, **kwargs)
+        with module_scope(self):
+            return method(self, *args, **kwargs)
 
     return run
 

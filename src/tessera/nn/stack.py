@@ -23,6 +23,7 @@ from ..lang.record.recorder import choose
 from ..lang.record.tree import Path, flatten, paths, unflatten
 from ..lang.value.tensor import Tensor
 from .module import Module
+from .module_scopes import name_part
 
 
 @checked
@@ -89,13 +90,14 @@ class Stack(Module):
         inside = [[i for i, v in enumerate(x) if isinstance(v, Tensor)] for x, _ in opened]
         changed: dict[Path, Tensor] = {}  # tensors that the last layer set
 
-        def layer(h: Tensor, slices: Any, of: int = 0) -> tuple[Tensor, Any]:
+        def layer(h: Tensor, slices: Any, of: int = 0, name: str = "layers") -> tuple[Tensor, Any]:
             parts, own = slices if own_tensors else (slices, ())
             (leaves, spec), at = opened[of], inside[of]
             now = list(leaves)
             for i, w in zip(at, parts, strict=True):
                 now[i] = w
             block = unflatten(spec, now)
+            name_part(block, name)
             told = {**(unflatten(own_spec, own) or {}), **(shared or {})}
             out = block(h, told, **options) if told else block(h)
             x, more = out if isinstance(out, tuple) else (out, ())
@@ -128,7 +130,7 @@ class Stack(Module):
         found, news = [], []
         own = "layers" in self.__dict__
         for i, parts in enumerate(slices):
-            run = partial(layer, of=i if own else 0)
+            run = partial(layer, of=i if own else 0, name=str(i))
             x, (more, new) = self._once(run, x, parts) if again else run(x, parts)
             found.append(more)
             news.append(new)

@@ -16,22 +16,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from ..core.checks import file_access
 from ..core.context import replaced, settings
 from ..core.contexts import within
-from ..core.declared import Count
+from ..core.declared import Count, Number
 from ..core.files import write_whole
 from ..core.mesh import Mesh
+from ..core.public import checked
 from ..core.wording import columns
+from ..ir.graph.node import scope_prefixes
 from ..ir.graph.text import size_text
 from ..ir.schedule.listener import watching
 from ..ir.schedule.pipelines.simulate import FEWER, LAUNCH_S
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
 from ..lang.value.checks import asked_function
+from ..show.notebook import text_html
 
-SCOPES = 3  # levels of scope that separate compute
+SCOPES = 4  # levels of scope that separate compute
 KINDS = [s.kind for s in (Compute, Collective, Send, Loop, Region)]  # the streams of a device
 
 
@@ -67,7 +70,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the report, per run: a collective, or the compute of a scope."""
+    """A line of the report, per run: a collective, or the compute of a scope. `at` is the user's
+    line of its first node."""
 
     what: str
     where: str
@@ -76,6 +80,43 @@ class Row:
     transfer_s: float
     wait_s: float
     compute_s: float
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """The times of a layer in one run, in seconds, and the bytes that a device receives in it."""
+
+    path: str
+    compute_s: float
+    transfer_s: float
+    wait_s: float
+    received_bytes: int
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.transfer_s + self.wait_s
+
+
+class LayerTable(tuple[LayerTimes, ...]):
+    """The times of all layers, the longest first; `str()` is the table."""
+
+    def __str__(self) -> str:
+        lines: list[Sequence[str]] = [
+            ("layer", "all", "share", "compute", "transfer", "wait", "receives")
+        ]
+        whole = sum(r.total_s for r in self) or 1.0
+        for r in self:
+            times = (_ms(r.compute_s), _ms(r.transfer_s), _ms(r.wait_s))
+            size = size_text(r.received_bytes) if r.received_bytes else ""
+            name = r.path or "outside of modules"
+            lines.append((name, _ms(r.total_s), f"{r.total_s / whole:.0%}", *times, size))
+        return "\n".join(columns(lines, 1))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 @dataclass(repr=False)
@@ -123,6 +164,32 @@ class Profile:
         ]
         return sorted(rows, key=lambda r: (r.compute_s > 0, -r.transfer_s - r.compute_s))
 
+    @checked
+    def by_layer(self, depth: Annotated[int, Number(least=1)] | None = None) -> LayerTable:
+        """The rows summed by layer: the path of attributes of the module in which the code is, with
+        at most `depth` parts (`net/blocks.3` has three). A step of several layers counts for the
+        first.
+
+        Raises UsageError if `depth` is below 1.
+        """
+        layers: dict[str, list[Row]] = {}
+        for r in self.rows:
+            path = r.where.removesuffix(" …")
+            layers.setdefault((["", *scope_prefixes(path)])[: depth and depth + 1][-1], []).append(
+                r
+            )
+        table = [
+            LayerTimes(
+                path,
+                sum(r.compute_s for r in rows),
+                sum(r.transfer_s for r in rows),
+                sum(r.wait_s for r in rows),
+                sum(r.received_bytes for r in rows),
+            )
+            for path, rows in layers.items()
+        ]
+        return LayerTable(sorted(table, key=lambda r: -r.total_s))
+
     @property
     def totals_s(self) -> dict[str, float]:
         """Seconds per run in transfer, wait and compute."""
@@ -136,14 +203,14 @@ class Profile:
     def __str__(self) -> str:
         if not self.timed:
             return "profile: nothing was measured; call a compiled function inside it"
-        head = ("what", "where", "times", "receives", "transfer", "wait", "compute")
+        head = ("what", "where", "times", "receives", "transfer", "wait", "compute", "at")
         lines: list[Sequence[str]] = [head]
         for r in self.rows:
             size = size_text(r.received_bytes) if r.received_bytes else ""
             times = (_ms(r.transfer_s), _ms(r.wait_s), _ms(r.compute_s))
-            lines.append((r.what, r.where, f"{r.count:g}", size, *times))
+            lines.append((r.what, r.where, f"{r.count:g}", size, *times, r.at))
         t = self.totals_s
-        lines.append(("all", "", "", "", *(_ms(t[k]) for k in ("transfer", "wait", "compute"))))
+        lines.append(("all", "", "", "", *(_ms(t[k]) for k in ("transfer", "wait", "compute")), ""))
         text = columns(lines, 2)
         share = t["transfer"] / (sum(t.values()) or 1.0)
         text.append(
@@ -154,6 +221,9 @@ class Profile:
         return "\n".join(text)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
     def events(self) -> list[dict[str, Any]]:
         """The steps as events of the Chrome trace format, one row per device and stream. Rows are
@@ -222,7 +292,7 @@ def _ms(seconds: float) -> str:
 
 
 def _label(step: Step) -> tuple[str, str]:
-    scopes = dict.fromkeys("/".join(n.scope.split("/")[:SCOPES]) for n in step.nodes if n.scope)
+    scopes = dict.fromkeys(scope_prefixes(n.scope)[:SCOPES][-1] for n in step.nodes if n.scope)
     where = next(iter(scopes), "") + (" …" if len(scopes) > 1 else "")
     if not isinstance(step, Collective):
         return step.description if isinstance(step, Compute) else step.kind, where
@@ -250,9 +320,10 @@ def _row(operation: str, where: str, comm: bool, timed: Sequence[Timed], runs: i
     received = sum(_bytes(ts[0]) * len(ts) for ts in each.values()) // runs
     count = len(timed) / runs
     # A compute step lasts until its last device is done, so it includes the wait of the others.
+    at = next((n.loc for t in timed for n in t.step.nodes if n.loc), "")
     if comm:
-        return Row(operation, where, count, received, took, 0.0, 0.0)
-    return Row(operation, where, count, received, 0.0, wait, took - wait)
+        return Row(operation, where, count, received, took, 0.0, 0.0, at)
+    return Row(operation, where, count, received, 0.0, wait, took - wait, at)
 
 
 def profile(

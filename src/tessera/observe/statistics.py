@@ -23,7 +23,7 @@ from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.reshard import completed
 from ..core.wording import columns
-from ..ir.graph.node import Graph, Node, Scope
+from ..ir.graph.node import Graph, Node, Scope, scope_prefixes
 from ..lang.math import functions as F
 from ..lang.math.shape import concat, reshape, stack
 from ..lang.record.operands import as_tensor, of_floats
@@ -172,17 +172,21 @@ def activations(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Statistics
 
 def _last_of_visits(graph: Graph, loop: Node | None) -> list[tuple[Visit, Node]]:
     """(visit of a scope, its last value) for each entry of a scope by the program."""
-    around = f"{loop.scope}/" if loop is not None else ""
+    around = scope_prefixes(loop.scope) if loop is not None else []
     last = {v: n for n in every_float(graph, loop) if n.op != "input" for v in _visits(n)}
     place = {n: i for i, n in enumerate(graph.nodes)}
-    rows = [(v, n) for v, n in last.items() if not around.startswith(f"{v[0]}/")]
-    return sorted(rows, key=lambda row: (place[row[1]], -row[0][0].count("/")))
+    rows = [(v, n) for v, n in last.items() if v[0] not in around]
+    return sorted(rows, key=lambda row: (place[row[1]], -len(row[0][1])))
 
 
 def _visits(n: Node) -> list[Visit]:
-    """For a node in `a/b/c`: a, a/b and a/b/c, each with its visits; none for a node of a
-    gradient."""
+    """For a node in `a/b.0.c`: a, a/b.0 and a/b.0.c, each with its visits: what was entered, and
+    not the list `a/b`; none for a node of a gradient."""
     if not isinstance(n.scope, Scope):
         return []
-    parts = n.scope.split("/")
-    return [("/".join(parts[:i]), n.scope.visits[:i]) for i in range(1, len(parts) + 1)]
+    visits = n.scope.visits
+    return [
+        (path, visits[:i])
+        for i, path in enumerate(scope_prefixes(n.scope), 1)
+        if visits[i - 1 : i] != visits[i : i + 1]
+    ]

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from ..core.machine.chip import Chip
 from ..cost.step_time import Kernel, kernels
-from ..ir.graph.node import Graph
+from ..ir.graph.node import Graph, scope_family
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send
 from .timeline import Event, Timeline, waits
 
@@ -62,7 +62,8 @@ def layers(schedule: Schedule, chip: Chip) -> Iterator[Share]:
                         made[step.graph] = kernels(step.graph, chip.part(devices))
                     for k in made[step.graph]:
                         n = k.times * times * places
-                        yield Share(here, k.scope or k.op, k.scope, k.at, n, n * k.time_s, 0.0,
+                        name = scope_family(k.scope)
+                        yield Share(here, name or k.op, name, k.at, n, n * k.time_s, 0.0,
                                     n * k.moved_bytes, n * k.flops)  # fmt: skip
                 case Loop() | Region():
                     more = step.times if isinstance(step, Loop) else 1

@@ -136,6 +136,11 @@ class Report:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        from ..show.notebook import text_html
+
+        return text_html(self.text)
+
     def data(self) -> dict[str, Any]:
         """The report as dicts, lists and numbers; times in seconds, without the events."""
         line = self.timeline

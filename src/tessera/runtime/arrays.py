@@ -165,7 +165,7 @@ def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
             continue
         first = [a for a, _ in at]
         x = blocks_by_index[at] = np.zeros([b - a for a, b in at], t.dtype.numpy)
-        for begin, part in [(first, x)] if axis_sizes else _folds_of(t, first, x):
+        for begin, part in [(first, x)] if axis_sizes else folds_of(t, first, x):
             parts.append((tuple(slice(a, a + n) for a, n in zip(begin, part.shape)), part))
     fill(parts)
     # JAX calls the callback in a process without devices of `where`, too.
@@ -190,11 +190,11 @@ def blocks(
     found: list[tuple[tuple[int, ...], np.ndarray[Any, Any]]] = []
     for s in data.addressable_shards:
         if s.replica_id == writer % max(1, len(where.device_set) // max(1, parts)):
-            found += _folds_of(t, [i.start or 0 for i in s.index], _copied(s.data))
+            found += folds_of(t, [i.start or 0 for i in s.index], _copied(s.data))
     return found
 
 
-def _folds_of(
+def folds_of(
     t: TensorType, first: Sequence[int], x: np.ndarray[Any, Any]
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
     """Yields the blocks inside `x`, a device's part of the array that begins at index `first`: one
@@ -249,7 +249,7 @@ def local_row_indices(t: TensorType) -> np.ndarray[Any, Any]:
     for index in sharding(t).addressable_devices_indices_map(shape).values():
         bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
         block = np.broadcast_to(np.False_, [b - a for a, b in bounds])
-        for begin, part in _folds_of(t, [a for a, _ in bounds], block):
+        for begin, part in folds_of(t, [a for a, _ in bounds], block):
             held[begin[0] : begin[0] + part.shape[0]] = True
     return np.flatnonzero(held)
 

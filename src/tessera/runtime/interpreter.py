@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import named_scope
 
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -49,13 +50,15 @@ class Interpreter:
         env: dict[Node, Any] = dict(zip(graph.inputs, values, strict=True))
         nodes = [n for n in graph.nodes if n.op != "input"]
         if bucket:
-            found = self._collectives(nodes, [env[n.args[0]] for n in nodes])
+            with named_scope(nodes[0].scope):
+                found = self._collectives(nodes, [env[n.args[0]] for n in nodes])
             env.update(zip(nodes, found, strict=True))
         for n in () if bucket else nodes:
             if n.op == "item":
                 env[n] = env[n.args[0]][n.attrs["index"]]
             else:
-                env[n] = self._node(n, [env[a] for a in n.args], bodies or self.run)
+                with named_scope(n.scope):
+                    env[n] = self._node(n, [env[a] for a in n.args], bodies or self.run)
         return [env[o] for o in graph.outputs]
 
     def _node(self, n: Node, values: Sequence[Blocks], bodies: Bodies) -> Any:

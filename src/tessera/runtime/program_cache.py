@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from ..core.locks import LAUNCH
 from ..core.mesh import Mesh
+from ..core.messages import progress
 from .cpu import malloc
 from .cpu.throttle import LARGE, queue_of
 from .jax_private import gone
@@ -76,7 +77,8 @@ class Program:
     def compile(self, arrays: Sequence[Any]) -> Any:
         """Compiles the program for `arrays`; returns the jitted function. Sets `large`."""
         run = self._run = self._run or self._make()
-        compiled = run.lower(*arrays).compile()
+        with progress(f"compiling {getattr(run, '__name__', 'a program')}"):
+            compiled = run.lower(*arrays).compile()
         if self._queue is None or self._is_stage:
             return run
         found, outs = compiled.memory_analysis(), compiled.output_shardings

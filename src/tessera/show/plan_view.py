@@ -32,7 +32,7 @@ from ..core.mesh import Mesh
 from ..core.public import checked
 from ..cost.flops import device_flops
 from ..cost.memory import MemoryPlan, memory_plan, stage_plans
-from ..ir.graph.node import Graph, Node, need_graph
+from ..ir.graph.node import Graph, Node, need_graph, scope_family
 from ..ir.graph.text import size_text
 from ..ir.schedule.schedule import Schedule, Send
 from ..lang.jit.trace import trace
@@ -94,9 +94,9 @@ def _share(part: Mesh | None, whole: Mesh | None) -> float:
 
 
 def _reason(node: Node) -> str:
-    """The place in the model and the reason: `layers/block, for add`."""
-    why = node.note or "as written"
-    return why if not node.scope or node.scope in why else f"{node.scope}, {why}"
+    """The place in the model, the same for all layers, and the reason: `blocks.*.mlp, for add`."""
+    why, scope = node.note or "as written", scope_family(node.scope)
+    return why if not scope or node.scope in why else f"{scope}, {why}"
 
 
 def local_bytes(tree: Any) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 
 from ..core.checks import file_access, path_of, unfit
 from ..core.errors import UsageError
+from ..core.messages import tell as log
 from ..core.public import checked
 from ..observe.metrics_file import Row, Value, column, read_metrics
 from .rows import plain
@@ -48,7 +48,7 @@ class MetricsWriter:
         self, path: str | Path, *, append: bool = False, tell: Callable[[str], None] | None = None
     ) -> None:
         self.path = path_of("metrics", "the path", path)
-        self.tell: Callable[[str], None] | None = tell or _to_stderr
+        self.tell: Callable[[str], None] | None = tell or log
         with file_access("metrics", self.path, "written", "name a file in a folder of your own"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that it is known how much of a row was written.
@@ -146,10 +146,6 @@ def _step(row: bytes) -> float:
         return float(json.loads(row)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _finite(value: Value) -> Value:

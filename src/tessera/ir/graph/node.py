@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,21 +29,41 @@ _VISITS = itertools.count()
 
 
 class Scope(str):
-    """The path of the modules in which a node is recorded, outermost first.
+    """The path of the modules in which a node is recorded, outermost first: `gpt/blocks.3.up` is
+    inside of the module `blocks[3].up` of a GPT. Attributes are joined by dots, all else by `/`.
 
-    `visits` has a number for each module of the path; each entry of a module gets a new one. Nodes
-    of a gradient have the path alone.
+    `visits` has a number for each part of the path; each entry of a module gets a new one, for all
+    parts that it adds. Nodes of a gradient have the path alone.
     """
 
     visits: tuple[int, ...] = ()
 
 
-def entered(scope: str, name: str) -> Scope:
+def entered(scope: str, name: str, separator: str = "/") -> Scope:
     """The scope `name` inside of `scope`."""
-    made = Scope(f"{scope}/{name}" if scope else name)
+    made = Scope(f"{scope}{separator}{name}" if scope else name)
     visits = scope.visits if isinstance(scope, Scope) else ()
-    made.visits = (*visits, *[next(_VISITS)] * (1 + name.count("/")))
+    made.visits = (*visits, *[next(_VISITS)] * len(scope_prefixes(name)))
     return made
+
+
+def scope_prefixes(scope: str) -> list[str]:
+    """The scopes around `scope`, outermost first, and itself.
+
+    >>> scope_prefixes("gpt/blocks.3.up")
+    ['gpt', 'gpt/blocks', 'gpt/blocks.3', 'gpt/blocks.3.up']
+    """
+    ends = [m.start() for m in re.finditer("[/.]", scope)]
+    return [scope[:end] for end in ends] + [scope] if scope else []
+
+
+def scope_family(scope: str) -> str:
+    """`scope` with a star for each number: the same for all layers of a list.
+
+    >>> scope_family("gpt/blocks.3.up")
+    'gpt/blocks.*.up'
+    """
+    return re.sub(r"(?<![^/.])\d+(?![^/.])", "*", scope)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...core.options import ScheduleOptions
-from ..graph.node import Graph, Node, input_node
+from ..graph.node import Graph, Node, input_node, scope_prefixes
 from ..graph.remat import is_free
 from .order import ordered
 from .schedule import Collective, Compute, Loop, Region, Schedule, Step
@@ -167,7 +167,7 @@ def _kind(n: Node, o: ScheduleOptions) -> object:
         kind = dict(t.partial).get(n.attrs["axes"][0])
         again = n.attrs.get("again")
         return (n.op, n.attrs["axes"], t.dtype, kind, n.attrs.get("order"), again)
-    return () if o.scope_depth is None else tuple(n.scope.split("/")[: o.scope_depth])
+    return () if o.scope_depth is None else tuple(scope_prefixes(n.scope)[: o.scope_depth])
 
 
 def _fits(bucket: Sequence[Node], n: Node, o: ScheduleOptions) -> bool:

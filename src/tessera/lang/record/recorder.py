@@ -469,8 +469,15 @@ def named_scope(name: String) -> Iterator[None]:
     if recorder is None:
         yield
         return
+    with in_scope(recorder, entered(recorder.builder.scope, name)):
+        yield
+
+
+@contextmanager
+def in_scope(recorder: Recorder, scope: str) -> Iterator[None]:
+    """A context whose recorded nodes are in `scope`."""
     before = recorder.builder.scope
-    recorder.builder.scope = entered(before, name)
+    recorder.builder.scope = scope
     try:
         yield
     finally:

@@ -226,11 +226,6 @@ class Tensor:
         """Returns a copy of the data, which stays valid when the data are donated."""
         return engine().alive(self.stored, self.type).copy()
 
-    def __repr__(self) -> str:
-        where = f" on {self.mesh.text()}" if self.mesh is not None else ""
-        label = f" {self.name!r}" if self.name else ""
-        return f"<Tensor{label} {self.type}{where}>"
-
     def __len__(self) -> int:
         if not self.shape:
             raise ShapeError(

@@ -40,7 +40,7 @@ def doctor(
 
     The exit status is 1 if something must be fixed.
     """
-    with _engine_output_to_stderr():
+    with engine_output_to_stderr():
         report, leads = examined()
     if not leads:
         return  # rank 0 prints the report of all ranks
@@ -49,7 +49,7 @@ def doctor(
 
 
 @contextlib.contextmanager
-def _engine_output_to_stderr() -> Iterator[None]:
+def engine_output_to_stderr() -> Iterator[None]:
     """Redirects file 1 to file 2, as the engine prints to stdout, which is for the report alone."""
     sys.stdout.flush()
     kept = os.dup(1)

@@ -8,6 +8,7 @@ of labels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -291,7 +292,7 @@ class Microbatch:
         pipe, nodes = self.state.pipe, self.recorder.builder.nodes
         if pipe.body is not None:  # the body calls the parts: their scopes identify the nodes
             scopes = [getattr(p, "name", "") for p in pipe.parts]
-            return [[n for n in graph.nodes if s in n.scope.split("/")] for s in scopes]
+            return [[n for n in graph.nodes if s in re.split("[/.]", n.scope)] for s in scopes]
         return [[at[n] for n in nodes[a:b] if n in at] for a, b in self.state.spans]
 
     def shares(self, parts: Sequence[Sequence[Node]]) -> list[list[Node]]:

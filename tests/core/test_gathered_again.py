@@ -50,7 +50,7 @@ def gathered(g: Graph) -> Counter[bool]:
     """Counts the gathers of the layers' matrices by whether they are repeated."""
     found: Counter[bool] = Counter()
     for n, times in g.collectives():
-        if n.op == "all_gather" and n.type.rank > 1 and n.scope.startswith("layers"):
+        if n.op == "all_gather" and n.type.rank > 1 and n.scope.startswith("blocks"):
             found["again" in n.attrs] += times
     return found
 

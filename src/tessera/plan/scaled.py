@@ -14,10 +14,11 @@ the parts of a step that have rows for each microbatch, and the rest, such as th
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, assert_never
 
 import numpy as np
@@ -32,7 +33,7 @@ from ..cost.liveness import Liveness
 from ..cost.program import of_schedule
 from ..cost.schedule_collectives import priced_as, whole_bytes
 from ..cost.step_time import Kernel, kernels
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Graph, Node, scope_family
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send
 from ..ops.redistribute import all_gather, reduce_scatter
 from .simulate import groups_of
@@ -170,15 +171,15 @@ class Scaled:
 
     @cached_property
     def _layers(self) -> tuple[str, int, float]:
-        """The first name in the scopes of the layers, which is that with most FLOPs; the number of
-        layers, by which the counts of their products divide; and their part of all FLOPs."""
+        """The list of layers in scopes, which is that with most FLOPs; the number of its layers, by
+        which the counts of their products divide; and their part of all FLOPs."""
         counts, flops = Counter[tuple[str, float]](), Counter[str]()
         for k, times in self._every(self.schedule, 1):
             if k.work.dense:
-                flops[k.scope.split("/")[0]] += k.work.dense * times
-                counts[k.scope, k.work.dense] += times
+                flops[_list_of(k.scope)] += k.work.dense * times
+                counts[scope_family(k.scope), k.work.dense] += times
         name = max((n for n in flops if n), key=flops.__getitem__, default="")
-        depth = math.gcd(*(n for (at, _), n in counts.items() if at.split("/")[0] == name))
+        depth = math.gcd(*(n for (at, _), n in counts.items() if _list_of(at) == name))
         return name, max(1, depth), flops[name] / flops.total() if flops else 1.0
 
     def _every(self, s: Schedule, times: int) -> Iterator[tuple[Kernel, int]]:
@@ -210,7 +211,7 @@ class Scaled:
         name, _, _ = self._layers
         read = Counter[tuple[int, tuple[str, ...]]]()
         for k, times in self._every(self.schedule, 1):
-            if k.scope.split("/")[0] == name and k.work.dense:
+            if _list_of(k.scope) == name and k.work.dense:
                 read[k.work.moved[0]] += times
         size, axes = max(read, key=read.__getitem__, default=(0, ()))
         return size * self.factor(axes, BATCH in axes)
@@ -264,7 +265,7 @@ class Scaled:
 
     def _place(self, scope: str, each: bool) -> int:
         """The row of `Parts.sums_s` of work in `scope`, done for each microbatch if `each`."""
-        return 2 if not each else int(scope.split("/")[0] != self._layers[0])
+        return 2 if not each else int(_list_of(scope) != self._layers[0])
 
     def _kernels_of(self, graph: Graph) -> list[Kernel]:
         if graph not in self._kernels:
@@ -316,6 +317,14 @@ class Scaled:
                 times[i] = found.time_s
                 used[list(found.levels), i] = True
         return times, used
+
+
+@cache
+def _list_of(scope: str) -> str:
+    """The path of the list of layers that `scope` is in: "gpt/blocks" for "gpt/blocks.3.mlp", and
+    for the "gpt/blocks.layers.mlp" of a loop."""
+    found = re.split(r"[/.](?:\d+|\*)(?![^/.])", scope, maxsplit=1)
+    return found[0] if found[1:] else scope.partition(".")[0]
 
 
 def _each(step: Collective) -> bool:

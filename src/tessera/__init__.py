@@ -175,4 +175,5 @@ _LATE = (
     "interop.jax_models:from_jax_model", "interop.torch_module:from_torch",
     "lang.foreign.jax_program:from_jax_function", "lang.jit.tuner:tune",
 )  # fmt: skip
-__getattr__ = public("ts", globals(), late=_LATE)
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("ts", globals(), late=_LATE)

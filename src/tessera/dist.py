@@ -50,4 +50,5 @@ _LATE = (
     "elastic:elastic", "elastic:resize", "observe.inspect:inspect", "observe.profile:profile",
     "observe.validate:validate_determinism",
 )  # fmt: skip
-__getattr__ = public("dist", globals(), late=_LATE)
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("dist", globals(), late=_LATE)

@@ -1,6 +1,8 @@
 """Processes and collectives, under the name that training scripts use:
 `ts.distributed.all_gather(...)`."""
 
+from typing import TYPE_CHECKING
+
 from .core.devices import process_count, process_index
 from .core.public import public
 from .core.transports import Transports
@@ -42,4 +44,5 @@ __all__ = [
     "initialize", "permute", "process_count", "process_index", "recv", "recv_from",
     "reduce_scatter", "scatter", "send", "shift", "transports",
 ]  # fmt: skip
-__getattr__ = public("distributed", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("distributed", globals())

@@ -1,5 +1,7 @@
 """Recorded functions as values: `from tessera import graph`."""
 
+from typing import TYPE_CHECKING
+
 from .core.public import public
 from .ir.graph.node import Graph
 from .ir.graph.oracle import evaluate
@@ -16,4 +18,5 @@ __all__ = [
     "Graph", "backward", "capture", "comm_trace", "evaluate", "parameters", "parse", "pipeline",
     "simplify", "stage", "trace", "training_step", "verify",
 ]  # fmt: skip
-__getattr__ = public("graph", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("graph", globals())

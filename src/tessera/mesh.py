@@ -3,6 +3,8 @@ machines."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .core.machine.meshes import from_descriptor, preset, presets
 from .core.mesh import Mesh, auto
 from .core.public import public
@@ -20,4 +22,5 @@ def show(mesh: Mesh) -> None:
 
 
 __all__ = ["Mesh", "auto", "current", "from_descriptor", "preset", "presets", "show"]
-__getattr__ = public("ts.mesh", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("ts.mesh", globals())

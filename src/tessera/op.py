@@ -1,5 +1,7 @@
 """Ops as functions: `from tessera import op`; `ts.op(index=...)` makes an op of a JAX function."""
 
+from typing import TYPE_CHECKING
+
 from .core.callable_module import make_callable
 from .core.public import public
 from .lang.autodiff.grad import autodiff, grad
@@ -55,5 +57,6 @@ __all__ = [
     "reduce_scatter", "reshape", "rms_norm", "rotary", "scatter", "scatter_add", "shift", "silu",
     "softmax", "split", "sum", "swiglu", "take", "topk", "transformer_block", "where",
 ]  # fmt: skip
-__getattr__ = public("op", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("op", globals())
 make_callable(__name__, from_jax)  # `ts.op(...)` is `ts.op.from_jax(...)`

@@ -1,5 +1,7 @@
 """Pipelines: `from tessera import pipeline`."""
 
+from typing import TYPE_CHECKING
+
 from .core.public import public
 from .ir.schedule.pipelines.check import verify_table
 from .ir.schedule.pipelines.orders import SCHEDULES, pipeline_table
@@ -26,4 +28,5 @@ def show(what: Pipe | Table | Timeline) -> None:
     show_table(what.table if isinstance(what, Pipe) else what)
 
 
-__getattr__ = public("pipeline", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("pipeline", globals())

@@ -11,6 +11,8 @@
 overlap=True bucket_bytes=1048576
 """
 
+from typing import TYPE_CHECKING
+
 from .core.callable_module import make_callable
 from .core.options import ScheduleOptions
 from .core.public import public
@@ -34,5 +36,6 @@ __all__ = [
     "pipeline_microbatches", "prefetch", "reset", "verify",
 ]  # fmt: skip
 
-__getattr__ = public("schedule", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("schedule", globals())
 make_callable(__name__, compiled_under)  # the guides write `@schedule(...)`

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import namedtuple
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -239,6 +239,21 @@ def test_annotations_bind_and_products_follow() -> None:
     assert held((ts.Tensor["D*D"], (12,))).wrong == [
         ("a", "dim 0 ('D*D') is 12, which no size makes")
     ]
+
+
+def test_annotated_says_what_brackets_say() -> None:
+    @ts.function
+    def rows(
+        x: Annotated[ts.Tensor, "B", "D", f32],
+        bias: Annotated[ts.Tensor, "D"] | None = None,
+        more: dict[str, Annotated[ts.Tensor, "D"]] = {},  # noqa: B006
+    ) -> Annotated[ts.Tensor, "B"]:
+        return x.sum(1)
+
+    assert rows(ts.ones((2, 3)), None, {"a": ts.ones((3,))}).shape == (2,)
+    with pytest.raises(ts.ShapeError, match=r"annotated Tensor\['D'\] \| None") as said:
+        rows(ts.ones((2, 3)), ts.ones((4,)), {"a": ts.ones((5,))})
+    assert "more.a: dim 0 ('D') is 5, not 3" in str(said.value).replace(" :", ":")
 
 
 NAMES = st.sampled_from(["A", "B", "C"])

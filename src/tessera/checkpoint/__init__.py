@@ -1,5 +1,7 @@
 """Checkpoints, and import and export of HuggingFace models."""
 
+from typing import TYPE_CHECKING
+
 from ..core.public import public
 from ..interop import load_hf, save_hf
 from .export import export
@@ -11,4 +13,5 @@ __all__ = [
     "Checkpoint", "Keep", "export", "latest", "load", "load_hf", "prune", "save", "save_hf",
     "verify", "wait",
 ]  # fmt: skip
-__getattr__ = public("checkpoint", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("checkpoint", globals())

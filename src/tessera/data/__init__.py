@@ -1,5 +1,7 @@
 """Data loading: loaders, token sources, corpora, tokenizers, and a bigram baseline."""
 
+from typing import TYPE_CHECKING
+
 from ..core.public import public
 from .create import create_dataloader, create_distributed_dataloader
 from .loader import DataLoader, LoaderWarning
@@ -12,4 +14,5 @@ __all__ = [
     "create_dataloader",
     "create_distributed_dataloader",
 ]
-__getattr__ = public("data", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("data", globals())

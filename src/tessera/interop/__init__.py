@@ -20,4 +20,5 @@ _LATE = (
     "aten:rule", "hf:load_hf", "hf:save_hf", "jax_models:from_jax_model", "jax_models:jax_rule",
     "torch_module:from_torch", "torch_module:to_torch",
 )  # fmt: skip
-__getattr__ = public("ts.interop", globals(), late=_LATE)
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("ts.interop", globals(), late=_LATE)

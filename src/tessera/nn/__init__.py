@@ -1,6 +1,8 @@
 """Layers and functions of neural networks, composed of ops; sharding and gradients follow from the
 ops."""
 
+from typing import TYPE_CHECKING
+
 from ..core.public import public
 from ..lang.record.parameter import Parameter
 from .activations import (
@@ -173,4 +175,5 @@ __all__ = [
     "zigzag",
 ]  # fmt: skip
 _LATE = ("tessera.interop.hf:load_hf",)
-__getattr__ = public("nn", globals(), late=_LATE)
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("nn", globals(), late=_LATE)

@@ -7,6 +7,8 @@
 ['m.w', 'step', 'v.w']
 """
 
+from typing import TYPE_CHECKING
+
 from ..core.public import public
 from .base import Optimizer
 from .clipping import clip_by_global_norm, global_norm
@@ -31,4 +33,5 @@ __all__ = [
     "inverse_sqrt", "join_schedules", "linear", "piecewise_constant", "warmup_cosine",
     "warmup_linear",
 ]  # fmt: skip
-__getattr__ = public("optim", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("optim", globals())

@@ -4,6 +4,8 @@
 need not be there: times are simulated on a described one.
 """
 
+from typing import TYPE_CHECKING
+
 from ..core.public import public
 from .candidates import Found
 from .machines import machine_of
@@ -12,4 +14,5 @@ from .search import best
 from .timeline import Timeline
 
 __all__ = ["Found", "Report", "Timeline", "best", "machine_of", "report"]
-__getattr__ = public("plan", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("plan", globals())

@@ -15,6 +15,7 @@ program cannot stop halfway.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...core.declared import Flag
 from ...core.dtypes import f32
@@ -182,4 +183,5 @@ __all__ = [
     "cholesky", "det", "diagonal", "eigh", "inv", "matrix_norm", "norm", "qr", "slogdet", "solve",
     "solve_triangular", "svd", "trace", "vector_norm",
 ]  # fmt: skip
-__getattr__ = public("ts.linalg", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("ts.linalg", globals())

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -325,4 +325,5 @@ def multinomial(probs: Like, count: Count, replacement: Flag = False) -> Tensor:
     return functions.where(bad | (best == -math.inf), beyond(int32), ids)
 
 
-__getattr__ = public("ts.random", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("ts.random", globals())

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import GenericAlias
-from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin
+from types import GenericAlias, NoneType, UnionType
+from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from ...core.declared import Called
 from ...core.errors import ShapeError
 from ...core.tracebacks import boundary
 from ..record.operands import type_like
-from ..value.annotations import Sizes, TensorSpec
+from ..value.annotations import Sizes, TensorSpec, spec_of
 from ..value.checks import bound as bound_call
 from ..value.checks import signature_of
+from ..value.tensor import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,9 +27,10 @@ def function(fn: Annotated[Callable[P, R], Called()]) -> Callable[P, R]:
     A name is bound to the size of its dim where it first occurs, and holds for all arguments and
     the result of that call. A dim may be a product, such as "3*D"; it is divided by the sizes that
     are known. Annotations may be in tuples, lists and dicts; an annotation of `*xs` or `**xs` is
-    for each of them. Raises ShapeError, which lists all mismatches, if a shape, a dtype or a name
-    does not fit, or if None is given and the annotation has no `| None` and the default is not
-    None.
+    for each of them. `Annotated[ts.Tensor, "B", "S", ts.int32]` says the same to type checkers
+    that take a string in brackets for a type. Raises ShapeError, which lists all mismatches, if a
+    shape, a dtype or a name does not fit, or if None is given and the annotation has no `| None`
+    and the default is not None.
 
     >>> import tessera as ts
     >>> @ts.function
@@ -121,9 +123,23 @@ def _specs(fn: Callable[..., Any]) -> dict[str, Any]:
                 hint = eval(hint, names)
             except Exception:
                 continue
+        hint = _plain(hint)
         if _says(hint):
             found[name] = hint
     return found
+
+
+def _plain(hint: Any) -> Any:
+    """Returns `hint` with a spec for each `Annotated[Tensor, ...]`."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated and parts[0] is Tensor:
+        return spec_of(parts[1:])
+    if kind in (UnionType, Union) and len(parts) == 2 and parts[1] is NoneType:
+        inner = _plain(parts[0])
+        return inner | None if isinstance(inner, TensorSpec) else hint
+    if kind in (tuple, list, dict) and parts:
+        return GenericAlias(kind, tuple(map(_plain, parts)))
+    return hint
 
 
 def _mismatch(fn: Callable[..., Any], sizes: Sizes, specs: dict[str, Any]) -> ShapeError:

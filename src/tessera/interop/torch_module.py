@@ -282,6 +282,7 @@ class TorchModule(Part):
 
     def __init__(self, exports: Exports) -> None:
         self._exports = Same(exports)  # in the key of a recording by its identity
+        self.scope_name = exports.name.lower()
         _fill(self, exports.module)
         Module.train(self, exports.training)
 

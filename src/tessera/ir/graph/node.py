@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,6 +44,15 @@ def entered(scope: str, name: str) -> Scope:
     visits = scope.visits if isinstance(scope, Scope) else ()
     made.visits = (*visits, *[next(_VISITS)] * (1 + name.count("/")))
     return made
+
+
+def is_in(scope: str, path: str) -> bool:
+    """Returns whether `scope` is that of a module whose path ends in `path`, or is inside of it.
+
+    >>> is_in("llama/model.layers.1.mlp", "layers.1"), is_in("llama/model.layers.12", "layers.1")
+    (True, False)
+    """
+    return re.search(rf"(^|[/.]){re.escape(path)}($|[/.])", scope) is not None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -72,6 +72,8 @@ class Exports:
         self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
     ) -> None:
         self.name = type(module).__name__
+        config = getattr(module, "config", None)  # of a model of transformers
+        self.config = config.to_json_string() if hasattr(config, "to_json_string") else ""
         self.module, self.training = module, bool(module.training)
         self.signature = inspect.signature(module.forward)
         self.example: tuple[list[Any], dict[str, Any]] | None = self.named(args, kwargs)
@@ -250,7 +252,7 @@ class Part(Module):
         """A dict of all parameters and persistent buffers by PyTorch's names; a tied one comes
         under each of its names. The values do not change in later steps."""
         values: dict[int, Tensor] = {}
-        return {n: values.setdefault(id(t), t.now()) for n, t in self._saved(False)}
+        return {n: values.setdefault(id(t), t.now()) for n, t in self.saved(False)}
 
     def load_state_dict(self, values: Mapping[str, Any], strict: Flag = True) -> Unmatched:
         """Writes all values of a `state_dict()`, of this model or of PyTorch's.
@@ -261,9 +263,9 @@ class Part(Module):
             name: from_torch_tensor(v) if isinstance(v, torch.Tensor) else v
             for name, v in values.items()
         }
-        return self._load("load_state_dict", new, {n for n, _ in self._saved(True)}, strict)
+        return self._load("load_state_dict", new, {n for n, _ in self.saved(True)}, strict)
 
-    def _saved(self, once: bool) -> list[tuple[str, Tensor]]:
+    def saved(self, once: bool = True) -> list[tuple[str, Tensor]]:
         """The names and tensors of `state_dict()`; with `once` each tensor by its first name."""
         unsaved = {
             f"{path}.{name}" if path else name
@@ -290,7 +292,7 @@ class TorchModule(Part):
         """Returns what PyTorch's `forward` returns for these arguments, in the same structure;
         dataclasses come as dicts with attributes. In training it updates the buffers that `forward`
         updates, such as running statistics."""
-        exports = self._programs()
+        exports = self.exports
         program = exports.programs[self.training]
         given = iter(exports.leaves(program, args, kwargs))
         inputs = []
@@ -305,14 +307,16 @@ class TorchModule(Part):
             setattr(_at(self, path), last, value)
         return _built(program.out_spec, iter(results[len(program.writes) :]))
 
-    def _programs(self) -> Exports:
+    @property
+    def exports(self) -> Exports:
+        """The programs of the module."""
         exports = self._exports.x
         assert isinstance(exports, Exports)
         return exports
 
     def train(self, mode: Flag = True) -> Self:
         """Sets the mode of the whole model; the first time the PyTorch module is exported in it."""
-        self._programs().need(mode)
+        self.exports.need(mode)
         return super().train(mode)
 
 

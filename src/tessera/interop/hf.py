@@ -143,8 +143,10 @@ def save_hf(
     a placement, or if an imported model is none of transformers.
     """
     path = path_of("save_hf", folder)
-    written = of_torch(model, architecture) if isinstance(model, TorchModule) else None
-    tensors, options = written or _of_gpt(model, architecture)
+    if isinstance(model, TorchModule):
+        tensors, options = of_torch(model, architecture)
+    else:
+        tensors, options = _of_gpt(model, architecture)
     write_model(f"save_hf {str(path)!r}", path, tensors, options, shard_bytes)
 
 

@@ -72,8 +72,8 @@ class Exports:
         self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
     ) -> None:
         self.name = type(module).__name__
-        config = getattr(module, "config", None)  # of a model of transformers
-        self.config = config.to_json_string() if hasattr(config, "to_json_string") else ""
+        to_json = getattr(getattr(module, "config", None), "to_json_string", str)
+        self.config: str = to_json()  # of a model of transformers; "" for others
         self.module, self.training = module, bool(module.training)
         self.signature = inspect.signature(module.forward)
         self.example: tuple[list[Any], dict[str, Any]] | None = self.named(args, kwargs)

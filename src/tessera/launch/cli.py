@@ -25,6 +25,7 @@ from .ckpt_cli import ckpt
 from .doctor.command import doctor
 from .mesh_cli import mesh
 from .plan_cli import plan
+from .train_cli import train
 from .tune_cli import tune
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -68,6 +69,7 @@ app.command(context_settings=launcher.CONTEXT)(launcher.run)
 app.command()(doctor)
 app.command()(calibrate)
 app.command()(plan)
+app.command()(train)
 app.command(context_settings=launcher.CONTEXT)(tune)
 
 

@@ -298,13 +298,13 @@ class TorchModule(Part):
         inputs = []
         for source in program.sources:
             if source.kind == "state":
-                inputs.append(_at(self, source.name))
+                inputs.append(part_at(self, source.name))
             else:
                 inputs.append(source.value if source.kind == "constant" else next(given))
         results = play(program.program, inputs, ATEN, exports.name)
         for name, value in zip(program.writes, results, strict=False):
             path, _, last = name.rpartition(".")
-            setattr(_at(self, path), last, value)
+            setattr(part_at(self, path), last, value)
         return _built(program.out_spec, iter(results[len(program.writes) :]))
 
     @property
@@ -320,7 +320,8 @@ class TorchModule(Part):
         return super().train(mode)
 
 
-def _at(module: Any, name: str) -> Any:
+def part_at(module: Any, name: str) -> Any:
+    """The attribute of `module` at the path `name`; itself for ""."""
     for part in name.split(".") if name else ():
         module = getattr(module, part)
     return module

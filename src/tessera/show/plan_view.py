@@ -254,8 +254,7 @@ def _traffic_table(program: Graph | Schedule) -> RenderableType:
         ("receives", "right"),
         ("reason", "left"),
     )
-    for column in table.columns[:-1]:  # a long reason is the only one that gets narrower
-        column.no_wrap = True
+    table.columns[-1].no_wrap = False  # paths of modules are long
     for r in rows[:MOST_ROWS]:
         table.add_row(r.kind, ", ".join(r.axes), str(r.times), size_text(r.wire_bytes), r.reason)
     if rest := rows[MOST_ROWS:]:

@@ -23,9 +23,9 @@ from ..interop.hf import load_hf
 from ..interop.hf_files import CONFIG, INDEX, WEIGHTS, described
 from ..interop.hf_models import ARCHITECTURES
 from ..interop.torch_export import torch_library
-from ..interop.torch_module import TorchModule, from_torch
+from ..interop.torch_module import TorchModule, from_torch, part_at
 from ..lang.math import random
-from ..lang.math.create import dist_tensor
+from ..lang.math.create import first_values
 from ..lang.parallel.strategy import Strategy, place
 from ..lang.value.tensor import Tensor
 from ..nn.losses import cross_entropy
@@ -94,15 +94,16 @@ class Imported:
     has_choices = False
 
     def __init__(self, source: Described, rows: int, seq: int, seed: int) -> None:
-        torch = torch_library()
         peer = _of_transformers(source, seed).float().train()
         self.name = f"{source.raw['model_type']} as {type(peer).__name__} of transformers"
         self.seed = seed
-        example = {"input_ids": torch.zeros(rows, seq, dtype=torch.long), "use_cache": False}
+        example = {"input_ids": torch_library().zeros(rows, seq).long(), "use_cache": False}
         self.imported: TorchModule = from_torch(peer, (), example)
         self.empty = copy.deepcopy(self.imported)
-        weights = self.empty.parameters().items()
-        self.empty.load_parameters({n: dist_tensor(t.shape, dtype=t.dtype) for n, t in weights})
+        self.empty.load_parameters({n: _empty(t) for n, t in self.empty.parameters().items()})
+        for name, t in self.empty.named_buffers():
+            path, _, last = name.rpartition(".")
+            setattr(part_at(self.empty, path), last, _empty(t))
 
     def sketch(self, mesh: Mesh, strategy: Strategy, **choices: Any) -> Module:
         found: Module = place(copy.deepcopy(self.empty), strategy, mesh)
@@ -134,11 +135,18 @@ def causal_lm(source: Described, rows: int, seq: int, seed: int) -> CausalLM:
     return Imported(source, rows, seq, seed)
 
 
+def _empty(t: Tensor) -> Tensor:
+    """A tensor of the type of `t` that is a recipe."""
+    empty = Tensor(None, t.type)
+    empty.wait(first_values("train", "zeros", ""))
+    return empty
+
+
 def _of_transformers(source: Described, seed: int) -> Any:
     """The model of transformers. Raises UsageError in its words if it makes none."""
-    transformers = library("train", "transformers", "torch")
+    library("train", "torch", "train").manual_seed(seed)
+    transformers = library("train", "transformers", "train")
     auto = transformers.AutoModelForCausalLM
-    torch_library().manual_seed(seed)
     options = {k: v for k, v in source.raw.items() if k != "model_type"}
     try:
         if source.has_weights:

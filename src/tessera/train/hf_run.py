@@ -93,6 +93,7 @@ def train_hf(o: Options, console: Console) -> None:
     A run in `o.out` goes on after its newest checkpoint. Raises UsageError if the options do not
     fit, and the errors of the parts.
     """
+    asked = _asked(o)
     goes_on = _decided("train: folder", lambda: _begun(o))
     source = Described.read(o.hf)
     words = Words(
@@ -104,7 +105,7 @@ def train_hf(o: Options, console: Console) -> None:
     lm = causal_lm(source, o.batch, o.seq, o.seed)
     console.print(f"model: {lm.name}\ndata : {tokens}\nrun  : {o.out}\n", highlight=False)
 
-    chosen = _chosen(o, lm, console)
+    chosen = asked or _found(o, lm, console)
     mesh, strategy = chosen.mesh, chosen.strategy
     step, optimizer = _step(o, lm, strategy)
     step = step.under(ScheduleOptions(**dict(chosen.options)))
@@ -181,15 +182,20 @@ def _save(o: Options, model: Any, words: Words, console: Console) -> None:
 
 
 # -- the plan -------------------------------------------------------------------------------------
-def _chosen(o: Options, lm: CausalLM, console: Console) -> Candidate:
-    """The mesh, strategy and options of the run: as asked for, found before, or searched for."""
-    if o.mesh != "auto":
-        sizes = {"dp": 1, **Mesh.parse(o.mesh).sizes}
-        if wrong := sorted({*sizes} - {"dp", "tp"}):
-            raise UsageError(
-                f"train: --mesh: axis {wrong[0]!r} is not known", fix="name dp and tp, or auto"
-            )
-        return Candidate(tuple(sizes.items()), o.zero, ())
+def _asked(o: Options) -> Candidate | None:
+    """The mesh and strategy that `o` names, None for auto. Raises UsageError for other axes."""
+    if o.mesh == "auto":
+        return None
+    sizes = {"dp": 1, **Mesh.parse(o.mesh).sizes}
+    if wrong := sorted({*sizes} - {"dp", "tp"}):
+        raise UsageError(
+            f"train: --mesh: axis {wrong[0]!r} is not known", fix="name dp and tp, or auto"
+        )
+    return Candidate(tuple(sizes.items()), o.zero, ())
+
+
+def _found(o: Options, lm: CausalLM, console: Console) -> Candidate:
+    """The mesh, strategy and options that the search finds now, or that it found before."""
     kept = o.out / PLAN
     is_kept = _decided("train: kept plan", kept.is_file)
     if not is_kept:

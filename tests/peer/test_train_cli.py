@@ -103,18 +103,18 @@ def test_an_imported_config_is_killed_and_goes_on(root: Path) -> None:
 
     with started("whole") as whole, started("cut") as cut:
         try:
-            end = time.monotonic() + 200
+            end = time.monotonic() + 400
             while not (root / "cut" / "checkpoints" / "step-00000016").exists():
                 assert time.monotonic() < end and cut.poll() is None
                 time.sleep(0.005)
             cut.kill()
             assert cut.wait(20) == -signal.SIGKILL and not (root / "cut" / "hf").exists()
-            assert "120/120" in whole.communicate(timeout=200)[0]
+            assert "120/120" in whole.communicate(timeout=400)[0]
         finally:
             whole.kill()
             cut.kill()
     with started("cut") as resumed:
-        assert "it goes on after step" in resumed.communicate(timeout=200)[0]
+        assert "it goes on after step" in resumed.communicate(timeout=400)[0]
     one, other = ((root / n / "hf" / "model.safetensors").read_bytes() for n in ("whole", "cut"))
     assert one == other
     assert len(list(read_metrics(root / "cut" / "metrics.jsonl"))) == 120

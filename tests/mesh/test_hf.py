@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 import tessera as ts
 from tessera import dist, nn, pipeline
 from tessera.checkpoint import load_hf, save_hf
-from tessera.interop import hf, hf_files
+from tessera.interop import hf_files
 from tessera.interop.hf_models import ARCHITECTURES
 from tessera.train.generate import generate
 from tests.cases import LONG, short

@@ -39,6 +39,7 @@ from ..lang.parallel.strategy import Strategy, place
 from ..lang.record.first_process import by_first
 from ..lang.value.engine import engine
 from ..lang.value.tensor import Tensor
+from ..nn.module import Module
 from ..optim import AdamW, Optimizer, clip_by_global_norm, warmup_cosine
 from ..plan.calibrate import SHAPES, calibrate
 from ..plan.candidates import Candidate, Found
@@ -77,8 +78,9 @@ class Options:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options as plain values."""
-        return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        """The options as plain values, with absolute paths."""
+        every = asdict(self).items()
+        return {k: str(v.resolve()) if isinstance(v, Path) else v for k, v in every}
 
     @property
     def lasting(self) -> dict[str, Any]:
@@ -119,11 +121,7 @@ def train_hf(o: Options, console: Console) -> None:
         mesh,
     )  # fmt: skip
     step.plan(model, state, *_batch(o, strategy, mesh))
-    weights = model.parameters()
-    gradients = {name: strategy.gradient(name, t.type) for name, t in weights.items()}
-    held = {"weights": weights, "gradients": gradients, "optimizer": state}
-    console.print(render_plan(mesh, step.graph, weights, held), "")
-
+    _show(console, chosen, step, model, state)
     live = TrainState(model, state, loader)
     run = Run(
         o.out, steps=o.steps, tokens_per_step=o.batch * o.seq, settings=o.settings,
@@ -246,6 +244,16 @@ def _searched(o: Options, lm: CausalLM, machine: Machine) -> Found:
 def _batch(o: Options, strategy: Strategy, mesh: Mesh) -> tuple[Tensor, Tensor]:
     ids = place(dist_tensor((o.batch, o.seq), dtype=int32), strategy, mesh, kind="batch")
     return ids, ids
+
+
+def _show(
+    console: Console, chosen: Candidate, step: Jit[..., Any], model: Module, state: Any
+) -> None:
+    """Prints the mesh, the layouts, the memory and the traffic of a planned step."""
+    weights = model.parameters()
+    gradients = {name: chosen.strategy.gradient(name, t.type) for name, t in weights.items()}
+    held = {"weights": weights, "gradients": gradients, "optimizer": state}
+    console.print(render_plan(chosen.mesh, step.graph, weights, held), "")
 
 
 # -- the step -------------------------------------------------------------------------------------

@@ -171,6 +171,25 @@ def run_plan(**k: Any) -> str:
     return ts.jit(lambda x: model(x)).plan(np.ones((32, 8), np.float32)).text
 
 
+def named_plan(**k: Any) -> str:
+    def named(x: Any) -> Any:
+        with ts.named_scope("first"):
+            x = ts.tanh(ts.tanh(ts.tanh(x * 2.0) * 3.0) * 4.0)
+        with ts.named_scope("second"):
+            return ts.tanh(x * 5.0)
+
+    model = pipeline.run(**k)(named)
+    return ts.jit(lambda x: model(x)).plan(np.ones((32, 8), np.float32)).text
+
+
+row(
+    "tessera.pipeline.run of named modules",
+    named_plan,
+    {"mesh_axes": ("pp",), "mesh": STAGES},
+    cut_at="second",
+)
+
+
 def composed(make: Any) -> Callable[..., Any]:
     def run(**k: Any) -> str:
         parts = [lambda x, i=i: ts.tanh(x * float(i + 2)) for i in range(4)]

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 import tessera as ts
 from tessera import dist, nn, pipeline
 from tessera.checkpoint import load_hf, save_hf
-from tessera.interop import hf, hf_files
+from tessera.interop import hf_files
 from tessera.interop.hf_models import ARCHITECTURES
 from tessera.train.generate import generate
 from tests.cases import LONG, short
@@ -280,9 +280,8 @@ def test_a_save_that_is_killed_leaves_no_model_and_stands_in_no_ones_way(
     remove = shutil.rmtree
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", point("rename", os.replace))
-        patch.setattr(hf, "sync", point("sync", hf.sync))
+        patch.setattr(hf_files, "sync", point("sync", hf_files.sync))
         patch.setattr(hf_files, "write_json", point("write", hf_files.write_json))
-        patch.setattr(hf, "write_json", point("write", hf.write_json))
         patch.setattr(shutil, "rmtree", lambda *a, **k: remove(*a, **k) if alive else None)
         save_hf(model, tmp_path / "whole", shard_bytes=1000)
         order = [*calls]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
-def test_a_llama_is_cut_between_its_layers() -> None:
+MESH = dist.Mesh(("pp", "dp"), shape={"pp": 2, "dp": 2})
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    """(PyTorch's model, ours, ids [8, 16])."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
@@ -24,26 +30,61 @@ def test_a_llama_is_cut_between_its_layers() -> None:
     ids = torch.randint(0, 64, (8, 16))
     rows = {"input_ids": {0: torch.export.Dim("rows", min=2, max=64)}}
     model = ts.from_torch(peer, (), {"input_ids": ids}, dynamic_shapes=rows)
-    mesh = dist.Mesh(("pp", "dp"), shape={"pp": 2, "dp": 2})
-    data = dist.strategy("data_parallel")
+    return peer, dist.place(model, "data_parallel", MESH), ids
 
-    def loss(model: ts.nn.Module, ids: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
-        logits = model(input_ids=ids)["logits"]
-        return ts.nn.cross_entropy(logits.reshape(-1, 64), labels.reshape(-1))
 
-    piped = pipeline.run(("pp",), "1F1B", 4, mesh=mesh)(loss)
-    host = ids.numpy().astype(np.int32)
-    batch = dist.place((host, host), data, mesh, kind="batch")
-    dist.place(model, data, mesh)
-    value, grads = ts.jit(ts.value_and_grad(piped))(model, *batch)
-    expected = torch.nn.functional.cross_entropy(
+def loss(model: ts.nn.Module, ids: ts.Tensor, labels: ts.Tensor) -> ts.Tensor:
+    logits = model(input_ids=ids)["logits"]
+    return ts.nn.cross_entropy(logits.reshape(-1, 64), labels.reshape(-1))
+
+
+def expected(peer: Any, ids: Any) -> Any:
+    return torch.nn.functional.cross_entropy(
         peer(input_ids=ids).logits.reshape(-1, 64), ids.reshape(-1)
     )
-    expected.backward()
-    assert abs(value.item() - expected.item()) < 1e-5
+
+
+def placed(ids: Any) -> Any:
+    host = ids.numpy().astype(np.int32)
+    return dist.place((host, host), "data_parallel", MESH, kind="batch")
+
+
+def test_a_llama_is_cut_between_its_layers(llama: Any) -> None:
+    peer, model, ids = llama
+    piped = pipeline.run(("pp",), "1F1B", 4, mesh=MESH)(loss)
+    value, grads = ts.jit(ts.value_and_grad(piped))(model, *placed(ids))
+    want = expected(peer, ids)
+    want.backward()
+    assert abs(value.item() - want.item()) < 1e-5
     for name, p in peer.named_parameters():
         found = grads[name].numpy()
         np.testing.assert_allclose(found, p.grad.numpy(), atol=1e-4 * float(p.grad.abs().max()))
     # The mask and the tables of positions cross as well, and yet both stages have two layers.
     shares = [int(x) for x in re.findall(r"(\d+)% of the slowest", piped.plan_text())]
     assert min(shares) > 75
+
+
+def test_stages_begin_at_named_modules(llama: Any) -> None:
+    peer, model, ids = llama
+    uneven = pipeline.run(("pp",), "GPipe", 4, mesh=MESH, cut_at="layers.1")(loss)
+    value = ts.jit(uneven)(model, *placed(ids))
+    assert abs(value.item() - expected(peer, ids).item()) < 1e-5
+    assert uneven.program is not None
+    layers = [
+        {m for n in part for m in re.findall(r"layers\.\d", n.scope)}
+        for part in uneven.program.division.nodes
+    ]
+    assert layers == [{"layers.0"}, {"layers.1", "layers.2", "layers.3"}]
+    wrong = pipeline.run(("pp",), "GPipe", 4, mesh=MESH, cut_at=("layers.2", "layers.1"))(loss)
+    with pytest.raises(ts.UsageError, match=r"no module 'layers\.1' is called after"):
+        ts.jit(wrong)(model, *placed(ids))
+
+
+def test_graphs_have_the_paths_of_modules() -> None:
+    peer = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(4, 2))
+    )
+    model = ts.from_torch(peer, (torch.zeros(2, 4),))
+    graph = ts.jit(lambda model, x: model(x)).plan(model, ts.zeros((2, 4))).text
+    scopes = {s for s in ("sequential/0", "sequential/1.0", "sequential/1.1") if s in graph}
+    assert len(scopes) == 3, graph

@@ -7,9 +7,7 @@ never in memory as a whole. Names and layouts in the files are data: `hf_models.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
@@ -20,17 +18,16 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ..core.checks import file_access, one_of, same_names, shown
+from ..core.checks import one_of, same_names, shown
 from ..core.context import settings
 from ..core.declared import Count, Given
 from ..core.dtypes import DType, dtype_of, promote
 from ..core.errors import DTypeError, ShapeError, UsageError
-from ..core.files import sync
 from ..core.layout import TensorType, dim_axes, plain, shard_count
 from ..core.mesh import Mesh
 from ..core.reshard import gathered
 from ..lang.parallel.strategy import Strategy, check_reach, layout_rule, strategy_or_none
-from ..lang.record.first_process import by_first, to_first
+from ..lang.record.first_process import to_first
 from ..lang.value.checks import mesh_or_none, needed_mesh
 from ..lang.value.engine import Parts, engine
 from ..lang.value.tensor import Tensor
@@ -47,13 +44,13 @@ from .hf_files import (
     config_dtype,
     described,
     path_of,
-    safetensors_library,
-    write_json,
-    write_weights,
+    write_model,
 )
 from .hf_models import ARCHITECTURES, Architecture
 from .hf_names import LAYER, Table
+from .hf_torch import of_torch
 from .slices import Array, Piece
+from .torch_module import TorchModule
 
 # Tensors of older folders besides the weights: masks and rates, which are computed here.
 COMPUTED = re.compile(r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
@@ -125,22 +122,36 @@ def load_hf(
 
 
 def save_hf(
-    model: Annotated[GPT, Given("give an nn.GPT, then the folder: save_hf(model, folder)")],
+    model: Annotated[
+        GPT | TorchModule,
+        Given("give an nn.GPT or a model of ts.from_torch: save_hf(model, folder)"),
+    ],
     folder: str | Path,
     architecture: str | None = None,
     shard_bytes: Count = SHARD_BYTES,
 ) -> None:
     """Writes `model` as a HuggingFace folder (weights, config.json) that `transformers` loads.
 
-    A model that was loaded from such a folder keeps its architecture and the rest of its config.
+    A model that was loaded from such a folder keeps its architecture and the rest of its config; so
+    does a model of transformers that `ts.from_torch` imported, with PyTorch's names of its weights.
     For others `architecture` selects the format ("gpt2", "llama", ...; None: the first that fits).
     Execution options (`stacked`, `context`, `sequence_parallel`, `remat`) are not saved. A bias
     that the architecture has and the model lacks is written as zeros. Weights are gathered to this
     host, file by file of at most `shard_bytes` bytes. All processes must call it, and the first one
     writes; its errors are raised in all. Raises UsageError if the folder holds a model already or
-    cannot be written, if the architecture cannot express the model, or if experts are in the order
-    of a placement.
+    cannot be written, if the architecture cannot express the model, if experts are in the order of
+    a placement, or if an imported model is none of transformers.
     """
+    path = path_of("save_hf", folder)
+    if isinstance(model, TorchModule):
+        tensors, options = of_torch(model, architecture)
+    else:
+        tensors, options = _of_gpt(model, architecture)
+    write_model(f"save_hf {str(path)!r}", path, tensors, options, shard_bytes)
+
+
+def _of_gpt(model: GPT, architecture: str | None) -> tuple[dict[str, Outgoing], dict[str, Any]]:
+    """(the tensors of the files, the content of config.json)."""
     for name, module in model.named_modules():
         if isinstance(module, MoE) and module.placement is not None and module.placed:
             raise UsageError(
@@ -152,18 +163,11 @@ def save_hf(
             )
     known, options, config = written_as(model, architecture)
     weights = _by_layer(dict(model.named_parameters(remove_duplicate=False)))
-    path = path_of("save_hf", folder)
-    label = f"save_hf {str(path)!r}"
     stored = {"dtype": weights["embed.weight"][0].dtype.numpy.name}
     stored |= {"torch_dtype": stored["dtype"]} if "torch_dtype" in options else {}
-    out = _outgoing(weights, known.table(config), config, model.config.stacked)
-    part = by_first(label, lambda: _begun(path))
-    try:
-        write_weights(label, part or path, out, shard_bytes)
-        by_first(label, lambda: _finished(part or path, path, {**options, **stored}))
-    finally:  # of a disk that is full, or an interrupt
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
+    return _outgoing(weights, known.table(config), config, model.config.stacked), {
+        **options, **stored,
+    }  # fmt: skip
 
 
 # -- asked at the door ----------------------------------------------------------------------------
@@ -283,49 +287,6 @@ def _laid(name: str, t: TensorType, strategy: Strategy | None) -> TensorType:
 
 
 # -- saving ---------------------------------------------------------------------------------------
-def _begun(path: Path) -> Path:
-    """A temporary folder in `path` for the files until they are complete. Raises UsageError if
-    there is a model already."""
-    safetensors_library()
-    existing = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
-    if existing:
-        whole = "a model already" if CONFIG in existing else f"weights without a {CONFIG}"
-        raise UsageError(
-            f"save_hf: {str(path)!r} holds {whole}",
-            known=", ".join(existing[:3]),
-            fix="name another folder, or empty this one",
-        )
-    with file_access("save_hf", path, "written", "name another folder"):
-        for old in path.glob(".part-*"):
-            if _ended(old.name.removeprefix(".part-")):
-                shutil.rmtree(old, ignore_errors=True)
-        part = path / f".part-{os.getpid()}"
-        part.mkdir(parents=True)
-    return part
-
-
-def _ended(pid: str) -> bool:
-    """Returns whether the save of process `pid` was killed; an earlier save of this process has
-    ended."""
-    return pid.isdecimal() and (int(pid) == os.getpid() or not Path("/proc", pid).exists())
-
-
-def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
-    """Moves the files of `part` to `path`, config.json last: it makes the folder a model. All other
-    files and names are synced to disk before."""
-    with file_access("save_hf", path, "written", "name another folder"):
-        write_json(part / CONFIG, config)
-        *weights, last = sorted(part.iterdir(), key=lambda p: p.name == CONFIG)
-        for file in (*weights, last):
-            sync(file)
-        for file in weights:
-            os.replace(file, path / file.name)
-        sync(path)
-        os.replace(last, path / CONFIG)
-        part.rmdir()
-        sync(path)
-
-
 def _by_layer(weights: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     """Our weights by the names of stacked ones: a stack alone, or the weights of all layers."""
     found: dict[str, list[Tensor]] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any, Self
 from ..core.checks import file_access, library, unfit
 from ..core.dtypes import DType, dtype_of
 from ..core.errors import UsageError
+from ..core.files import sync
 from ..lang.record.first_process import by_first
 from .slices import Array, Get
 
@@ -139,6 +142,67 @@ class Outgoing:
 
     nbytes: int
     make: Callable[[], Array | None]
+
+
+def write_model(
+    label: str,
+    path: Path,
+    tensors: Mapping[str, Outgoing],
+    config: Mapping[str, Any],
+    shard_bytes: int,
+) -> None:
+    """Writes weights and config.json to the folder `path` of the first process, which appear when
+    all are complete. `label` names the caller in errors."""
+    part = by_first(label, lambda: _begun(path))
+    try:
+        write_weights(label, part or path, tensors, shard_bytes)
+        by_first(label, lambda: _finished(part or path, path, config))
+    finally:  # of a disk that is full, or an interrupt
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _begun(path: Path) -> Path:
+    """A temporary folder in `path` for the files until they are complete. Raises UsageError if
+    there is a model already."""
+    safetensors_library()
+    existing = sorted(p.name for p in (path / CONFIG, *path.glob("*.safetensors*")) if p.exists())
+    if existing:
+        whole = "a model already" if CONFIG in existing else f"weights without a {CONFIG}"
+        raise UsageError(
+            f"save_hf: {str(path)!r} holds {whole}",
+            known=", ".join(existing[:3]),
+            fix="name another folder, or empty this one",
+        )
+    with file_access("save_hf", path, "written", "name another folder"):
+        for old in path.glob(".part-*"):
+            if _ended(old.name.removeprefix(".part-")):
+                shutil.rmtree(old, ignore_errors=True)
+        part = path / f".part-{os.getpid()}"
+        part.mkdir(parents=True)
+    return part
+
+
+def _ended(pid: str) -> bool:
+    """Returns whether the save of process `pid` was killed; an earlier save of this process has
+    ended."""
+    return pid.isdecimal() and (int(pid) == os.getpid() or not Path("/proc", pid).exists())
+
+
+def _finished(part: Path, path: Path, config: Mapping[str, Any]) -> None:
+    """Moves the files of `part` to `path`, config.json last: it makes the folder a model. All other
+    files and names are synced to disk before."""
+    with file_access("save_hf", path, "written", "name another folder"):
+        write_json(part / CONFIG, config)
+        *weights, last = sorted(part.iterdir(), key=lambda p: p.name == CONFIG)
+        for file in (*weights, last):
+            sync(file)
+        for file in weights:
+            os.replace(file, path / file.name)
+        sync(path)
+        os.replace(last, path / CONFIG)
+        part.rmdir()
+        sync(path)
 
 
 def write_weights(

@@ -235,7 +235,8 @@ def read_graph(graph_module: Any, placeholders: list[Any] | None = None) -> Prog
             values[node] = refs[0] if many is None else refs
             params = {k: read(v) for k, v in node.kwargs.items() if k not in PLACES}
             args = [read(x) for x in node.args]
-            program.calls.append(Call(_name(node.target), args, params, outs, line_of(node)))
+            call = Call(_name(node.target), args, params, outs, line_of(node), module_of(node))
+            program.calls.append(call)
     return program
 
 
@@ -300,6 +301,13 @@ def line_of(node: Any) -> str:
     found = _LINE.findall(node.meta.get("stack_trace") or "")
     lines = [(f, n) for f, n in found if not f.startswith((home, "<eval_with_key"))]
     return f"{lines[-1][0].rpartition('/')[2]}:{lines[-1][1]}" if lines else ""
+
+
+def module_of(node: Any) -> str:
+    """The path of the innermost module whose `forward` called the op; "" for the whole."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
+    path: str = [*stack.values()][-1][0]
+    return path
 
 
 # -- rules that are missing -----------------------------------------------------------------------

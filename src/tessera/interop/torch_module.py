@@ -72,6 +72,8 @@ class Exports:
         self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
     ) -> None:
         self.name = type(module).__name__
+        to_json = getattr(getattr(module, "config", None), "to_json_string", str)
+        self.config: str = to_json()  # of a model of transformers; "" for others
         self.module, self.training = module, bool(module.training)
         self.signature = inspect.signature(module.forward)
         self.example: tuple[list[Any], dict[str, Any]] | None = self.named(args, kwargs)
@@ -250,7 +252,7 @@ class Part(Module):
         """A dict of all parameters and persistent buffers by PyTorch's names; a tied one comes
         under each of its names. The values do not change in later steps."""
         values: dict[int, Tensor] = {}
-        return {n: values.setdefault(id(t), t.now()) for n, t in self._saved(False)}
+        return {n: values.setdefault(id(t), t.now()) for n, t in self.saved(False)}
 
     def load_state_dict(self, values: Mapping[str, Any], strict: Flag = True) -> Unmatched:
         """Writes all values of a `state_dict()`, of this model or of PyTorch's.
@@ -261,9 +263,9 @@ class Part(Module):
             name: from_torch_tensor(v) if isinstance(v, torch.Tensor) else v
             for name, v in values.items()
         }
-        return self._load("load_state_dict", new, {n for n, _ in self._saved(True)}, strict)
+        return self._load("load_state_dict", new, {n for n, _ in self.saved(True)}, strict)
 
-    def _saved(self, once: bool) -> list[tuple[str, Tensor]]:
+    def saved(self, once: bool = True) -> list[tuple[str, Tensor]]:
         """The names and tensors of `state_dict()`; with `once` each tensor by its first name."""
         unsaved = {
             f"{path}.{name}" if path else name
@@ -282,6 +284,7 @@ class TorchModule(Part):
 
     def __init__(self, exports: Exports) -> None:
         self._exports = Same(exports)  # in the key of a recording by its identity
+        self.scope_name = exports.name.lower()
         _fill(self, exports.module)
         Module.train(self, exports.training)
 
@@ -289,33 +292,36 @@ class TorchModule(Part):
         """Returns what PyTorch's `forward` returns for these arguments, in the same structure;
         dataclasses come as dicts with attributes. In training it updates the buffers that `forward`
         updates, such as running statistics."""
-        exports = self._programs()
+        exports = self.exports
         program = exports.programs[self.training]
         given = iter(exports.leaves(program, args, kwargs))
         inputs = []
         for source in program.sources:
             if source.kind == "state":
-                inputs.append(_at(self, source.name))
+                inputs.append(part_at(self, source.name))
             else:
                 inputs.append(source.value if source.kind == "constant" else next(given))
         results = play(program.program, inputs, ATEN, exports.name)
         for name, value in zip(program.writes, results, strict=False):
             path, _, last = name.rpartition(".")
-            setattr(_at(self, path), last, value)
+            setattr(part_at(self, path), last, value)
         return _built(program.out_spec, iter(results[len(program.writes) :]))
 
-    def _programs(self) -> Exports:
+    @property
+    def exports(self) -> Exports:
+        """The programs of the module."""
         exports = self._exports.x
         assert isinstance(exports, Exports)
         return exports
 
     def train(self, mode: Flag = True) -> Self:
         """Sets the mode of the whole model; the first time the PyTorch module is exported in it."""
-        self._programs().need(mode)
+        self.exports.need(mode)
         return super().train(mode)
 
 
-def _at(module: Any, name: str) -> Any:
+def part_at(module: Any, name: str) -> Any:
+    """The attribute of `module` at the path `name`; itself for ""."""
     for part in name.split(".") if name else ():
         module = getattr(module, part)
     return module

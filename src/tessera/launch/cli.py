@@ -28,6 +28,7 @@ from .doctor.command import doctor
 from .info_cli import info
 from .mesh_cli import mesh
 from .plan_cli import plan
+from .train_cli import train
 from .tune_cli import tune
 
 
@@ -91,6 +92,7 @@ app.command()(doctor)
 app.command()(info)
 app.command()(calibrate)
 app.command()(plan)
+app.command()(train)
 app.command(context_settings=launcher.CONTEXT)(tune)
 
 

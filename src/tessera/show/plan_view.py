@@ -254,6 +254,7 @@ def _traffic_table(program: Graph | Schedule) -> RenderableType:
         ("receives", "right"),
         ("reason", "left"),
     )
+    table.columns[-1].no_wrap = False  # paths of modules are long
     for r in rows[:MOST_ROWS]:
         table.add_row(r.kind, ", ".join(r.axes), str(r.times), size_text(r.wire_bytes), r.reason)
     if rest := rows[MOST_ROWS:]:

@@ -66,6 +66,15 @@ def scope_family(scope: str) -> str:
     return re.sub(r"(?<![^/.])\d+(?![^/.])", "*", scope)
 
 
+def is_in(scope: str, path: str) -> bool:
+    """Returns whether `scope` is that of a module whose path ends in `path`, or is inside of it.
+
+    >>> is_in("llama/model.layers.1.mlp", "layers.1"), is_in("llama/model.layers.12", "layers.1")
+    (True, False)
+    """
+    return re.search(rf"(^|[/.]){re.escape(path)}($|[/.])", scope) is not None
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """One op applied to earlier nodes.

@@ -7,11 +7,14 @@ rule give it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...core.errors import TesseraError
+from ...ir.graph.node import entered
+from ..record.recorder import current
 from .rules import Rules
 
 
@@ -22,7 +25,8 @@ class Ref(NamedTuple):
 
 
 class Call(NamedTuple):
-    """`outs = name(*args, **params)`, which the user wrote at `line` ("model.py:12", or "").
+    """`outs = name(*args, **params)`, which the user wrote at `line` ("model.py:12", or ""), in the
+    module with the path `scope` ("layers.3.mlp", or "").
 
     Operands are `Ref`s, constants, `Program`s (the body of a loop), or lists, tuples and dicts of
     these. `outs` are numbers of values; a call with several has a rule that returns a sequence.
@@ -33,6 +37,7 @@ class Call(NamedTuple):
     params: dict[str, Any]
     outs: tuple[int, ...]
     line: str = ""
+    scope: str = ""
 
 
 @dataclass
@@ -46,13 +51,15 @@ class Program:
 
 def play(program: Program, args: Sequence[Any], rules: Rules, caller: str) -> list[Any]:
     """The results of `program` for `args`, tensors or Python numbers. A rule gets a program among
-    its operands as a function from a list of arguments to a list of results.
+    its operands as a function from a list of arguments to a list of results. Recorded nodes are in
+    the scope of their call's module.
 
     Raises UsageError, in the name of `caller`, for a call without a rule; the error of a rule
     names the line of the user's program.
     """
     values: dict[int, Any] = dict(enumerate(args))
     last_use = _last_uses(program)
+    in_module = _scopes()
 
     def read(x: Any) -> Any:
         return _read(x, values, lambda body: bound(body, rules, caller))
@@ -61,7 +68,8 @@ def play(program: Program, args: Sequence[Any], rules: Rules, caller: str) -> li
         operands = [read(x) for x in call.args]
         rule = rules.find(call.name, operands, caller, call.line)
         try:
-            result = rule(*operands, **{k: read(v) for k, v in call.params.items()})
+            with in_module(call.scope):
+                result = rule(*operands, **{k: read(v) for k, v in call.params.items()})
         except TesseraError as error:
             raise _located(error, call) from error.__cause__
         if len(call.outs) == 1 and not isinstance(result, (list, tuple)):
@@ -70,6 +78,29 @@ def play(program: Program, args: Sequence[Any], rules: Rules, caller: str) -> li
         for dead in last_use.get(i, ()):
             del values[dead]
     return [read(x) for x in program.outs]
+
+
+def _scopes() -> Callable[[str], AbstractContextManager[None]]:
+    """A function from the path of a module to a context, in which recorded nodes have its scope:
+    all calls of one module in a program are one entry of it."""
+    recorder = current()
+    if recorder is None:
+        return lambda path: nullcontext()
+    builder = recorder.builder
+    around = builder.scope
+    scopes: dict[str, str] = {"": around}
+
+    @contextmanager
+    def inside(path: str) -> Iterator[None]:
+        if path not in scopes:
+            scopes[path] = entered(around, path)
+        builder.scope = scopes[path]
+        try:
+            yield
+        finally:
+            builder.scope = around
+
+    return inside
 
 
 def _read(x: Any, values: dict[int, Any], function: Callable[[Program], Any]) -> Any:

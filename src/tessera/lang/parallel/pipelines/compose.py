@@ -27,13 +27,18 @@ def _checked(name: str, axis: object, schedule: object) -> str:
     return axes[0]
 
 
-def names_of(name: str, batch: object) -> tuple[str, ...] | None:
-    """Returns the names of arguments in `batch`. Raises UsageError if they are not names."""
-    names = (batch,) if isinstance(batch, str) else batch
+def names_of(
+    name: str,
+    value: object,
+    argument: str = "batch",
+    fix: str = 'name arguments, such as batch="images"',
+) -> tuple[str, ...] | None:
+    """Returns the names in `value`, an `argument`. Raises UsageError if they are not names."""
+    names = (value,) if isinstance(value, str) else value
     if names is None:
         return None
-    if not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
-        raise unfit(name, "batch", batch, 'name arguments, such as batch="images"')
+    if not isinstance(names, Sequence) or not all(isinstance(n, str) and n for n in names):
+        raise unfit(name, argument, value, fix)
     return tuple(names)
 
 
@@ -118,21 +123,25 @@ def run(
     mesh: Mesh | None = None,
     chunks: Count | None = None,
     batch: str | Sequence[str] | None = None,
+    cut_at: str | Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Pipe]:
     """`@pipeline.run(mesh_axes=("pp",), schedule="1F1B", microbatches=16)`: pipelines a function.
 
     The function is split into stages of similar cost, at points where only one value crosses (guide
-    2, 3.3). `batch` names arguments, as in `graph.pipeline`. Raises UsageError if `mesh_axes` is
-    not one axis or a setting is unknown.
+    2, 3.3). `batch` names arguments, as in `graph.pipeline`. `cut_at` names modules by the ends of
+    their scopes, in order, such as `("layers.8", "layers.16")` of a model from PyTorch: a part
+    begins where each is first called, and the stages are these parts. Raises UsageError if
+    `mesh_axes` is not one axis or a setting is unknown; at the call, if no module has such a name.
     """
     axis = _checked("run", mesh_axes, schedule)
+    paths = names_of("run", cut_at, "cut_at", 'name modules, such as cut_at="layers.8"') or ()
 
     def wrap(fn: Callable[..., Any]) -> Pipe:
         function_of("run", "the function", fn)
         made = Pipe(
             [fn], axis, mesh, schedule, microbatches, chunks, getattr(fn, "__name__", "model")
         )
-        made.batch = names_of("run", batch)
+        made.batch, made.cut_at = names_of("run", batch), paths
         functools.update_wrapper(made, fn, updated=())
         return made
 

@@ -20,7 +20,7 @@ from ....core.layout import TensorType, dim_axes
 from ....core.mesh import Mesh
 from ....core.reshard import gathered
 from ....core.tracebacks import boundary
-from ....ir.graph.node import Node
+from ....ir.graph.node import Node, is_in
 from ....ir.schedule.pipelines.orders import named_schedule, pipeline_table
 from ....ir.schedule.pipelines.tables import Table
 from ....ir.schedule.schedule import Schedule
@@ -61,6 +61,7 @@ class Pipe:
     stages: int | None = None
     body: Callable[..., Any] | None = None  # calls the parts, which have scopes of their names
     batch: tuple[str, ...] | None = None  # the arguments that hold the batch
+    cut_at: tuple[str, ...] = field(default=(), init=False)  # modules where a part begins
     warned: set[str] = field(default_factory=set, init=False)  # the warnings that were given
     program: PipeProgram | None = field(default=None, init=False)  # of the last recording
     _jit: Any = field(default=None, init=False)
@@ -181,8 +182,27 @@ class Pipe:
                 else:
                     out = part(out)
             if state is not None:
-                state.spans.append((first, len(recorder.builder.nodes)))
+                state.spans += self._spans(recorder.builder.nodes, first)
         return out
+
+    def _spans(self, nodes: Sequence[Node], first: int) -> list[tuple[int, int]]:
+        """The ranges of the parts in the nodes from `first` on: one, unless `cut_at` names more.
+        Raises UsageError if it names no module that is called there, in this order."""
+        starts = [first]
+        for path in self.cut_at:
+            later = range(starts[-1], len(nodes))
+            found = next((i for i in later if is_in(nodes[i].scope, path)), None)
+            if found is None:
+                scopes = dict.fromkeys(nodes[i].scope for i in later if nodes[i].scope)
+                raise UsageError(
+                    f"{self.name}: cut_at: no module {path!r} is called"
+                    + (" after those before it" if len(starts) > 1 else ""),
+                    scopes=", ".join([*scopes][:8]) or "none",
+                    fix="name modules by the ends of their scopes, in the order of their calls",
+                )
+            starts.append(found)
+        pairs = zip(starts, [*starts[1:], len(nodes)], strict=True)
+        return [(a, b) for a, b in pairs if b > a]
 
     # -- the last recording -----------------------------------------------------------------------
     def _recorded(self, method: str) -> PipeProgram:

@@ -67,11 +67,12 @@ def followed_functions() -> Iterator[None]:
     """Inside, `apply` of every `torch.autograd.Function` records its backward beside its values."""
     torch = library("from_torch", "torch", "torch")
     base = torch.autograd.Function.__base__  # which `Function.apply` hands over to
-    plain = base.apply
 
     def apply(cls: Any, *args: Any) -> Any:
-        enabled = torch.is_grad_enabled()
-        return _applied(torch, cls, args) if enabled else plain.__func__(cls, *args)
+        # PyTorch's private ones are the gradients of ops, for which there are rules.
+        if cls.__module__.startswith("torch._") or not torch.is_grad_enabled():
+            return super(base, cls).apply(*args)
+        return _applied(torch, cls, args)
 
     base.apply = classmethod(apply)
     try:

@@ -87,8 +87,7 @@ def table(rows: dict[str, Any]) -> str:
             text += [
                 f"## {library} {', '.join(versions)}",
                 "| model | parameters | forward | gradient | dp × tp | layouts | dp × tp × pp |\n"
-                "|---|---|---|---|---|---|---|\n"
-                + "\n".join(line(n, r) for n, r in own.items()),
+                "|---|---|---|---|---|---|---|\n" + "\n".join(line(n, r) for n, r in own.items()),
             ]
     return "\n\n".join(text)
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import tessera as ts
 from tests.cases import short
+from tests.quickly import quickly
 
 from .model_check import LIMIT, check
 from .zoo import MODELS
 
 DAILY = ("transformers-llama", "transformers-bert", "transformers-vit", "diffusers-UNet2DModel",
          "timm-ResNet", "flax-encoder", "equinox-conv")  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with quickly():
+        yield
 
 
 @pytest.mark.parametrize("name", short(MODELS, *DAILY))

@@ -30,7 +30,10 @@ def _ops() -> Any:
         "with_gradient(Tensor[] values, Tensor[] cotangents, Tensor[] inputs, Tensor[] gradients)"
         " -> Tensor[]"
     )
-    for key, new in (("CompositeExplicitAutograd", lambda x: x.clone()), ("Meta", torch.empty_like)):
+    for key, new in (
+        ("CompositeExplicitAutograd", lambda x: x.clone()),
+        ("Meta", torch.empty_like),
+    ):
         lib.impl("cotangent", new, key)
         lib.impl("with_gradient", lambda values, *_, new=new: [new(x) for x in values], key)
     return lib, torch.ops.tessera

@@ -98,5 +98,6 @@ diffusers(
 diffusers(
     "PriorTransformer",
     both(floats(hidden_states=(16,), proj_embedding=(16,), encoder_hidden_states=(6, 16)), times()),
-    "predicted_image_embedding", **HEADS, embedding_dim=16, num_embeddings=6, additional_embeddings=4,
+    "predicted_image_embedding", **HEADS, embedding_dim=16, num_embeddings=6,
+    additional_embeddings=4,
 )  # fmt: skip

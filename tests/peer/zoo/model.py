@@ -1,5 +1,4 @@
-"""A model of another library with random weights, in a small configuration, and the table of them.
-"""
+"""Models of other libraries with random weights, in small configurations: a row, and the table."""
 
 from __future__ import annotations
 

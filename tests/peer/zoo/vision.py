@@ -22,7 +22,7 @@ image("convnext", num_stages=2, **STAGES)
 image("convnextv2", num_stages=2, **STAGES)
 image("resnet", embedding_size=16, layer_type="basic", **STAGES)
 image("regnet", embedding_size=16, groups_width=8, layer_type="y", **STAGES)
-# In training the batch statistics of 27 layers amplify a change of 1e-7 in the weights to one of 0.7
+# In training the batch statistics of 27 layers amplify a change of 1e-7 in the weights to 0.7
 # in the second gradient, on one device.
 image("mobilenet_v1", mode="eval", depth_multiplier=0.25, given=images(32))
 image("mobilenet_v2", mode="eval", depth_multiplier=0.25, given=images(32))

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+import tessera as ts
 from tests.cases import short
+from tests.quickly import quickly
 
 from .model_check import LIMIT, check
-from .models import MODELS
+from .zoo import MODELS
+
+DAILY = ("transformers-llama", "transformers-bert", "transformers-vit", "diffusers-UNet2DModel",
+         "timm-ResNet", "flax-encoder", "equinox-conv")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", short(MODELS, "llama", "bert", "vit"))
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with quickly():
+        yield
+
+
+@pytest.mark.parametrize("name", short(MODELS, *DAILY))
 def test_a_model(name: str) -> None:
-    pytest.importorskip(MODELS[name].library)
-    found = check(MODELS[name])
+    model = MODELS[name]
+    pytest.importorskip(model.library)
+    if model.refused:
+        with pytest.raises(ts.TesseraError, match=model.refused):
+            check(model)
+        return
+    found = check(model)
     assert found.forward <= LIMIT
     assert found.gradient <= LIMIT
     assert found.mesh <= LIMIT
+    assert (found.stages or 0.0) <= LIMIT

@@ -88,3 +88,34 @@ def test_graphs_have_the_paths_of_modules() -> None:
     graph = ts.jit(lambda model, x: model(x)).plan(model, ts.zeros((2, 4))).text
     scopes = {s for s in ("sequential/0", "sequential/1.0", "sequential/1.1") if s in graph}
     assert len(scopes) == 3, graph
+
+
+class Positioned(torch.nn.Module):
+    """Layers after an embedding of positions, whose numbers are a buffer of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(32, 8), torch.nn.Embedding(6, 8)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+        self.register_buffer("position_ids", torch.arange(6)[None])
+
+    def forward(self, ids: Any) -> Any:
+        x = self.words(ids) + self.places(self.position_ids)
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return x
+
+
+def test_buffers_of_a_module_are_not_the_batch() -> None:
+    peer, ids = Positioned(), torch.randint(0, 32, (4, 6))
+    free = {"ids": {0: torch.export.Dim.AUTO}}
+    model = ts.from_torch(peer, (ids,), dynamic_shapes=free)
+    mesh = dist.Mesh(("pp",), shape={"pp": 2})
+    piped = pipeline.run(("pp",), "1F1B", 4, mesh=mesh)(lambda m, x: ts.mean(m(x) ** 2))
+    batch = ts.tensor(ids.numpy().astype(np.int32))
+    value, grads = ts.jit(ts.value_and_grad(piped))(model, batch)
+    want = peer(ids).square().mean()
+    want.backward()
+    assert abs(value.item() - want.item()) < 1e-5
+    for name, p in peer.named_parameters():
+        np.testing.assert_allclose(grads[name].numpy(), p.grad.numpy(), atol=1e-5)

@@ -18,6 +18,7 @@ from ..lang.foreign.program import Call, Program, Ref
 from ..lang.foreign.rules import Rules
 from ..lang.record.operands import as_tensor
 from ..lang.value.tensor import Tensor
+from .torch_functions import BOUND, cut_backward, followed_functions
 
 # Where a tensor is and how it lies in memory is the layout's part here.
 PLACES = ("device", "layout", "pin_memory", "memory_format", "generator")
@@ -70,7 +71,7 @@ def export(
     an op has no rule."""
     torch = torch_library()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), followed_functions():
             # PyTorch's own trees and layers
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", r"The tensor attributes self\._flat_weights")
@@ -236,7 +237,7 @@ def read_graph(graph_module: Any, placeholders: list[Any] | None = None) -> Prog
             params = {k: read(v) for k, v in node.kwargs.items() if k not in PLACES}
             args = [read(x) for x in node.args]
             call = Call(_name(node.target), args, params, outs, line_of(node), module_of(node))
-            program.calls.append(call)
+            program.calls.append(cut_backward(program, call) if call.name == BOUND else call)
     return program
 
 

@@ -30,9 +30,10 @@ from ...jit.weight_store import collector
 from ...math.functions import relayout
 from ...record.mesh_transfer import sent
 from ...record.operands import as_tensor
+from ...record.parameter import Parameter
 from ...record.recorder import WHOLE, Recorder, current, named_scope, open_choice
 from ...record.submesh import Slices, laid_on
-from ...record.tree import flatten, path_name, paths, unflatten
+from ...record.tree import flatten, is_registered, path_name, paths, unflatten
 from ...value.checks import bound, signature_of
 from ...value.host_data import is_array
 from ...value.tensor import Tensor
@@ -138,8 +139,8 @@ class Pipe:
     def _batch(self, args: Any, kwargs: Any) -> tuple[list[Tensor], Tensor | None]:
         """Returns (the tensors that may hold the batch, the first that holds its rows). The tensors
         are those of the arguments `batch`; else tensors that are arguments themselves, integers and
-        bools, and tensors of the same argument as the first."""
-        each = [flatten(x)[0] for x in (*args, *kwargs.values())]
+        bools, and tensors of the same argument as the first. A module holds none."""
+        each = [[] if _is_module(x) else flatten(x)[0] for x in (*args, *kwargs.values())]
         if self.batch is not None:
             fn = self.body or self.parts[0]
             arguments = bound(self.name, signature_of(self.name, fn), args, kwargs).arguments
@@ -288,6 +289,11 @@ class Pipe:
 
 
 # Placement of a pipeline's weights on their stages, once instead of in each step.
+
+
+def _is_module(x: Any) -> bool:
+    """Returns whether `x` is an object with weights: its other tensors are its state."""
+    return is_registered(type(x)) and any(isinstance(t, Parameter) for t in flatten(x)[0])
 
 
 def placed(program: PipeProgram, tree: Any) -> Any:

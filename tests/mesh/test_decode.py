@@ -9,7 +9,8 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn
-from tessera.train.generate import _programs, generate
+from tessera.train.decoding import programs
+from tessera.train.generate import generate
 from tests.cases import LONG, short
 
 BOTH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
@@ -97,13 +98,13 @@ def test_text_is_the_same_with_a_cache_and_without_one(name: str) -> None:
 
 
 def test_texts_of_all_lengths_share_two_programs() -> None:
-    _programs.cache_clear()
+    programs.cache_clear()
     model = made(positions="rotary")
     for prompt in ([1], [1, 2, 3], [1, 2, 3, 4, 5]):
         generate(model, prompt, 10, window=16)
-    programs: Any = _programs(16, None, model.config, None)
-    counts = [sum(map(len, f._entries.values())) for f in programs]
-    assert counts == [0, 1, 1]
+    made_for: Any = programs(16, None, model.config, None)
+    counts = [sum(map(len, f._entries.values())) for f in made_for]
+    assert counts == [1, 1, 0]
 
 
 def test_models_of_several_kinds_may_share_a_window() -> None:

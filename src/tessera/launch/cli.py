@@ -23,6 +23,7 @@ from . import run as launcher
 from .calibrate_cli import calibrate
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
+from .generate_cli import generate
 from .mesh_cli import mesh
 from .plan_cli import plan
 from .tune_cli import tune
@@ -68,6 +69,7 @@ app.command(context_settings=launcher.CONTEXT)(launcher.run)
 app.command()(doctor)
 app.command()(calibrate)
 app.command()(plan)
+app.command()(generate)
 app.command(context_settings=launcher.CONTEXT)(tune)
 
 

@@ -59,12 +59,17 @@ class Programs(NamedTuple):
     whole: Callable[..., State]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def programs(
-    window: int, mesh: Mesh | None, config: GPTConfig | None, code: CodeType | None
+    window: int,
+    mesh: Mesh | None,
+    config: GPTConfig | None,
+    code: CodeType | None,
+    shape: tuple[int, int] | None = None,
 ) -> Programs:
-    """Compiled programs of a model: an `nn.GPT` if it has a `config`, or a function with `code`. A
-    function that is created for each call is compiled for each, with a warning."""
+    """Compiled programs of a model: an `nn.GPT` if it has a `config`, or a function with `code` for
+    ids of the shape `shape`. A function that is created for each call is compiled for each, with a
+    warning."""
 
     def fits(state: State) -> Tensor:
         return state["length"] <= window
@@ -97,7 +102,7 @@ def programs(
             first = F.maximum(state["length"] - window, 0).reshape(-1, 1)
             ids = F.gather_or_zero(state["ids"], first + F.arange(window).reshape(1, -1), 1)
             at = F.minimum(state["length"], window) - 1
-            logits = F.gather(_logits(model(ids), window), at.reshape(-1, 1, 1), 1)[:, 0]
+            logits = F.gather(_logits(model(ids), ids), at.reshape(-1, 1, 1), 1)[:, 0]
             return _added(state, logits, given, _goes_on(state, given, until))
 
         with _inference(model):
@@ -145,22 +150,24 @@ def _added(state: State, logits: Tensor, given: Given, go: Tensor) -> State:
     }
 
 
-def _logits(result: Any, window: int) -> Tensor:
-    """The model's result as logits [B, window, V]. Raises UsageError if it is anything else."""
+def _logits(result: Any, ids: Tensor) -> Tensor:
+    """The model's result as logits of each of the `ids` [B, window]. Raises UsageError if it is
+    anything else."""
     logits, came = None, "None" if result is None else f"a {type(result).__name__}"
-    fix = f"return logits for each token of the window, [B, {window}, V]"
+    shape = f"[{ids.shape[0]}, {ids.shape[1]}, V]"
+    fix = f"return logits for each token of the window, {shape}"
     if isinstance(result, (Tensor, np.ndarray)):
         logits = as_tensor(result)
         came = str(logits.type)
-        if logits.ndim == 2:
-            fix = f"return those of each token, not of the last alone: [B, {window}, V]"
+        if logits.shape[:1] == ids.shape[:1] and logits.ndim == 2:
+            fix = f"return those of each token, not of the last alone: {shape}"
     elif hasattr(result, "logits") or (isinstance(result, dict) and "logits" in result):
         part = ".logits" if hasattr(result, "logits") else '["logits"]'
         fix = f"give lambda ids: model(ids){part} and window="
     elif isinstance(result, (tuple, list)):
         fix = "give lambda ids: model(ids)[0] and window=, if the logits come first"
-    if logits is None or logits.ndim != 3 or logits.shape[1] != window:
-        raise UsageError(f"generate: the model gave {came}, not logits [B, {window}, V]", fix=fix)
+    if logits is None or logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        raise UsageError(f"generate: the model gave {came}, not logits {shape}", fix=fix)
     return logits
 
 

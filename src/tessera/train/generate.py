@@ -108,18 +108,19 @@ def generate(
         return tensor(values, mesh=mesh)
 
     numbers = (max(temperature, LEAST_TEMPERATURE), top_k, top_p, min_p)
-    kinds = (np.float32, np.int32, np.float32, np.float32)
+    kinds: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.float32)
     draws = temperature > 0
     lengths = np.array([len(t.ids) for t in texts], np.int32)
     seeds = [seed + i for i in range(len(texts))]
     given = Given(
         on(lengths),
-        on(np.array([*ends, NO_END], np.int32)),
+        on(np.array(ends + [NO_END] * (_power(max(len(ends), 8)) - len(ends)), np.int32)),
         None if repetition == 1 else on(np.float32(repetition)),
         on(uniform(seeds, capacity)) if draws else None,
         tuple(on(kind(x)) for x, kind in zip(numbers, kinds, strict=True)) if draws else None,
     )
-    run = programs(window, mesh, config, getattr(model, "__code__", None))
+    code = getattr(model, "__code__", None)
+    run = programs(window, mesh, config, code, None if config else (len(texts), capacity))
     state = {
         "ids": on(_padded(texts, capacity)),
         "length": on(lengths),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..core.declared import Natural, Rate, Share
@@ -36,7 +38,8 @@ def filtered(
     rank = F.arange(logits.shape[-1]).reshape(1, -1)
     weights = F.where((rank < top_k) | (as_tensor(top_k) == 0), weights, 0.0)
     before = F.cumsum(weights) - weights
-    weights = F.where((before < F.sum(weights, -1, True) * top_p) | (rank == 0), weights, 0.0)
+    most = F.where(as_tensor(top_p) < 1.0, F.sum(weights, -1, True) * top_p, math.inf)
+    weights = F.where((before < most) | (rank == 0), weights, 0.0)
     return F.where(weights >= min_p, weights, 0.0), ids
 
 
@@ -77,7 +80,7 @@ def sample(
         raise ShapeError(
             "sample: logits are [B, V], with one number [B] for each row",
             logits=x.type,
-            at=share.type,
+            uniform=share.type,
             fix="give those of one text as logits[None], [0.5]",
         )
     if temperature == 0:

@@ -32,9 +32,10 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 AS_HERE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",), "bias": ("none",), "use_dora": (False,), "modules_to_save": (),
-    "alpha_pattern": (), "trainable_token_indices": (), "lora_bias": (False,), "use_qalora": (False,),
-    "target_parameters": (), "corda_config": (), "eva_config": (), "megatron_config": (),
-    "arrow_config": (), "layer_replication": (), "use_bdlora": (False,),
+    "alpha_pattern": (), "trainable_token_indices": (), "lora_bias": (False,),
+    "use_qalora": (False,), "use_bdlora": (False,), "target_parameters": (), "arrow_config": (),
+    "layer_replication": (), "alora_invocation_tokens": (), "kasa_config": (),
+    "monteclora_config": (), "velora_config": (), "megatron_config": (),
 }  # fmt: skip
 """Keys of adapter_config.json that change what is computed, with the supported values beside null
 and empty ones."""
@@ -60,10 +61,11 @@ def load_peft(
     """Adds the LoRA adapters in PEFT's `folder` to `model`, and freezes all other parameters.
     Returns `model`.
 
-    `model` is an `nn.GPT`, such as `load_hf` gives for the adapter's base model, or any module whose
-    matrices have the names in the file, such as that of `ts.from_torch`. Dropout of adapters is not
-    applied in training. Raises UsageError if the folder cannot be read, has a kind of adapter that
-    is not supported, or names matrices that the model has not; ShapeError if one does not fit.
+    `model` is an `nn.GPT`, such as `load_hf` gives for the adapter's base model, or any module
+    whose matrices have the names in the file, such as that of `ts.from_torch`. Dropout of adapters
+    is not applied in training. Raises UsageError if the folder cannot be read, has a kind of
+    adapter that is not supported, or names matrices that the model has not; ShapeError if one does
+    not fit.
     """
     path = path_of("load_peft", folder)
     config = read_json(path / CONFIG)

@@ -55,6 +55,10 @@ class Adapter:
     def b(self) -> str:
         return f"{self.name}_lora_b"
 
+    def within(self, own: dict[str, Any]) -> Adapter:
+        """The adapter of `own` tensors: in a layer of a stack these have no dims for layers."""
+        return replace(self, lead=own[self.a].ndim - self.come - 1)
+
     def shapes(self, weight: Tensor) -> tuple[tuple[int, ...], ...]:
         """(dims of layers, of inputs, of outputs)."""
         lead, rest = weight.shape[: self.lead], weight.shape[self.lead :]
@@ -97,6 +101,7 @@ def _property(weight: str, adapters: tuple[Adapter, ...]) -> property:
 def _sum(own: dict[str, Any], weight: str, adapters: tuple[Adapter, ...]) -> Tensor:
     """The weight with the deltas of its adapters, in its own dtype."""
     w: Tensor = own[weight]
+    adapters = tuple(a.within(own) for a in adapters)
     deltas = {a.part: a.delta(own) for a in adapters}
     if None in deltas:
         (delta,) = deltas.values()

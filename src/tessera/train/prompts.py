@@ -48,8 +48,8 @@ class Text:
                 return
 
     def piece(self, last: bool) -> list[int] | str:
-        """What was added since the last call, as ids or as text. Until the `last` call it holds
-        back what may be the beginning of a character or of a stop string."""
+        """Returns the ids, or the text, added since the last call. Until the `last` call it holds
+        back a possible beginning of a character or of a stop string."""
         if self.text is None and not self.stops:
             part: list[int] | str = self.new[self.told :]
             self.told = len(self.new)

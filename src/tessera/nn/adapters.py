@@ -80,10 +80,10 @@ class Adapter:
 @lru_cache(maxsize=256)
 def _adapted(kind: type[Module], adapters: tuple[Adapter, ...]) -> type[Module]:
     """The subclass of `kind` whose weights are read with `adapters`."""
-    names = {"__doc__": kind.__doc__, "adapters": adapters, "adapted_kind": kind}
+    names: dict[str, Any] = {"__doc__": kind.__doc__, "adapters": adapters, "adapted_kind": kind}
     for weight in {a.weight: None for a in adapters}:
         names[weight] = _property(weight, tuple(a for a in adapters if a.weight == weight))
-    made = type(kind)(kind.__name__, (kind,), names)
+    made: type[Module] = type(kind.__name__, (kind,), names)
     made.__module__, made.__qualname__ = kind.__module__, kind.__qualname__
     return made
 
@@ -166,7 +166,8 @@ def add(module: Module, adapter: Adapter, r: int) -> None:
 
 
 def _set_kind(module: Module, kind: type[Module], adapters: tuple[Adapter, ...]) -> None:
-    object.__setattr__(module, "__class__", _adapted(kind, adapters) if adapters else kind)
+    made = _adapted(kind, adapters) if adapters else kind  # type: ignore[arg-type]  # hashable
+    object.__setattr__(module, "__class__", made)
 
 
 # -- the public functions -------------------------------------------------------------------------

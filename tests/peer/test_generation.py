@@ -17,7 +17,7 @@ from tessera import dist
 from tessera.checkpoint import load_hf
 from tessera.launch.cli import app
 from tessera.train.generate import generate
-from tessera.train.sampling import filtered, sample, uniform
+from tessera.train.sampling import filtered, ranks_for, sample, uniform
 
 TP2 = dist.Mesh(("tp",), shape={"tp": 2})
 CORPUS = ["the cat sat on the mat", "the dog ran to the cat", "a dog and a cat sat"] * 4
@@ -91,8 +91,12 @@ def test_filtered_probabilities_are_those_of_transformers(how: dict[str, Any]) -
         if name in how:
             scores = kind(how[name])(None, scores)
     want = torch.softmax(scores, -1).numpy()
-    weights, ids = (t.numpy() for t in filtered(ts.tensor(logits), *given.values()))
+    weights, ids = (
+        t.numpy()
+        for t in filtered(ts.tensor(logits), *given.values(), ts.tensor(ranks_for(given["top_k"])))
+    )
     got = np.zeros_like(want)
+    assert ids.shape == (40, {0: 64, 5: 8, 30: 32}[given["top_k"]])
     np.put_along_axis(got, ids, weights / weights.sum(-1, keepdims=True), 1)
     np.testing.assert_array_equal(got > 0, want > 0)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)

@@ -39,7 +39,7 @@ NO_TOKEN = -1
 class Given(NamedTuple):
     """The inputs of a generation besides its texts: the length of each prompt, i32[B]; the ids that
     end a text, i32[n]; the factor against repeated tokens, or None; to sample, uniform numbers
-    f32[B, capacity], one for each new token, and the four numbers of `filtered`; None takes the
+    f32[B, capacity], one for each new token, and the other arguments of `filtered`; None takes the
     likeliest token."""
 
     start: Tensor

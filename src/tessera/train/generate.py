@@ -25,7 +25,7 @@ from ..nn.gpt_config import GPTConfig
 from ..nn.transformer import GPT
 from .decoding import NO_TOKEN, Given, State, programs
 from .prompts import TOKENIZER, Text, stops_of, texts_of
-from .sampling import LEAST_TEMPERATURE, sample, uniform
+from .sampling import LEAST_TEMPERATURE, ranks_for, sample, uniform
 
 CHUNK = 16
 """Tokens between two reads of the host, if it looks for strings that end a text."""
@@ -107,8 +107,10 @@ def generate(
     def on(values: Any) -> Tensor:
         return tensor(values, mesh=mesh)
 
-    numbers = (max(temperature, LEAST_TEMPERATURE), top_k, top_p, min_p)
-    kinds: tuple[Any, ...] = (np.float32, np.int32, np.float32, np.float32)
+    filters = (
+        np.float32(max(temperature, LEAST_TEMPERATURE)), np.int32(min(top_k, MOST)),
+        np.float32(top_p), np.float32(min_p), ranks_for(min(top_k, most + 1)),
+    )  # fmt: skip
     draws = temperature > 0
     lengths = np.array([len(t.ids) for t in texts], np.int32)
     seeds = [seed + i for i in range(len(texts))]
@@ -117,7 +119,7 @@ def generate(
         on(np.array(ends + [NO_END] * (_power(max(len(ends), 8)) - len(ends)), np.int32)),
         None if repetition == 1 else on(np.float32(repetition)),
         on(uniform(seeds, capacity)) if draws else None,
-        tuple(on(kind(x)) for x, kind in zip(numbers, kinds, strict=True)) if draws else None,
+        tuple(map(on, filters)) if draws else None,
     )
     code = getattr(model, "__code__", None)
     run = programs(window, mesh, config, code, None if config else (len(texts), capacity))

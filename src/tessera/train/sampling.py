@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -25,22 +26,31 @@ def penalized(logits: Tensor, seen: Tensor, repetition: Like) -> Tensor:
 
 
 def filtered(
-    logits: Tensor, temperature: Like, top_k: Like, top_p: Like, min_p: Like
+    logits: Tensor, temperature: Like, top_k: Like, top_p: Like, min_p: Like, ranks: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(Weights f32[B, V] of the tokens, largest first, 0 for those that are left out; their ids).
+    """(Weights f32[B, n] of the n likeliest tokens, largest first, 0 for those that are left out;
+    their ids).
 
     The weights are softmax(logits / temperature), up to a factor for each row. The filters follow
     each other as in transformers: the `top_k` largest (0: all); of those the fewest whose
-    probabilities reach `top_p`; of those the ones with at least `min_p` of the largest.
+    probabilities reach `top_p`; of those the ones with at least `min_p` of the largest. `ranks` are
+    those of `ranks_for(top_k)`: only so many logits are sorted.
     """
-    x, ids = F.sort(logits, -1, descending=True)
+    n = min(ranks.shape[0] or logits.shape[-1], logits.shape[-1])
+    x, ids = F.topk(logits, n)
     weights = F.exp((x - x[:, :1]) / temperature)
-    rank = F.arange(logits.shape[-1]).reshape(1, -1)
+    rank = F.arange(n).reshape(1, -1)
     weights = F.where((rank < top_k) | (as_tensor(top_k) == 0), weights, 0.0)
     before = F.cumsum(weights) - weights
     most = F.where(as_tensor(top_p) < 1.0, F.sum(weights, -1, True) * top_p, math.inf)
     weights = F.where((before < most) | (rank == 0), weights, 0.0)
     return F.where(weights >= min_p, weights, 0.0), ids
+
+
+def ranks_for(top_k: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Numbers whose count is the least power of two of at least `top_k`, or 0 for all tokens: a
+    size for `filtered`, so that similar bounds share a program."""
+    return np.arange(1 << (top_k - 1).bit_length() if top_k else 0, dtype=np.int32)
 
 
 def drawn(weights: Tensor, ids: Tensor, at: Tensor) -> Tensor:
@@ -86,7 +96,8 @@ def sample(
     if temperature == 0:
         return F.argmax(x, -1)
     least = max(temperature, LEAST_TEMPERATURE)
-    return drawn(*filtered(x, least, top_k, top_p, min_p), share)
+    ranks = as_tensor(ranks_for(top_k))
+    return drawn(*filtered(x, least, top_k, top_p, min_p, ranks), share)
 
 
 def uniform(seeds: list[int], count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -95,4 +106,4 @@ def uniform(seeds: list[int], count: int) -> np.ndarray[tuple[int, int], np.dtyp
     return np.stack(rows)
 
 
-__all__ = ["drawn", "filtered", "penalized", "sample", "uniform"]
+__all__ = ["drawn", "filtered", "penalized", "ranks_for", "sample", "uniform"]

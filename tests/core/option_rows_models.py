@@ -246,6 +246,19 @@ for name in ("load_parameters", "load_state_dict"):
 row("tessera.nn.Parameter that rests", lambda **k: nn.Parameter(3, 4, **k).requires_grad,
     requires_grad=False)  # fmt: skip
 
+
+def adapted(**k: Any) -> Any:
+    """The result of two layers whose adapters have a B of ones."""
+    ts.seed(0)
+    model = nn.lora(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 2, **k)
+    for name, p in model.trainable_parameters().items():
+        if name.endswith("_b"):
+            p.put(ts.ones(p.shape))
+    return model(A)
+
+
+row("tessera.nn.lora", adapted, alpha=8.0, targets="*1")
+
 # -- activations, losses and distances, the rest ---------------------------------------------------
 row("tessera.nn.hardtanh", lambda **k: nn.hardtanh(A, **k), min_val=-0.1, max_val=0.1)
 row("tessera.nn.glu", lambda **k: nn.glu(SQUARE, **k), dim=0)

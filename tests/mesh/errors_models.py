@@ -10,7 +10,8 @@ import numpy as np
 import tessera as ts
 from tessera.train import generate as generate_module
 from tessera.train import recipe
-from tessera.train.generate import generate, sample
+from tessera.train.generate import generate
+from tessera.train.sampling import sample
 from tests.mesh.errors import row
 
 # fmt: off
@@ -73,10 +74,10 @@ def text(what: Any, **more: Any) -> Callable[[], Any]:
 
 
 row("the module that has generate", ts.UsageError, lambda: generate_module(GPT, [1], 2))
-row("the logits of several texts", ts.ShapeError, lambda: sample(
-    np.zeros((2, 8)), np.random.default_rng(0), 0.0))
+row("the logits of one text", ts.ShapeError, lambda: sample(np.zeros(8), [0.5]))
+row("the numbers of other texts", ts.ShapeError, lambda: sample(np.zeros((2, 8)), [0.5]))
 row("logits of the last token", ts.UsageError, text(ts.zeros((1, 16))))
-row("logits of several texts", ts.UsageError, text(ts.zeros((2, 8, 16))))
+row("logits of other texts", ts.UsageError, text(ts.zeros((2, 8, 16))))
 row("no logits", ts.UsageError, text(None))
 row("logits in a tuple", ts.UsageError, text((ts.zeros((1, 8, 16)), None)))
 row("logits in a dict", ts.UsageError, text({"logits": ts.zeros((1, 8, 16))}))
@@ -88,8 +89,10 @@ for prompt, says in (
     ("hi", "cannot be 'hi'"),
     (None, "cannot be None"),
     ([1.9, True], "cannot be [1.9, True]"),
-    ([[1, 2], [3, 4]], "cannot be [[1, 2], [3, 4]]"),
-    ([[1], [3, 4]], "cannot be [[1], [3, 4]]"),
+    ([[1, 2], []], "has no token"),
+    ([[1, 2], ["a"]], "has a part 'a'"),
+    ([1, [2]], "is an id and a list"),
+    (["a", "b"], "are texts"),
     (3, "cannot be 3"),
     ([1, 2**40], f"has the id {2**40} at [1]"),
     ([9, *[1] * 20], "has the id 9 at [0]"),
@@ -103,8 +106,12 @@ for stop, says in (
     row(f"a stop that {says}", ts.UsageError,
         lambda stop=stop: generate(GPT, [1], 2, stop=stop))
 row("a seed of no number", ts.UsageError, lambda: generate(GPT, [1], 2, seed=1.5))
-row("a seed in place of a generator", ts.UsageError, lambda: sample(np.zeros(2), 1))
-for name in ("max_new_tokens", "eos_token_id", "do_sample", "top_p", "num_beams"):
+row("a tokenizer of one way", ts.UsageError, lambda: generate(GPT, "a", 2, tokenizer=object()))
+row("a stop of no letter", ts.UsageError, lambda: generate(GPT, [1], 2, stop=""))
+row("a stream of no function", ts.UsageError, lambda: generate(GPT, [1], 2, stream=True))
+row("a repetition of 0", ts.UsageError, lambda: generate(GPT, [1], 2, repetition=0))
+for name in ("max_new_tokens", "eos_token_id", "do_sample", "repetition_penalty", "streamer",
+             "stop_strings", "num_beams", "num_return_sequences", "attention_mask"):
     row(f"text by {name}", ts.UsageError, lambda name=name: generate(GPT, [1], 2, **{name: 3}))
 row("a layout of pending sums", ts.UsageError, lambda: ts.grad(
     (W * 2.0).sum(), W, layout=W, reduce_partial=False))

@@ -9,7 +9,8 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn
-from tessera.train.generate import _programs, generate
+from tessera.train.decoding import programs
+from tessera.train.generate import generate
 from tests.cases import LONG, short
 
 BOTH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
@@ -96,14 +97,34 @@ def test_text_is_the_same_with_a_cache_and_without_one(name: str) -> None:
     assert len({*map(str, found[True])}) == 2
 
 
+@pytest.mark.parametrize("name", short(["plain", "ring", "local", "alibi"], "ring"))
+def test_prompts_of_different_lengths_are_continued_as_alone(name: str) -> None:
+    """On a mesh and past the window too; each draws with its own seed."""
+    model, mesh = made(**CHOICES[name]), None
+    if name in ("ring", "local"):
+        model, mesh = dist.place(model, PLAN, BOTH), BOTH
+    prompts = [[7], [3, 1, 4, 1, 5, 9, 2, 6], [8, 8, 1]]
+    for how in ({"temperature": 0.0}, {"temperature": 1.5, "top_k": 0, "top_p": 0.9, "seed": 4}):
+        for window in (8, 16):
+            more: Any = {**how, "window": window, "mesh": mesh, "repetition": 1.2}
+            together = generate(model, prompts, 7, stop=[11, 12, 13, 14], **more)
+            seeds = range(more.pop("seed", 0), 99)
+            alone = [
+                generate(model, p, 7, stop=[11, 12, 13, 14], seed=s, **more)
+                for p, s in zip(prompts, seeds, strict=False)
+            ]
+            assert together == alone
+    assert len({*map(len, together)}) > 1
+
+
 def test_texts_of_all_lengths_share_two_programs() -> None:
-    _programs.cache_clear()
+    programs.cache_clear()
     model = made(positions="rotary")
     for prompt in ([1], [1, 2, 3], [1, 2, 3, 4, 5]):
         generate(model, prompt, 10, window=16)
-    programs: Any = _programs(16, None, model.config, None)
-    counts = [sum(map(len, f._entries.values())) for f in programs]
-    assert counts == [0, 1, 1]
+    made_for: Any = programs(16, None, model.config, None, None)
+    counts = [sum(map(len, f._entries.values())) for f in made_for]
+    assert counts == [1, 1, 0]
 
 
 def test_models_of_several_kinds_may_share_a_window() -> None:

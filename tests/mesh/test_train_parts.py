@@ -16,9 +16,10 @@ import tessera as ts
 from tessera.core.errors import OptionWarning, UsageError
 from tessera.core.mesh import Mesh
 from tessera.train.evaluate import mean_loss
-from tessera.train.generate import generate, sample
+from tessera.train.generate import generate
 from tessera.train.metrics import MetricsWriter, read_metrics
 from tessera.train.run import Run, fresh_folder
+from tessera.train.sampling import sample, uniform
 from tessera.train.text import prepare
 from tessera.train.throughput import gemm_peak
 
@@ -26,8 +27,8 @@ VOCAB = 11
 
 
 def adds_last_two(ids: ts.Tensor) -> ts.Tensor:
-    """Logits [1, S, V] of a model that predicts the sum of the last two tokens, mod V."""
-    before = ts.concat([ts.zeros((1, 1), ts.int32), ids[:, :-1]], 1)
+    """Logits [B, S, V] of a model that predicts the sum of the last two tokens, mod V."""
+    before = ts.concat([ids[:, :1] * 0, ids[:, :-1]], 1)
     return ts.one_hot((ids + before) % VOCAB, VOCAB) * 50.0
 
 
@@ -67,18 +68,74 @@ def test_the_seed_decides_the_sample() -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_sampling_follows_temperature_and_top_k() -> None:
-    draw = np.random.Generator(np.random.Philox(0))
-    logits = np.log(np.array([0.1, 0.2, 0.3, 0.4]))
-    counts = np.bincount([sample(logits, draw) for _ in range(8000)], minlength=4) / 8000
-    np.testing.assert_allclose(counts, [0.1, 0.2, 0.3, 0.4], atol=0.02)
-    cold = np.bincount([sample(logits, draw, 0.5) for _ in range(8000)], minlength=4) / 8000
-    np.testing.assert_allclose(cold, np.array([1, 4, 9, 16]) / 30, atol=0.02)
-    assert {sample(logits, draw, top_k=2) for _ in range(200)} == {2, 3}
-    assert sample(logits, draw, temperature=0.0) == 3
-    assert {sample(logits, draw, temperature=1e-320) for _ in range(20)} == {3}
+def test_sampling_follows_temperature_and_filters() -> None:
+    at = uniform([0], 8000)[0]
+    logits = np.tile(np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32)), (8000, 1))
+
+    def shares(**how: float) -> Any:
+        return np.bincount(sample(logits, at, **how).numpy(), minlength=4) / 8000
+
+    np.testing.assert_allclose(shares(), [0.1, 0.2, 0.3, 0.4], atol=0.02)
+    np.testing.assert_allclose(shares(temperature=0.5), np.array([1, 4, 9, 16]) / 30, atol=0.02)
+    np.testing.assert_allclose(shares(top_k=2), [0, 0, 3 / 7, 4 / 7], atol=0.02)
+    np.testing.assert_allclose(shares(top_p=0.71), [0, 2 / 9, 3 / 9, 4 / 9], atol=0.02)
+    np.testing.assert_allclose(shares(min_p=0.6), [0, 0, 3 / 7, 4 / 7], atol=0.02)
+    for cold in (0.0, 1e-320):
+        assert (sample(logits, at, temperature=cold).numpy() == 3).all()
+    assert (sample(logits[:2], [0.0, 1.0]).numpy() == [3, 0]).all()
     with pytest.raises(UsageError, match=r"^sample: temperature cannot be inf"):
-        sample(logits, draw, temperature=float("inf"))
+        sample(logits, at, temperature=float("inf"))
+
+
+def test_a_repeated_token_is_less_likely() -> None:
+    def likes_three(ids: ts.Tensor) -> ts.Tensor:
+        return ts.one_hot(ids * 0 + 3, VOCAB) * 2.0 + ts.one_hot(ids * 0 + 5, VOCAB)
+
+    def found(repetition: float) -> Any:
+        return generate(likes_three, [3], 2, window=4, temperature=0.0, repetition=repetition)
+
+    assert [found(r) for r in (1.0, 1.5, 3.0)] == [[3, 3, 3], [3, 3, 3], [3, 5, 3]]
+
+
+class Words:
+    """A tokenizer of letters: "a" is 0."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) - 97 for c in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(97 + i) for i in ids)
+
+
+def test_text_goes_in_and_comes_out() -> None:
+    """Tokens b, b, then their sums mod 11."""
+    how: Any = {"window": 6, "temperature": 0.0, "tokenizer": Words()}
+    assert generate(adds_last_two, "bb", 6, **how) == "bbcdfick"
+    assert generate(adds_last_two, ["bb", "c"], 3, **how) == ["bbcdf", "cceg"]
+    for stop, text, ids in (
+        ("fi", "bbcd", [1, 1, 2, 3]),
+        (["ic", "zz"], "bbcdf", [1, 1, 2, 3, 5]),
+        ([8, "zz"], "bbcdf", [1, 1, 2, 3, 5]),
+        (["c", "cd"], "bb", [1, 1]),
+    ):
+        for stream in (None, [].append):
+            assert generate(adds_last_two, "bb", 6, stop=stop, stream=stream, **how) == text
+            assert generate(adds_last_two, [1, 1], 6, stop=stop, stream=stream, **how) == ids
+
+
+def test_a_stream_joins_to_the_text() -> None:
+    """It holds back what may be the beginning of a stop string."""
+    for prompt, stop in (("bb", "fk"), ("bb", "fi"), ("bb", None), ([1, 1], "fi"), ([1, 1], 8)):
+        pieces: list[Any] = []
+        how: Any = {"window": 6, "temperature": 0.0, "tokenizer": Words(), "stop": stop}
+        text = generate(adds_last_two, prompt, 6, stream=pieces.append, **how)
+        assert text == sum(pieces, prompt) if isinstance(prompt, list) else prompt + "".join(pieces)
+        assert len(pieces) >= (6 if stop in ("fk", None) else 3)
+    several: list[Any] = []
+    found = generate(adds_last_two, [[1, 1], [2]], 4, window=6, temperature=0.0, stop=5,
+                     stream=several.append)  # fmt: skip
+    assert several[0] == [[2], [2]] and several[-1][0] == []
+    assert found == [[1, 1, 2, 3], [2, 2, 4, 6, 10]]
 
 
 @pytest.mark.parametrize(("prompt", "tokens", "window"), [([], 1, 4), ([1], -1, 4), ([1], 1, 0)])
@@ -90,10 +147,9 @@ def test_generation_needs_a_prompt_a_count_and_a_window(
 
 
 def test_sampling_refuses_negative_numbers() -> None:
-    draw = np.random.Generator(np.random.Philox(0))
-    for wrong in ({"temperature": -1.0}, {"top_k": -1}):
+    for wrong in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": -1.0}, {"min_p": -1.0}):
         with pytest.raises(UsageError, match="cannot be -1"):
-            sample(np.zeros(3), draw, **wrong)
+            sample(np.zeros((1, 3)), [0.5], **wrong)
 
 
 # ---- evaluation and speed ----------------------------------------------------------------------

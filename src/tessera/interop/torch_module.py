@@ -237,6 +237,7 @@ class Part(Module):
     """A module inside a PyTorch model: its parameters, buffers and parts under PyTorch's names."""
 
     _unsaved: frozenset[str] = frozenset()  # buffers that state_dict() leaves out
+    only_linear = True  # of its matrices those of linear layers can have adapters
 
     def __getitem__(self, key: int | str) -> Any:
         return getattr(self, str(key))

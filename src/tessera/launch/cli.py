@@ -26,6 +26,7 @@ from .calibrate_cli import calibrate
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
 from .info_cli import info
+from .generate_cli import generate
 from .mesh_cli import mesh
 from .plan_cli import plan
 from .train_cli import train
@@ -93,6 +94,7 @@ app.command()(info)
 app.command()(calibrate)
 app.command()(plan)
 app.command()(train)
+app.command()(generate)
 app.command(context_settings=launcher.CONTEXT)(tune)
 
 

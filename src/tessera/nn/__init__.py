@@ -18,6 +18,7 @@ from .activations import (
     selu,
     softplus,
 )
+from .adapters import lora, merge_lora
 from .context_parallel import all_to_all_attention, unzigzag, zigzag
 from .conv import (
     batch_norm,
@@ -148,8 +149,10 @@ __all__ = [
     "linear_cross_entropy",
     "log_softmax",
     "logsigmoid",
+    "lora",
     "max_pool1d",
     "max_pool2d",
+    "merge_lora",
     "mish",
     "mlp",
     "moe",

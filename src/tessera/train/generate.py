@@ -1,94 +1,83 @@
-"""Text generation: sampling token by token from compiled functions of fixed shapes.
+"""Text generation: prompts of any lengths, continued token by token in compiled loops.
 
-A GPT keeps the keys and values of earlier tokens: the prompt is one program, each further token
-another. A model without such a cache computes the whole window for each token. The window has a
-fixed shape: shorter texts are padded at their end, which a causal model does not see.
+A GPT keeps the keys and values of earlier tokens: the prompts are one program, the loop over all
+further tokens another. A model without such a cache computes the whole window for each token. The
+window has a fixed shape: shorter texts are padded at their end, which a causal model does not see.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from types import CodeType
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.checks import MOST, unfit, whole
-from ..core.declared import Called, Flag, Given, Natural, Rate
-from ..core.errors import ShapeError, UsageError, warn_no_effect
+from ..core.declared import Called, Flag, Natural, Number, Rate, Share
+from ..core.errors import UsageError, warn_no_effect
 from ..core.mesh import Mesh
 from ..core.public import checked, not_callable
-from ..core.value_checks import is_whole
-from ..lang.jit.jit import Jit
-from ..lang.math import functions as F
 from ..lang.math.create import tensor
-from ..lang.record.operands import as_tensor
 from ..lang.record.to_host import to_host
-from ..lang.value.tensor import Like, Tensor
+from ..lang.value.tensor import Tensor
 from ..nn.cache import Cache
 from ..nn.gpt_config import GPTConfig
-from ..nn.module import Module
 from ..nn.transformer import GPT
+from .decoding import NO_TOKEN, Given, State, programs
+from .prompts import TOKENIZER, Text, stops_of, texts_of
+from .sampling import LEAST_TEMPERATURE, ranks_for, sample, uniform
 
+CHUNK = 16
+"""Tokens between two reads of the host, if it looks for strings that end a text."""
+NO_END = -2
+"""An id that no text has."""
+LEAST_PROMPT = 16
+"""Shorter prompts are padded to this length, so that they share a program."""
 
-@lru_cache(maxsize=16)
-def _programs(
-    window: int, mesh: Mesh | None, config: GPTConfig | None, code: CodeType | None
-) -> tuple[Callable[..., Any], ...]:
-    """Compiled functions of a model: an `nn.GPT` if it has a `config`, or a function with `code`. A
-    function that is created for each call is compiled for each, with a warning.
-
-    The first maps i32[1, window] and the index `at` i32[1] of the last token to the logits f32[V]
-    there; the second also returns the cache. The third maps one id i32[1], the cache before it and
-    its position to its logits and the cache after it.
-    """
-
-    def full(model: Any, ids: Tensor, at: Tensor) -> Tensor:
-        with _inference(model):
-            return F.take(_logits(model(ids), window)[0], at, 0)[0]
-
-    def prefill(model: GPT, ids: Tensor, at: Tensor) -> tuple[Tensor, Cache]:
-        with _inference(model):
-            return model.prefill(ids, at, window)
-
-    def decode(model: GPT, ids: Tensor, cache: Cache, at: Tensor) -> tuple[Tensor, Cache]:
-        with _inference(model):
-            return model.decode(ids, cache, at)
-
-    full.__name__ = "generate"
-    return (
-        Jit(full, (), True, quiet=code is None),
-        Jit(prefill, (), True, quiet=True),
-        Jit(decode, "cache", True, quiet=True),
-    )
+Positive = Annotated[float, Number(above=0)]
+Model = Annotated[
+    Callable[[Tensor], Tensor], Called("give an nn.GPT, or a function of ids [B, window]")
+]
+Listener = Annotated[Callable[[Any], Any], Called("give a function of what each step adds")]
 
 
 @checked
 def generate(
-    model: Annotated[
-        Callable[[Tensor], Tensor], Called("give an nn.GPT, or a function of ids [1, window]")
-    ],
-    prompt: Sequence[int] | NDArray[Any],
+    model: Model,
+    prompt: Any,
     tokens: Natural,
     *,
     window: int | None = None,
     temperature: Rate = 0.8,
     top_k: Natural = 40,
+    top_p: Share = 1.0,
+    min_p: Share = 0.0,
+    repetition: Positive = 1.0,
     seed: Natural = 0,
-    stop: int | Sequence[int] | None = None,
+    stop: Any = None,
+    tokenizer: Any = None,
+    stream: Listener | None = None,
     mesh: Mesh | None = None,
     cache: Flag = True,
-) -> list[int]:
-    """`prompt` continued by at most `tokens` tokens; it ends early before the token `stop`, or
-    before any of several.
+) -> Any:
+    """`prompt` continued by at most `tokens` tokens; it ends early before the token or string
+    `stop`, or before any of several.
 
-    `model` maps ids [1, window] to logits [1, window, V] and is causal. It sees the last `window`
+    `prompt` is a sequence of ids, or a text if there is a `tokenizer`, or a list of such prompts of
+    any lengths; the result has the same form, a list for each prompt. A tokenizer is any object
+    with `encode(text)` and `decode(ids)`, such as those of transformers. `stream` is called with
+    the piece that each step adds, ids or text; for several prompts with a list of pieces.
+
+    `model` maps ids [B, window] to logits [B, window, V] and is causal. It sees the last `window`
     tokens; None: for an `nn.GPT` all tokens, but at most its `config.seq`. A module computes as
-    after `eval()`. The same seed gives the same tokens.
+    after `eval()`.
+
+    Temperature 0 takes the likeliest token. Above, a token is drawn with softmax(logits /
+    temperature) among the `top_k` largest (0: all), of those the fewest whose probabilities add up
+    to `top_p`, and of those the ones with at least `min_p` of the largest probability. First,
+    logits of tokens that the text has already are divided by `repetition` if above 0, else
+    multiplied by it. The same seed gives the same tokens; prompt i of several draws as if it were
+    alone with seed + i.
 
     With `cache` an `nn.GPT` computes each token alone, from the keys and values of earlier ones,
     while there are at most `window`; beyond that, and without a cache, it computes the whole window
@@ -99,77 +88,100 @@ def generate(
     >>> model = nn.GPT(nn.GPTConfig(vocab=16, seq=8, d=8, layers=1, heads=2))
     >>> len(generate(model, [1, 2, 3], 4))
     7
+    >>> [len(ids) for ids in generate(model, [[1, 2, 3], [4]], 4)]
+    [7, 5]
     """
     config = model.config if isinstance(model, GPT) else None
     most = config.vocab - 1 if config else MOST
-    several = f"the ids of one text, from 0 to {most}; call it once for each of several texts"
-    ids = _ids("the prompt", prompt, most, f"give {several}")
-    ends = [] if stop is None else stop
-    stops = _ids("stop", ends, most, f"give an id from 0 to {most}, or several", one=True)
-    if not ids:
-        raise UsageError("generate: the prompt has no token", fix="give at least one")
-    window = _window(config, len(ids) + tokens) if window is None else window
+    if tokenizer is not None and not all(hasattr(tokenizer, n) for n in ("encode", "decode")):
+        raise unfit("generate", "tokenizer", tokenizer, TOKENIZER)
+    ends, strings = stops_of(stop, tokenizer, most)
+    found = texts_of(prompt, tokenizer, strings, most)
+    texts = [found] if isinstance(found, Text) else found
+    longest = max(len(t.ids) for t in texts)
+    window = _window(config, longest + tokens) if window is None else window
     whole("generate", "window", window, 1, None if config is None else config.seq)
     cached = cache and isinstance(model, GPT) and _has_cache(model)
-    full, prefill, decode = _programs(window, mesh, config, getattr(model, "__code__", None))
-    draw = np.random.Generator(np.random.Philox(seed))
+    capacity = max(window, _power(longest + tokens))
+
+    def on(values: Any) -> Tensor:
+        return tensor(values, mesh=mesh)
+
+    filters = (
+        np.float32(max(temperature, LEAST_TEMPERATURE)), np.int32(min(top_k, MOST)),
+        np.float32(top_p), np.float32(min_p), ranks_for(min(top_k, most + 1)),
+    )  # fmt: skip
+    draws = temperature > 0
+    lengths = np.array([len(t.ids) for t in texts], np.int32)
+    seeds = [seed + i for i in range(len(texts))]
+    given = Given(
+        on(lengths),
+        on(np.array(ends + [NO_END] * (_power(max(len(ends), 8)) - len(ends)), np.int32)),
+        None if repetition == 1 else on(np.float32(repetition)),
+        on(uniform(seeds, capacity)) if draws else None,
+        tuple(map(on, filters)) if draws else None,
+    )
+    code = getattr(model, "__code__", None)
+    run = programs(window, mesh, config, code, None if config else (len(texts), capacity))
+    state = {
+        "ids": on(_padded(texts, capacity)),
+        "length": on(lengths),
+        "done": on(np.zeros(len(texts), bool)),
+    }
     key_cache: Cache | None = None
-
-    def on(*values: int) -> Tensor:
-        return tensor(np.array(values, np.int32), mesh=mesh)
-
-    for _ in range(tokens):
-        window_ids = ids[-window:]
-        at = on(len(window_ids) - 1)
-        padded = np.zeros((1, window), np.int32)
-        padded[0, : len(window_ids)] = window_ids
-        if not cached or len(ids) > window:
-            logits = full(model, tensor(padded, mesh=mesh), at)
-        elif key_cache is None:
-            logits, key_cache = prefill(model, tensor(padded, mesh=mesh), at)
-        else:
-            logits, key_cache = decode(model, on(ids[-1]), key_cache, at)
-        chosen = sample(to_host(logits).reshape(-1), draw, temperature, top_k)
-        if chosen in stops:
+    step = 1 if stream else CHUNK if strings else max(tokens, 1)
+    for until in range(step, tokens + step, step):
+        at_most = on(np.int32(min(until, tokens)))
+        if cached and key_cache is None:
+            prompts = on(_padded(texts, min(window, max(LEAST_PROMPT, _power(longest)))))
+            state, key_cache = run.prefill(model, prompts, state, given)
+        if key_cache is not None:
+            state, key_cache = run.cached(model, state, key_cache, given, at_most)
+        if key_cache is None or longest + min(until, tokens) > window:
+            state = run.whole(model, state, given, at_most)
+        goes_on = _read(texts, state, tokens)
+        if stream is not None:
+            pieces = [t.piece(not g) for t, g in zip(texts, goes_on, strict=True)]
+            stream(pieces if isinstance(found, list) else pieces[0])
+        if not any(goes_on):
             break
-        ids.append(chosen)
+        state["done"] = on(~np.array(goes_on))
+    return [t.result for t in texts] if isinstance(found, list) else found.result
+
+
+def _padded(texts: list[Text], width: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The first `width` ids of each prompt, i32[B, width], with zeros after its end."""
+    ids = np.zeros((len(texts), width), np.int32)
+    for row, t in zip(ids, texts, strict=True):
+        row[: len(t.ids)] = t.ids[:width]
     return ids
 
 
-def _ids(argument: str, value: Any, most: int, fix: str, one: bool = False) -> list[int]:
-    """The ids in `value`, which may be a single id if `one`. Raises UsageError if one of them is no
-    whole number from 0 to `most`."""
-    try:
-        is_one = hasattr(value, "__array__") or is_whole(value)
-        found = np.asarray(value if is_one else list(value))
-    except (TypeError, ValueError):  # not of several, or of lists that differ in length
-        raise unfit("generate", argument, value, fix) from None
-    if found.ndim not in ((0, 1) if one else (1,)) or (found.size and found.dtype.kind not in "iu"):
-        raise unfit("generate", argument, value, fix)
-    ids = [int(i) for i in found.reshape(-1)]
-    for at, i in enumerate(ids):
-        if not 0 <= i <= most:
-            raise UsageError(f"generate: {argument} has the id {i} at [{at}]", fix=fix)
-    return ids
+def _read(texts: list[Text], state: State, tokens: int) -> list[bool]:
+    """Adds the new ids of `state` to `texts`; returns for each whether it goes on, up to `tokens`.
+    Raises UsageError if logits gave no token."""
+    host = to_host(state)
+    for i, (t, ids, length) in enumerate(zip(texts, host["ids"], host["length"], strict=True)):
+        if t.closed:
+            continue
+        new = ids[len(t.ids) + len(t.new) : length].tolist()
+        if NO_TOKEN in new:
+            raise UsageError(
+                "generate: no token can be chosen, as the largest logit is not finite",
+                text=i,
+                position=len(t.ids) + len(t.new) + new.index(NO_TOKEN) - 1,
+                fix="find where it begins: ts.debug.nan_origin(model, ids)",
+            )
+        t.add(new)
+    return [
+        not (t.closed or done) and len(t.new) < tokens
+        for t, done in zip(texts, host["done"], strict=True)
+    ]
 
 
-def _logits(result: Any, window: int) -> Tensor:
-    """The model's result as logits [1, window, V]. Raises UsageError if it is anything else."""
-    logits, came = None, "None" if result is None else f"a {type(result).__name__}"
-    fix = f"return logits for each token of the window, [1, {window}, V]"
-    if isinstance(result, (Tensor, np.ndarray)):
-        logits = as_tensor(result)
-        came = str(logits.type)
-        if logits.shape[:1] == (1,) and logits.ndim == 2:
-            fix = f"return those of each token, not of the last alone: [1, {window}, V]"
-    elif hasattr(result, "logits") or (isinstance(result, dict) and "logits" in result):
-        part = ".logits" if hasattr(result, "logits") else '["logits"]'
-        fix = f"give lambda ids: model(ids){part} and window="
-    elif isinstance(result, (tuple, list)):
-        fix = "give lambda ids: model(ids)[0] and window=, if the logits come first"
-    if logits is None or logits.ndim != 3 or logits.shape[:2] != (1, window):
-        raise UsageError(f"generate: the model gave {came}, not logits [1, {window}, V]", fix=fix)
-    return logits
+def _power(count: int) -> int:
+    """The least power of two that is at least `count`."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def _window(c: GPTConfig | None, count: int) -> int:
@@ -179,7 +191,7 @@ def _window(c: GPTConfig | None, count: int) -> int:
         fix = "give the number of tokens that the model sees"
         raise UsageError("generate: a function needs a window", fix=fix)
     shorter = [r.original for r in (c.rope, c.local_rope) if r and r.by_length]
-    return min([1 << max(count - 1, 0).bit_length(), c.seq, *(n for n in shorter if n >= count)])
+    return min([_power(count), c.seq, *(n for n in shorter if n >= count)])
 
 
 def _has_cache(model: GPT) -> bool:
@@ -210,64 +222,6 @@ def _has_cache(model: GPT) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _inference(model: object) -> Iterator[None]:
-    """Sets the modules of `model` to `eval()` inside, and back afterwards. It is for recorded
-    functions only, so that other threads, which may train the model, never see it."""
-    every = list(model.modules()) if isinstance(model, Module) else []
-    before = [(m.__dict__, {"training": m.training}) for m in every if "training" in m.__dict__]
-    inside = [m.__dict__ for m in every if m.training]
-    for own in inside:
-        own["training"] = False
-    try:
-        yield
-    finally:
-        for own in inside:
-            del own["training"]
-        for own, was in before:
-            own |= was
-
-
-@checked
-def sample(
-    logits: Like,
-    draw: Annotated[np.random.Generator, Given("give np.random.default_rng(0)")],
-    temperature: Rate = 1.0,
-    top_k: Natural = 0,
-) -> int:
-    """An index drawn with softmax(logits / temperature) among the `top_k` largest (0: all).
-
-    Temperature 0 takes the largest. `logits` are an array or convertible to one. Raises ShapeError
-    if they are not those of one token, UsageError for numbers below 0, for a NaN, and for
-    infinities where finite logits are needed.
-
-    >>> draw = np.random.Generator(np.random.Philox(0))
-    >>> sample(np.array([0.0, 3.0, 1.0]), draw, temperature=0.0)
-    1
-    >>> {sample(np.array([0.0, 3.0, 2.5]), draw, top_k=2) for _ in range(50)} == {1, 2}
-    True
-    """
-    x = logits if isinstance(logits, np.ndarray) else as_tensor(logits).numpy()
-    if x.ndim != 1 or not x.size:
-        raise ShapeError(
-            f"sample: logits are those of one token, [V], not {list(x.shape)}",
-            fix="of several texts give one at a time: [sample(x, draw) for x in logits.numpy()]",
-        )
-    largest = float(x.max())
-    if not math.isfinite(largest) and (temperature or largest != math.inf):
-        raise UsageError(
-            f"sample: no token can be chosen, as the largest logit is {largest}",
-            logits=f"{int(np.isnan(x).sum())} of {x.size} are NaN",
-            fix="find where it begins: ts.debug.nan_origin(model, ids)",
-        )
-    if temperature == 0:
-        return int(x.argmax())
-    with np.errstate(over="ignore"):  # far below the largest
-        z = (x.astype(np.float64) - largest) / temperature
-    if 0 < top_k < z.size:
-        z[np.argpartition(z, -top_k)[:-top_k]] = -np.inf
-    p = np.exp(z)
-    return int(draw.choice(z.size, p=p / p.sum()))
-
+__all__ = ["generate", "sample"]
 
 not_callable(__name__)  # from tessera.train import generate

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         debug,
         distributed,
         elastic,
+        export,
         interop,
         kernel,
         pipeline,
@@ -96,9 +97,9 @@ __all__ = [
     "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning",
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
     "custom_gradient", "data",
-    "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
-    "from_jax", "from_jax_function", "from_jax_model", "from_torch", "function", "grad", "graph",
-    "int8", "int32", "interop", "jit", "jvp", "kernel", "linalg",
+    "debug", "dist", "distribute", "distributed", "elastic", "export", "f16", "f32",
+    "fp8_e4m3", "fp8_e5m2", "from_jax", "from_jax_function", "from_jax_model", "from_torch",
+    "function", "grad", "graph", "int8", "int32", "interop", "jit", "jvp", "kernel", "linalg",
     "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
     "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
     "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
@@ -157,8 +158,8 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 
 
 _LATE = (
-    "checkpoint", "data", "debug", "distributed", "elastic", "interop", "kernel", "pipeline",
-    "plan", "schedule",
+    "checkpoint", "data", "debug", "distributed", "elastic", "export", "interop", "kernel",
+    "pipeline", "plan", "schedule",
     "interop.jax_models:from_jax_model", "interop.torch_module:from_torch",
     "lang.foreign.jax_program:from_jax_function", "lang.jit.tuner:tune",
 )  # fmt: skip

@@ -50,6 +50,7 @@ from .runtime import (
     pytrees,
 )
 from .runtime.lower import NONE, lower
+from .runtime.offload import Lowered
 from .runtime.processes import exchange, first_process
 from .runtime.processes.call_order import compare_calls
 from .runtime.processes.flight import flight
@@ -294,6 +295,10 @@ class Engine:
     def program_bytes(self, program: Program) -> dict[str, int]:
         assert isinstance(program, Executable)
         return offload.program_bytes(program)
+
+    def lowered(self, program: Program) -> Lowered:
+        assert isinstance(program, Executable)
+        return Lowered(program)
 
     def program_cache(self, maps: int | None, size: int | None) -> None:
         program_cache.BOOK.limit(maps, size)

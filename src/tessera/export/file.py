@@ -32,6 +32,7 @@ from ..lang.jit.taken_out import OneProgram
 from ..lang.program.training_step import TrainingStep
 from ..lang.record.first_process import by_first, to_first
 from ..lang.record.recorder import current
+from ..lang.record.tree import spec_paths
 from ..lang.value.engine import engine
 from ..lang.value.tensor import Tensor
 from .program import Exported, Source
@@ -95,7 +96,8 @@ def _described(name: str, one: OneProgram) -> tuple[dict[str, Any], list[Tensor]
     """(the contents of `program.json`, the weights)."""
     given = {s for s in one.sources if isinstance(s, int)}
     tensors = {i for i, x in enumerate(one.leaves) if isinstance(x, Tensor)}
-    fixed = {i: x for i, x in enumerate(one.leaves) if i not in given | tensors}
+    own = one.leaves[: len(spec_paths(one.spec))]  # the others are of what it closes over
+    fixed = {i: x for i, x in enumerate(own) if i not in given | tensors}
     results = [x for i, x in enumerate(one.out_leaves) if i not in set(one.slots)]
     odd = [x for x in (*fixed.values(), *results) if type(x) not in FIXED]
     if odd:

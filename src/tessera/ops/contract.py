@@ -9,7 +9,7 @@ from typing import Any
 from ..core.errors import ShapeError
 from ..core.layout import TensorType
 from ..core.tensor_checks import one_dtype
-from .elementwise import NUMBER, need
+from .elementwise import FIELD, need
 from .index_string import Index, contraction_flops, letter_sizes, parse_index, propagate
 from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
@@ -20,7 +20,7 @@ def index_of(ins: Sequence[TensorType], attrs: Attrs) -> Index:
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """Requires equal sizes of each letter; the layout follows from the index string."""
-    need("contract", ins, NUMBER)
+    need("contract", ins, FIELD)
     index = index_of(ins, attrs)
     sizes: dict[str, int] = {}
     for letters, t in zip(index.args, ins, strict=True):

@@ -440,6 +440,16 @@ class Tensor:
             """`ts.std`: the standard deviation along `dim`, by default over all dims."""
 
     @property
+    def real(self) -> Tensor:
+        """`ts.real`: the real part."""
+        return self._real()
+
+    @property
+    def imag(self) -> Tensor:
+        """`ts.imag`: the imaginary part."""
+        return self._imag()
+
+    @property
     def T(self) -> Tensor:  # as in NumPy
         """The tensor with its dims in reverse order, as in NumPy."""
         return self.permute(*reversed(range(self.ndim)))

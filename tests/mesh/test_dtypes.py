@@ -1,4 +1,4 @@
-"""Numbers of 64 bits, complex numbers and Fourier transforms on the engine, against JAX and NumPy."""
+"""Numbers of 64 bits, complex numbers and Fourier transforms, against JAX and NumPy."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_function_for_a_dtype(name: str, dtype: Any) -> None:
     with jax.enable_x64(True):
         want = np.asarray(theirs(*map(jnp.asarray, arrays)))
     layout = LAYOUTS[CASES.index((name, dtype)) % len(LAYOUTS)]
-    xs = [ts.tensor(a, dtype, mesh=MESH, layout=layout) for a in arrays]
+    xs = [ts.tensor(a, dtype=dtype, mesh=MESH, layout=layout) for a in arrays]
     for run in (ours, ts.jit(lambda *xs: ours(*xs))):
         got = run(*xs)
         assert (
@@ -134,7 +134,7 @@ def test_a_function_for_a_dtype(name: str, dtype: Any) -> None:
     with jax.enable_x64(True):
         s = jnp.asarray(scale, real.numpy)
         slope = jax.grad(lambda s: loss(theirs, jnp, weight, list(map(jnp.asarray, arrays)), s))(s)
-    w, s = ts.tensor(weight, real), ts.tensor(scale, real)
+    w, s = ts.tensor(weight, dtype=real), ts.tensor(scale, dtype=real)
     mine = ts.jit(lambda s, xs: ts.value_and_grad(lambda s: loss(ours, ts, w, xs, s))(s)[1])(s, xs)
     assert mine.dtype is real
     _close(mine.numpy(), slope, dtype)
@@ -148,7 +148,7 @@ TRANSFORMS = [
 ]
 GRIDS = [
     (name, dims, norm)
-    for name in ("fftn", "ifftn", "rfftn", "irfftn", "fft2", "rfft2", "irfft2", "ifft2")
+    for name in ("fftn", "ifftn", "rfftn", "irfftn")
     for dims, norm in (((0, 1), "backward"), ((2, 0), "ortho"), ((1, 2), "forward"))
 ]
 GRID_LAYOUTS = ("[8@dp, 6, 10]", "[8, 6@dp, 10@tp]", "[8@tp, 6, 10@dp]", "[8@(dp,tp), 6, 10]",
@@ -164,7 +164,7 @@ def test_a_transform_along_a_dim(name: str, dim: int, norm: str, n: Any, wide: b
         ).dtype
         x = _data(dtype, 3)
         got = getattr(ts.fft, name)(
-            ts.tensor(x, dtype, mesh=MESH, layout=layout), n=n, dim=dim, norm=norm
+            ts.tensor(x, dtype=dtype, mesh=MESH, layout=layout), n=n, dim=dim, norm=norm
         )
         want = getattr(np.fft, name)(x.astype("c16" if complex else "f8"), n=n, axis=dim, norm=norm)
         _close(got.numpy(), want, dtype)
@@ -176,7 +176,7 @@ def test_a_transform_of_a_grid(name: str, dims: Any, norm: str, layout: str) -> 
     """Values and gradients on pencils are those of JAX; in a global function and folded."""
     x = np.random.RandomState(0).randn(8, 6, 10)
     mesh = MESH.fold(onto=4) if name == "rfftn" else MESH
-    given = ts.tensor(x, "f64", mesh=mesh, layout=layout)
+    given = ts.tensor(x, dtype="f64", mesh=mesh, layout=layout)
 
     def loss(lib: Any, x: Any, **how: Any) -> Any:
         y = getattr(lib.fft, name)(x * 1.5, norm=norm, **how)
@@ -184,10 +184,11 @@ def test_a_transform_of_a_grid(name: str, dims: Any, norm: str, layout: str) -> 
 
     with jax.enable_x64(True):
         want, slope = jax.value_and_grad(lambda x: loss(jnp, x, axes=dims))(jnp.asarray(x))
+    want, slope = np.asarray(want), np.asarray(slope)
     run = ts.jit(lambda x: ts.value_and_grad(lambda x: loss(ts, x, dim=dims))(x))
     got, g = run(given)
     np.testing.assert_allclose(got.item(), want, rtol=1e-12)
-    np.testing.assert_allclose(g.numpy(), slope, rtol=1e-9, atol=1e-9 * float(abs(slope).max()))
+    np.testing.assert_allclose(g.numpy(), slope, rtol=1e-9, atol=1e-9 * abs(slope).max())
 
 
 def test_pencils_are_turned_by_all_to_all() -> None:
@@ -220,27 +221,27 @@ def test_transforms_in_local_bodies_and_vmap() -> None:
 def test_64_bits_are_asked_for() -> None:
     """Nothing is wide unless it is asked for, and a wide tensor stays wide on its ways."""
     x = np.array([1 + 2.0**-40, 3.0])
-    assert ts.tensor(x).dtype is ts.f32 and ts.tensor(x, ts.f64).dtype is ts.f64
-    w = ts.tensor(x, ts.f64, mesh=MESH, layout="[2@dp]")
+    assert ts.tensor(x).dtype is ts.f32 and ts.tensor(x, dtype=ts.f64).dtype is ts.f64
+    w = ts.tensor(x, dtype=ts.f64, mesh=MESH, layout="[2@dp]")
     assert (w * 2.0 + 1).dtype is ts.f64 and np.array_equal(w.numpy(), x)
     assert np.array_equal(dist.redistribute(w).numpy(), x)
     assert ts.jit(lambda w: w)(w).numpy()[0] == x[0]
     assert (w + ts.ones(2)).dtype is ts.f64 and (w * 1j).dtype is ts.complex128
     y = ts.jit(lambda v: (v.to(ts.f64) + 2.0**-30).sum().to("f32"))(ts.ones(2))
     assert y.dtype is ts.f32
-    top = ts.max(ts.tensor([[1.0, 2.0 + 2**-45]], ts.f64, mesh=MESH, layout="[1, 2@dp]"))
+    top = ts.max(ts.tensor([[1.0, 2.0 + 2**-45]], dtype=ts.f64, mesh=MESH, layout="[1, 2@dp]"))
     assert top.item() == 2.0 + 2**-45
-    assert ts.tensor([2**50], "i64").item() == 2**50
-    assert ts.sum(ts.tensor([2**40, 2**40], "i64")).item() == 2**41
+    assert ts.tensor([2**50], dtype="i64").item() == 2**50
+    assert ts.sum(ts.tensor([2**40, 2**40], dtype="i64")).item() == 2**41
     with pytest.raises(ts.DTypeError, match="complex numbers do not fit"):
         ts.tensor([1j]).to("f32")
     with pytest.raises(ts.DTypeError, match="complex numbers do not fit"):
-        ts.tensor([1j], ts.f32)
+        ts.tensor([1j], dtype=ts.f32)
 
 
 def test_64_bits_in_loops_and_steps() -> None:
     """Bodies of loops, and programs of single steps, keep 64 bits."""
-    x = ts.tensor(np.full((8, 4), 1 + 2.0**-40), ts.f64, mesh=MESH, layout="[8@dp, 4]")
+    x = ts.tensor(np.full((8, 4), 1 + 2.0**-40), dtype=ts.f64, mesh=MESH, layout="[8@dp, 4]")
 
     def run(x):
         return ts.scan(lambda c, _: (c + 2.0**-40, ts.sum(c)), x, ts.zeros(3))

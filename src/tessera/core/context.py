@@ -47,6 +47,7 @@ class Settings:
     mesh: Mesh | None = None
     autocast: str | None = None
     autocast_embeddings: bool = False
+    autocast_fp8: bool = False
     strict: bool = False
     ordered: bool = False
     reduce_dtype: DType | None = None
@@ -63,6 +64,7 @@ class Changes(TypedDict, total=False):
     mesh: Mesh | None
     autocast: str | None
     autocast_embeddings: bool
+    autocast_fp8: bool
     strict: bool
     ordered: bool
     reduce_dtype: DType | None

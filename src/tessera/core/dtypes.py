@@ -96,8 +96,8 @@ BY_NAME |= {"bfloat16": bf16, "fp16": f16, "fp32": f32, "int": int32, "float": f
 BY_NAME |= {"fp64": f64, "double": f64, "long": int64}
 BY_NAME |= {"fp8_e4m3": fp8_e4m3, "fp8_e5m2": fp8_e5m2}
 _PYTHON: dict[type, DType] = {float: f32, int: int32, bool: bool_, complex: complex64}
-# Host data of 64 bits is narrowed on the way in if no dtype is named (ints are checked), since it is
-# what Python and NumPy make of any number.
+# Host data of 64 bits is narrowed on the way in if no dtype is named (ints are checked), since
+# NumPy makes 64 bits of any Python number.
 _NARROWED = {
     "float64": f32, "int64": int32, "uint64": uint32, "int16": int32, "uint16": int32,
     "complex128": complex64,

@@ -53,7 +53,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         # A letter of this argument alone was summed, so the gradient is constant along it.
         summed_first = tuple(k for k in letters if k in available)
         text = Index((index.out, *(x for _, x in others)), summed_first)
-        d = b("contract", g, *(a for a, _ in others), index=_spell(text), dtype=arg.type.dtype)
+        d = b("contract", g, *(a for a, _ in others), index=spell(text), dtype=arg.type.dtype)
         if summed_first != letters:
             shape = tuple(sizes[k] if k in available else 1 for k in letters)
             d = b("broadcast_to", b("reshape", d, shape=shape), shape=arg.type.shape)
@@ -61,7 +61,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return out
 
 
-def _spell(index: Index) -> str:
+def spell(index: Index) -> str:
     """The index as text with one character per letter (dims of `...` get unused ones)."""
     names = dict.fromkeys(k for group in (*index.args, index.out) for k in group)
     free = iter(c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in names)

@@ -22,13 +22,14 @@ KINDS = ("fft", "ifft", REAL_INPUT, REAL_OUTPUT)
 
 
 def taker(t: TensorType, dim: int) -> int | None:
-    """The dim of `t` that takes the axes of `dim`: the one with the largest blocks, rather one that
-    they divide; None if none is large enough."""
+    """The dim of `t` that takes the axes of `dim`: rather one that is whole, so that no axis moves
+    twice, then one that they divide, then the one with the largest blocks. None if none is large
+    enough."""
     blocks = {}
     for i, d in enumerate(t.dims):
         n = shard_count((*dim_axes(d), *dim_axes(t.dims[dim])), t.sizes)
         if i != dim and len(d) == 1 and t.shape[i] >= n:
-            blocks[i] = not t.shape[i] % n, t.shape[i] // n
+            blocks[i] = not dim_axes(d), not t.shape[i] % n, t.shape[i] // n
     return max(blocks, key=lambda i: blocks[i]) if blocks else None
 
 

@@ -90,8 +90,8 @@ def _size(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 
 sum_ = define(
-    Op("sum", _rule("sum", "sum", "each", FIELD), _fold("sum"), _sum_grad, flops=_size, attrs="dims",
-       batch=next_dim("dims"), memory="reduced", invariance="sums", linear="each")
+    Op("sum", _rule("sum", "sum", "each", FIELD), _fold("sum"), _sum_grad, flops=_size,
+       attrs="dims", batch=next_dim("dims"), memory="reduced", invariance="sums", linear="each")
 )  # fmt: skip
 max_ = define(
     Op("max", _rule("max", "max"), _fold("max"), _extreme_grad, flops=_size, attrs="dims",

@@ -1,14 +1,15 @@
 """`ts.fft`: discrete Fourier transforms, in the conventions of NumPy.
 
-A transformed dim that is split gives its axes to another dim, by one all_to_all: the transforms of a
-grid run on pencils, and the result stays in the layout of the last one. Narrow floats are computed
-in f32; f64 and complex128 keep their precision. Gradients are transforms too.
+A transformed dim that is split gives its axes to another dim, by one all_to_all: the transforms of
+a grid run on pencils, and the result stays in the layout of the last one. Narrow floats are
+computed in f32; f64 and complex128 keep their precision. Gradients are transforms too.
 
 >>> import tessera as ts
 >>> mesh = ts.dist.Mesh.parse("x=4")
->>> grid = ts.tensor([[float(i * j) for j in range(8)] for i in range(8)], mesh=mesh, layout="[8@x, 8]")
+>>> rows = [[float(i * j) for j in range(8)] for i in range(8)]
+>>> grid = ts.tensor(rows, mesh=mesh, layout="[8@x, 8]")
 >>> ts.fft.rfft2(grid).type
-c64[8, 5]
+c64[8, 5@x]
 >>> ts.fft.fft2(grid).type
 c64[8, 8@x]
 >>> round(ts.fft.ifft2(ts.fft.fft2(grid)).real[2, 3].item(), 4)
@@ -51,8 +52,8 @@ def _sized(x: Tensor, dim: int, n: int) -> Tensor:
 
 
 def _even(x: Tensor, dim: int) -> Tensor:
-    """`x` with `dim` whole, if it is split and its axes do not divide it or the dim that takes them:
-    with zeros at their ends one all_to_all moves the blocks, which else is a gather."""
+    """`x` with `dim` whole, if it is split and its axes do not divide it or the dim that takes
+    them. With zeros at the ends of both dims one all_to_all moves the blocks."""
     axes, to = dim_axes(x.type.dims[dim]), taker(x.type, dim)
     if not axes or to is None:
         return x

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.dtypes import DType, bf16, bool_, complex64, f32, int32, uint8
+from tessera.core.dtypes import DType, bf16, bool_, complex64, f32, fp8_e4m3, int32, uint8
 from tessera.ir.tile.text import parse as parse_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -227,6 +227,18 @@ row("contract", real(5, 8), real(8, 6), index="m k, k n -> m n", dtype=bf16, res
 
 
 # ---- reduce ------------------------------------------------------------------------------------
+def rounded_to_fp8(x: Array, scale: Array) -> Array:
+    """`x / scale` with 4 significant bits, times `scale`; at least 2**-6 of it."""
+    y = x / scale
+    step = 2.0 ** np.maximum(np.floor(np.log2(np.maximum(np.abs(y), 1e-9))) - 3, -9)
+    return np.clip(np.round(y / step) * step, -448, 448) * scale
+
+
+row("contract_fp8", real(5, 8), real(8, 6), np.float32(0.005), np.float32(0.01), left=fp8_e4m3,
+    index="m k, k n -> m n", dtype=f32, result=f32, smooth=False,
+    expect=lambda x, y, s, t: rounded_to_fp8(x, s) @ rounded_to_fp8(y, t))  # fmt: skip
+
+
 def dft(n: int, sign: int = -1) -> Array:
     return np.exp(sign * 2j * np.pi * np.outer(np.arange(n), np.arange(n)) / n)
 

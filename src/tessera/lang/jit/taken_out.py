@@ -75,7 +75,7 @@ def one_program(
         )
     program = root.program()
     if program.schedule.is_staged or program.schedule.options.executor == "stepped":
-        kind = "a pipeline" if program.schedule.is_staged else 'run with executor="stepped"'
+        kind = "a pipeline" if program.schedule.is_staged else "run step by step here"
         raise UsageError(
             f"{caller}: {name} is {kind}, so each of its steps is a program",
             fix=f"look at its schedule: {name}.plan(...); or take out a function of one program",

@@ -6,25 +6,27 @@ the largest value of its tensor to the largest of the dtype, so it is the same f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.dtypes import DType, f32, fp8_e4m3, fp8_e5m2, largest
 from ..core.layout import TensorType
 from .contract import index_of, spell
-from .elementwise import const, need
+from .elementwise import need
 from .index_string import Index, contraction_flops, letter_sizes, propagate
 from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
 
-def scale_of(b: Build, x: Any, dtype: DType) -> Any:
+def scale_of(b: Callable[..., Any], x: Any, dtype: DType) -> Any:
     """The scale of the node `x` for `dtype`, f32[]: its largest absolute value over that of
     `dtype`; 1 for zeros."""
     x = b("stop_gradient", x)
     top = b("cast", b("abs", x), dtype=f32)
     top = b("max", top, dims=tuple(range(top.type.rank))) if top.type.rank else top
-    one, zero = const(b, top, 1.0), const(b, top, 0.0)
-    scale = b("mul", top, const(b, top, 1.0 / largest(dtype)))
+    one, zero, unit = (
+        b("full", dtype=f32, shape=(), value=v) for v in (1.0, 0.0, 1.0 / largest(dtype))
+    )
+    scale = b("mul", top, unit)
     return b("where", b("gt", scale, zero), scale, one)
 
 

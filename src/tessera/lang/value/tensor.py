@@ -372,6 +372,11 @@ class Tensor:
 
         astype = to
 
+        def _real(self) -> Tensor: ...
+        def _imag(self) -> Tensor: ...
+        def conj(self) -> Tensor:
+            """`ts.conj`: the complex conjugate, elementwise."""
+
         def reshape(self, *shape: int | Sequence[int]) -> Tensor:
             """`ts.reshape`: the same elements in another shape; one size may be -1."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.context import Settings, replaced
 from ...core.contexts import Under, within
 from ...core.declared import Flag
-from ...core.dtypes import bf16, dtype_of, f32
+from ...core.dtypes import bf16, dtype_of, f32, fp8_e4m3, fp8_e5m2
 from ...core.errors import DTypeError
 
 
@@ -44,7 +44,8 @@ def autocast(
     fp8 = isinstance(dtype, str) and dtype == "fp8"
     want = bf16 if fp8 else dtype_of(dtype)
     if want.name not in ("bf16", "f16", "f32"):
-        fix = "use ts.bf16 or ts.f16" if want.bytes > 1 else 'write ts.autocast("fp8")'
+        is_fp8 = want in (fp8_e4m3, fp8_e5m2)
+        fix = 'write ts.autocast("fp8")' if is_fp8 else "use ts.bf16 or ts.f16"
         raise DTypeError(f"autocast: cannot compute in {want}", fix=fix)
     on = enabled and want is not f32
     return replaced(

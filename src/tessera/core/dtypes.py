@@ -38,7 +38,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether values have gradients: floats and complex numbers."""
+        """True for floats and complex numbers, whose values have gradients."""
         return self.kind in ("float", "complex")
 
     @property
@@ -47,7 +47,7 @@ class DType:
 
     @property
     def is_wide(self) -> bool:
-        """Whether its numbers have 64 bits."""
+        """True if its numbers have 64 bits."""
         return self.real.bytes == 8
 
     @property

@@ -67,7 +67,7 @@ ORDER = "1F1B"
 def check(c: SimpleNamespace, mesh: dist.Mesh) -> None:
     """Raises UsageError for an option that means nothing, or would do nothing on this mesh."""
     for option, word, known in (
-        ("--recompute", c.recompute, (*RECOMPUTE,)), ("--dtype", c.dtype, ("f32", "bf16")),
+        ("--recompute", c.recompute, (*RECOMPUTE,)), ("--dtype", c.dtype, ("f32", "bf16", "fp8")),
     ):  # fmt: skip
         if word not in known:
             raise ts.UsageError(f"{option}: {word!r} is not one of {', '.join(known)}")
@@ -198,8 +198,9 @@ def train(c: SimpleNamespace, console: Console) -> None:
     def validate() -> float:
         return mean_loss(lambda window: validation_loss(model, *on_mesh(window)), windows)
 
-    untrained, peak = validate(), gemm_peak(dtype=c.dtype)
-    console.print(f"measured GEMM peak: {flops_text(peak)}/s in {c.dtype}\n", highlight=False)
+    measured = "bf16" if c.dtype == "fp8" else c.dtype
+    untrained, peak = validate(), gemm_peak(dtype=measured)
+    console.print(f"measured GEMM peak: {flops_text(peak)}/s in {measured}\n", highlight=False)
     folder = c.out or fresh_folder("runs", "gpt-" + c.mesh.replace("=", "").replace(",", "-"))
     resume = kept or c.fold == "fit"  # `tessera run --elastic` goes on without a checkpoint
     run = Run(
@@ -295,7 +296,7 @@ def main(
     moe: Annotated[int, typer.Option(min=0, help="Experts a layer, over ep or dp.")] = 0,
     context: Annotated[str, typer.Option(help="Attention over cp: ring or all_to_all.")] = "",
     recompute: Annotated[str, typer.Option(help="Of layers: none, full or products.")] = "none",
-    dtype: Annotated[str, typer.Option(help="Of the matrix products: f32 or bf16.")] = "f32",
+    dtype: Annotated[str, typer.Option(help="Of the matrix products: f32, bf16, fp8.")] = "f32",
     batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 16,
     seq: Annotated[int, typer.Option(min=1, help="Tokens a sequence.")] = 128,
     d: Annotated[int, typer.Option(min=2, help="Width of the model.")] = 192,

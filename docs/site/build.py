@@ -32,6 +32,7 @@ FACES = {
     "distributed": "Processes, and collectives by the names of PyTorch.",
     "data": "Loaders of tokens.",
     "checkpoint": "State on disk, and models in the formats of others.",
+    "export": "Programs in files, which run without the code that they were written in.",
     "elastic": "Runs that go on when devices are lost, and when they come back.",
     "debug": "Where a NaN began; what a program held.",
     "linalg": "Linear algebra.",

@@ -16,7 +16,22 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import dist, graph, mesh, nn, op, optim
-from .core.dtypes import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, int32, uint8, uint32
+from .core.dtypes import (
+    bf16,
+    complex64,
+    complex128,
+    f16,
+    f32,
+    f64,
+    fp8_e4m3,
+    fp8_e5m2,
+    int8,
+    int32,
+    int64,
+    uint8,
+    uint32,
+    uint64,
+)
 from .core.dtypes import bool_ as bool
 from .core.environment import EnvironmentVariableWarning
 from .core.errors import (
@@ -56,8 +71,8 @@ from .lang.autodiff.vmap import vmap
 from .lang.autodiff.while_loop import while_loop
 from .lang.jit.cache_limits import clear_caches, set_program_cache
 from .lang.jit.jit import jit
+from .lang.math import fft, random
 from .lang.math import functions as _functions
-from .lang.math import random
 from .lang.math.create import tensor
 from .lang.math.functions import *  # noqa: F403  # all that it lists
 from .lang.math.ragged_padding import Pad
@@ -78,6 +93,7 @@ if TYPE_CHECKING:
         debug,
         distributed,
         elastic,
+        export,
         interop,
         kernel,
         pipeline,
@@ -97,13 +113,14 @@ __all__ = [
     "GraphError", "LayoutError", "MeshError", "OptionWarning", "Pad", "ShapeError", "StaticWarning",
     "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning",
     "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
-    "custom_gradient", "data",
-    "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2",
-    "from_jax", "from_jax_function", "from_jax_model", "from_torch", "function", "grad", "graph",
-    "int8", "int32", "interop", "jit", "jvp", "kernel", "linalg",
+    "complex64", "complex128", "custom_gradient", "data",
+    "debug", "dist", "distribute", "distributed", "elastic", "export", "f16", "f32", "f64", "fft",
+    "fp8_e4m3", "fp8_e5m2", "from_jax", "from_jax_function", "from_jax_model", "from_torch",
+    "function", "grad", "graph", "int8", "int32",
+    "int64", "interop", "jit", "jvp", "kernel", "linalg",
     "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
     "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
-    "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
+    "tune", "uint8", "uint32", "uint64", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 
@@ -170,8 +187,8 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 
 
 _LATE = (
-    "checkpoint", "data", "debug", "distributed", "elastic", "interop", "kernel", "pipeline",
-    "plan", "schedule",
+    "checkpoint", "data", "debug", "distributed", "elastic", "export", "interop", "kernel",
+    "pipeline", "plan", "schedule",
     "interop.jax_models:from_jax_model", "interop.torch_module:from_torch",
     "lang.foreign.jax_program:from_jax_function", "lang.jit.tuner:tune",
 )  # fmt: skip

@@ -51,6 +51,7 @@ from .runtime import (
 )
 from .runtime.lower import NONE, lower
 from .runtime.picked import picked
+from .runtime.offload import Lowered
 from .runtime.processes import exchange, first_process
 from .runtime.processes.call_order import compare_calls
 from .runtime.processes.flight import flight
@@ -300,6 +301,10 @@ class Engine:
     def program_bytes(self, program: Program) -> dict[str, int]:
         assert isinstance(program, Executable)
         return offload.program_bytes(program)
+
+    def lowered(self, program: Program) -> Lowered:
+        assert isinstance(program, Executable)
+        return Lowered(program)
 
     def program_cache(self, maps: int | None, size: int | None) -> None:
         program_cache.BOOK.limit(maps, size)

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from tessera.core.dtypes import DType, bf16, bool_, f32, int32, uint8
+from tessera.core.dtypes import DType, bf16, bool_, complex64, f32, fp8_e4m3, int32, uint8
 from tessera.ir.tile.text import parse as parse_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBER = ("float", "int", "uint")
-ANY = (*NUMBER, "bool")
+FIELD = (*NUMBER, "complex")
+ANY = (*FIELD, "bool")
 
 # Ops whose rows need a graph, a key or a mesh, with the files that have their rows.
 ELSEWHERE = {
@@ -95,27 +96,36 @@ def row(op: str, *ins: Array, expect: Callable[..., Any], **rest: Any) -> None:
     ROWS.append(Row(op, ins, expect, rest, **known))
 
 
+# Ops whose result has the dtype of the parts of a complex argument.
+PARTS = ("real", "imag", "abs")
 # ---- elementwise, one argument -----------------------------------------------------------------
 FLOAT = ("float",)
+SMOOTH = ("float", "complex")
+COMPLEX = ("complex",)
 X = real(5, 8)
 POSITIVE = real(5, 8, low=0.3, high=3.0)
-row("neg", X, expect=lambda x: 0 - x, kinds=NUMBER)
-row("exp", X, expect=lambda x: np.e**x, kinds=FLOAT)
-row("log", POSITIVE, expect=lambda x: np.log2(x) * math.log(2), kinds=FLOAT)
-row("log1p", POSITIVE, expect=lambda x: np.log(1 + x), kinds=FLOAT)
-row("expm1", X, expect=lambda x: np.exp(x) - 1, kinds=FLOAT)
-row("sqrt", POSITIVE, expect=lambda x: x**0.5, kinds=FLOAT)
-row("rsqrt", POSITIVE, expect=lambda x: x**-0.5, kinds=FLOAT)
-row("tanh", X, expect=lambda x: (np.exp(2 * x) - 1) / (np.exp(2 * x) + 1), kinds=FLOAT)
-row("sigmoid", X, expect=lambda x: (1 + np.tanh(x / 2)) / 2, kinds=FLOAT)
-row("sin", X, expect=lambda x: np.exp(1j * x).imag, kinds=FLOAT)
-row("cos", X, expect=lambda x: np.exp(1j * x).real, kinds=FLOAT)
+row("neg", X, expect=lambda x: 0 - x, kinds=FIELD)
+row("exp", X, expect=lambda x: np.e**x, kinds=SMOOTH)
+row("log", POSITIVE, expect=lambda x: np.log2(x) * math.log(2), kinds=SMOOTH)
+row("log1p", POSITIVE, expect=lambda x: np.log(1 + x), kinds=SMOOTH)
+row("expm1", X, expect=lambda x: np.exp(x) - 1, kinds=SMOOTH)
+row("sqrt", POSITIVE, expect=lambda x: x**0.5, kinds=SMOOTH)
+row("rsqrt", POSITIVE, expect=lambda x: x**-0.5, kinds=SMOOTH)
+row("tanh", X, expect=lambda x: (np.exp(2 * x) - 1) / (np.exp(2 * x) + 1), kinds=SMOOTH)
+row("sigmoid", X, expect=lambda x: (1 + np.tanh(x / 2)) / 2, kinds=SMOOTH)
+row("sin", X, expect=lambda x: np.exp(1j * x).imag, kinds=SMOOTH)
+row("cos", X, expect=lambda x: np.exp(1j * x).real, kinds=SMOOTH)
 row("erf", X, expect=lambda x: np.array([[math.erf(v) for v in r] for r in x]), kinds=FLOAT)
 row("erfc", X, expect=lambda x: np.array([[math.erfc(v) for v in r] for r in x]), kinds=FLOAT)
 BELL = NormalDist(0, 0.5**0.5)
 row("erfinv", X * 0.45, kinds=FLOAT, expect=lambda x: np.array(
     [[BELL.inv_cdf((v + 1) / 2) for v in r] for r in x.astype(float)]))  # fmt: skip
-row("abs", X, expect=lambda x: np.where(x < 0, -x, x), kinds=NUMBER)
+Z = (real(5, 8) + 1j * real(5, 8)).astype(np.complex64)
+row("conj", Z, expect=lambda z: z.real - 1j * z.imag, kinds=COMPLEX, smooth=False)
+row("real", Z, expect=lambda z: np.abs(z) * np.cos(np.angle(z)), kinds=COMPLEX, smooth=False)
+row("imag", Z, expect=lambda z: np.abs(z) * np.sin(np.angle(z)), kinds=COMPLEX, smooth=False)
+row("abs", Z, expect=lambda z: np.hypot(z.real, z.imag), kinds=FIELD, smooth=False, tag="complex")
+row("abs", X, expect=lambda x: np.where(x < 0, -x, x), kinds=FIELD)
 row("sign", X, expect=lambda x: (x > 0) * 1.0 - (x < 0) * 1.0, kinds=NUMBER)
 row("floor", X, expect=lambda x: x - np.mod(x, 1), kinds=FLOAT)
 row(
@@ -132,17 +142,18 @@ row("stop_gradient", X, expect=lambda x: x, kinds=ANY, free=True, smooth=False)
 # ---- elementwise, two arguments ----------------------------------------------------------------
 Y = real(5, 8)
 COLUMN, LINE, SCALAR = real(5, 1), real(8), real()
-row("add", X, Y, expect=lambda x, y: x - (-y), kinds=NUMBER)
-row("add", X, LINE, expect=lambda x, y: x + y[None], kinds=NUMBER, tag="line")
-row("add", COLUMN, LINE, expect=lambda x, y: x + y[None], kinds=NUMBER, tag="outer")
-row("sub", X, Y, expect=lambda x, y: x + (-y), kinds=NUMBER)
-row("sub", SCALAR, Y, expect=lambda x, y: x + (-y), kinds=NUMBER, tag="scalar")
+row("add", X, Y, expect=lambda x, y: x - (-y), kinds=FIELD)
+row("add", X, LINE, expect=lambda x, y: x + y[None], kinds=FIELD, tag="line")
+row("add", COLUMN, LINE, expect=lambda x, y: x + y[None], kinds=FIELD, tag="outer")
+row("sub", X, Y, expect=lambda x, y: x + (-y), kinds=FIELD)
+row("sub", SCALAR, Y, expect=lambda x, y: x + (-y), kinds=FIELD, tag="scalar")
 row("straight_through", X, Y, expect=lambda x, y: x, free=True, smooth=False)
-row("mul", X, Y, expect=lambda x, y: x / (1 / y), kinds=NUMBER)
-row("mul", X, COLUMN, expect=lambda x, y: x / (1 / y), kinds=NUMBER, tag="column")
-row("div", X, POSITIVE, expect=lambda x, y: x * y**-1.0, kinds=FLOAT)
-row("div", X, real(5, 1, low=0.5), expect=lambda x, y: x * y**-1.0, kinds=FLOAT, tag="column")
-row("pow", POSITIVE, Y, expect=lambda x, y: np.exp(y * np.log(x)), kinds=NUMBER)
+row("mul", X, Y, expect=lambda x, y: x / (1 / y), kinds=FIELD)
+row("mul", X, COLUMN, expect=lambda x, y: x / (1 / y), kinds=FIELD, tag="column")
+row("complex", X, Y, expect=lambda x, y: x + 1j * y, result=complex64, smooth=False)
+row("div", X, POSITIVE, expect=lambda x, y: x * y**-1.0, kinds=SMOOTH)
+row("div", X, real(5, 1, low=0.5), expect=lambda x, y: x * y**-1.0, kinds=SMOOTH, tag="column")
+row("pow", POSITIVE, Y, expect=lambda x, y: np.exp(y * np.log(x)), kinds=FIELD)
 row("pow", ids(5, 8, below=6, low=-5), ids(5, 8, below=12, low=-2), tag="whole",
     expect=lambda x, y: np.vectorize(  # towards zero, like a division
         lambda a, n: a**n if n >= 0 else int(abs(a) == 1) * a ** (-n % 2))(x, y))  # fmt: skip
@@ -196,7 +207,7 @@ row("iota", dtype=f32, shape=(7,), dim=0, free=True, result=f32, tag="float",
     expect=lambda: np.cumsum(np.ones(7)) - 1)  # fmt: skip
 
 # ---- contract ----------------------------------------------------------------------------------
-row("contract", real(5, 8), real(8, 6), index="m k, k n -> m n", kinds=NUMBER,
+row("contract", real(5, 8), real(8, 6), index="m k, k n -> m n", kinds=FIELD,
     expect=lambda x, w: (x[:, :, None] * w[None]).sum(1))  # fmt: skip
 row("contract", real(2, 3, 8), real(8, 5), index="... m k, k n -> ... m n", tag="rows",
     expect=lambda x, w: (x.reshape(6, 8) @ w).reshape(2, 3, 5))  # fmt: skip
@@ -214,16 +225,40 @@ row("contract", real(5, 8), real(8, 6), index="m k, k n -> m n", dtype=bf16, res
     smooth=False, tag="narrow",
     expect=lambda x, w: (x @ w).astype(np.float32).astype(bf16.numpy))  # fmt: skip
 
+
 # ---- reduce ------------------------------------------------------------------------------------
-row("sum", X, dims=(0,), expect=lambda x: np.ones(5) @ x, kinds=NUMBER)
+def rounded_to_fp8(x: Array, scale: Array) -> Array:
+    """`x / scale` with 4 significant bits, times `scale`; at least 2**-6 of it."""
+    y = x / scale
+    step = 2.0 ** np.maximum(np.floor(np.log2(np.maximum(np.abs(y), 1e-9))) - 3, -9)
+    return np.clip(np.round(y / step) * step, -448, 448) * scale
+
+
+row("contract_fp8", real(5, 8), real(8, 6), np.float32(0.005), np.float32(0.01), left=fp8_e4m3,
+    index="m k, k n -> m n", dtype=f32, result=f32, smooth=False,
+    expect=lambda x, y, s, t: rounded_to_fp8(x, s) @ rounded_to_fp8(y, t))  # fmt: skip
+
+
+def dft(n: int, sign: int = -1) -> Array:
+    return np.exp(sign * 2j * np.pi * np.outer(np.arange(n), np.arange(n)) / n)
+
+
+row("fft", Z, kind="fft", dim=1, n=8, expect=lambda z: z @ dft(8), smooth=False)
+row("fft", Z, kind="ifft", dim=0, n=5, expect=lambda z: dft(5, 1) @ z / 5, smooth=False, tag="back")
+row("fft", X, kind="rfft", dim=1, n=8, result=complex64, smooth=False, tag="real",
+    expect=lambda x: (x @ dft(8))[:, :5])  # fmt: skip
+row("fft", Z, kind="irfft", dim=1, n=14, result=f32, smooth=False, tag="to-real",
+    expect=lambda z: (np.concatenate([z[:, :1].real, z[:, 1:7], z[:, 7:].real,
+                      z[:, 6:0:-1].conj()], 1) @ dft(14, 1)).real / 14)  # fmt: skip
+row("sum", X, dims=(0,), expect=lambda x: np.ones(5) @ x, kinds=FIELD)
 row("sum", real(3, 4, 5), dims=(0, 2), expect=lambda x: np.einsum("ijk->j", x), tag="two")
 row("max", X, dims=(1,), expect=lambda x: np.sort(x, 1)[:, -1], kinds=NUMBER)
 row("min", X, dims=(0, 1), expect=lambda x: np.sort(x.ravel())[0], kinds=NUMBER)
-row("prod", POSITIVE, dims=(1,), expect=lambda x: np.exp(np.log(x).sum(1)), kinds=NUMBER)
+row("prod", POSITIVE, dims=(1,), expect=lambda x: np.exp(np.log(x).sum(1)), kinds=FIELD)
 row("argmax", X, dim=1, expect=lambda x: np.argsort(x, 1)[:, -1], kinds=NUMBER, result=int32)
 row("argmin", X, dim=0, expect=lambda x: np.argsort(x, 0)[0], kinds=NUMBER, result=int32)
 row("flip", X, dim=1, expect=lambda x: x[:, ::-1], kinds=ANY, free=True)
-row("cumsum", X, dim=1, expect=lambda x: x @ np.triu(np.ones((8, 8))), kinds=NUMBER)
+row("cumsum", X, dim=1, expect=lambda x: x @ np.triu(np.ones((8, 8))), kinds=FIELD)
 row("argsort", A, dim=1, kinds=NUMBER, result=int32, expect=lambda x: np.array(
     [sorted(range(len(r)), key=lambda i, r=r: (r[i], i)) for r in x]))  # fmt: skip
 row("argsort", A, dim=0, descending=True, kinds=NUMBER, result=int32, tag="descending",

@@ -15,6 +15,7 @@ from tessera.core.dtypes import (
     DType,
     bf16,
     bool_,
+    complex64,
     counts_to,
     dtype_of,
     f16,
@@ -23,14 +24,18 @@ from tessera.core.dtypes import (
     held_as,
     int8,
     int32,
+    int64,
     promote,
     uint8,
     uint32,
+    uint64,
 )
 from tessera.core.errors import DTypeError
 
 # Neither contains the other, and none of our dtypes contains both.
-APART = ({uint32, int32}, {uint32, int8})
+APART = (
+    {uint32, int32}, {uint32, int8}, {uint64, int64}, {uint64, int32}, {uint64, int8},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -59,16 +64,26 @@ def test_other_names(name: object, dtype: object) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("float64", f32), (np.int64, int32), (np.dtype("uint16"), int32), (np.uint64, uint32)],
+    [("int16", int32), (np.dtype("uint16"), int32)],
 )
 def test_what_is_asked_for_is_not_narrowed(name: object, nearest: object) -> None:
-    """64-bit data get the nearest dtype, if no dtype is given."""
+    """Data of 16 bits get the nearest dtype, if no dtype is given."""
     assert held_as(np.dtype(name)) is nearest  # type: ignore[call-overload]
     with pytest.raises(DTypeError, match=f"there is none: the nearest is {nearest}"):
         dtype_of(name)
 
 
-@pytest.mark.parametrize("name", ["complex64", "q8", object(), np.complex128, None])
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("float64", f32), (np.int64, int32), (np.uint64, uint32), (np.complex128, complex64)],
+)
+def test_64_bits_are_kept_where_they_are_asked_for(name: object, nearest: DType) -> None:
+    """Data of 64 bits get the dtype of 32 bits, if no dtype is given."""
+    assert held_as(np.dtype(name)) is nearest  # type: ignore[call-overload]
+    assert dtype_of(name).is_wide and dtype_of(name).kind == nearest.kind
+
+
+@pytest.mark.parametrize("name", ["q8", object(), "complex256", None])
 def test_what_is_no_dtype(name: object) -> None:
     with pytest.raises(DTypeError, match="is not known"):
         dtype_of(name)
@@ -98,17 +113,19 @@ def test_what_is_promoted_keeps_its_value(a: DType, b: DType) -> None:
     both = promote(a, b)
     for dtype in (a, b):
         info = ml_dtypes.finfo if dtype.is_float else ml_dtypes.iinfo
-        ends = [False, True] if dtype is bool_ else [info(dtype.numpy).min, info(dtype.numpy).max]
-        given = np.array(ends).astype(dtype.numpy)
-        assert np.array_equal(given.astype(both.numpy).astype(dtype.numpy), given)
-        assert np.array_equal(given.astype(both.numpy).astype(np.float64), given.astype(np.float64))
+        limits = info(dtype.real.numpy) if dtype is not bool_ else None
+        given = np.array([limits.min, limits.max] if limits else [False, True], dtype.numpy)
+        there = given.astype(both.numpy)
+        back = there if dtype.is_complex or not both.is_complex else there.real
+        assert np.array_equal(back.astype(dtype.numpy), given)
 
 
 def test_promotion_is_that_of_pytorch() -> None:
     """Equal if PyTorch has both dtypes and the result is one of ours."""
     torch = pytest.importorskip("torch")
     names = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i32": "int32", "i8": "int8",
-             "u8": "uint8", "bool": "bool"}  # fmt: skip
+             "u8": "uint8", "bool": "bool", "i64": "int64", "f64": "float64", "c64": "complex64",
+             "c128": "complex128"}  # fmt: skip
     theirs = {name: getattr(torch, full) for name, full in names.items()}
     ours = {full: name for name, full in theirs.items()} | {torch.int16: "i32"}  # what we have next
     for a, b in itertools.product(theirs, repeat=2):
@@ -124,6 +141,6 @@ def test_how_far_a_dtype_counts() -> None:
             continue
         n = counts_to(dtype)
         every = np.arange(min(n, 70_000) + 1)
-        assert np.array_equal(every.astype(dtype.numpy).astype(np.int64), every)
+        assert np.array_equal(every.astype(dtype.numpy).real.astype(np.int64), every)
         if n < 2**24:
             assert int(np.array([n + 1]).astype(dtype.numpy).astype(np.float64)[0]) != n + 1

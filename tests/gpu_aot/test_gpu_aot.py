@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tessera.runtime.ahead_of_time import CHIPS, why_not
+import tessera as ts
+from tessera import nn
+from tessera.runtime.ahead_of_time import CHIPS, compiled, described, why_not
 from tests.gpu_aot.programs import (
     CASES,
     Made,
@@ -133,3 +138,30 @@ def test_donated_memory_is_reused(case: Made) -> None:
 def test_attention_is_in_tiles() -> None:
     step, _ = recorded("GPT, one device")
     assert not {"attention", "attention_grad"} & {n.op for n in step.schedule.graph.nodes}
+
+
+def test_products_in_fp8_are_fp8_there() -> None:
+    """A GPT's step under `ts.autocast("fp8")` multiplies e4m3 by e4m3, and e5m2 by e4m3."""
+    with described("h100"):
+        model = nn.GPT(nn.GPTConfig(vocab=512, seq=128, d=256, layers=2, heads=4))
+
+        @ts.jit
+        def step(model: Any, ids: Any, labels: Any) -> Any:
+            with ts.autocast("fp8"):
+                loss = nn.cross_entropy(model(ids), labels)
+            return loss, ts.grad(loss, model)
+
+        step.plan(model, *(ts.tensor(np.zeros((8, 128), np.int32)) for _ in range(2)))
+        (part,) = compiled(step.programs[0])
+    # The factors of a product are the parameters of its fusion, or those of a library's call.
+    found: Counter[tuple[str, str]] = Counter()
+    for body in re.split(r"\n(?=%|ENTRY)", part.text):
+        types = dict(re.findall(r"%([\w.-]+) = (\w+)\[", body))
+        for a, b in re.findall(r" dot\(%([\w.-]+), %([\w.-]+)\)", body):
+            found[types[a], types[b]] += 1
+        for a, b in re.findall(r" custom-call\(%([\w.-]+), %([\w.-]+),.*matmul\$f8", body):
+            found[types[a], types[b]] += 1
+    narrow = {pair: n for pair, n in found.items() if all(t.startswith("f8") for t in pair)}
+    planned = [n for n in step.graph.nodes if n.op == "contract_fp8"]
+    assert {t for pair in narrow for t in pair} == {"f8e4m3fn", "f8e5m2"}
+    assert sum(narrow.values()) == len(planned) > 10

@@ -23,7 +23,7 @@ class Unlent:
 # -- values and dtypes -----------------------------------------------------------------------------
 row("strings are no tensor", ts.DTypeError, lambda: ts.tensor(["a", "b"]))
 row("objects are no tensor", ts.DTypeError, lambda: ts.tensor(object()))
-row("complex numbers", ts.DTypeError, lambda: ts.tensor(np.ones(2, np.complex64)))
+row("complex numbers", ts.DTypeError, lambda: ts.tensor(np.ones(2, np.complex64), dtype=ts.f32))
 row("a sparse tensor of PyTorch", ts.UsageError, lambda: ts.tensor(torch.eye(2).to_sparse()))
 row("PyTorch's meta device", ts.UsageError, lambda: X + torch.ones(2, device="meta"))
 row("a dtype of PyTorch alone", ts.DTypeError, lambda: ts.tensor(

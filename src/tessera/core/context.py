@@ -36,17 +36,19 @@ class Settings:
     """The settings in force.
 
     `mesh`: the current mesh. `autocast`: a dtype's name; `autocast_embeddings`: it holds for
-    embeddings, too. `strict`: strict mode. `ordered`: sums over devices have a fixed order at every
-    level of determinism. `reduce_dtype`: the dtype in which sums of gradients are sent (None: their
-    own). `no_grad`: results are constants to gradients. `op_by_op`: a compiled function runs op by
-    op for gradients. `program`: the options of programs recorded here. `tune_limit_s`: compiled
-    functions are tuned, each in at most so many seconds. `called` is called in place of a compiled
-    function, with the function and its arguments.
+    embeddings, too; `autocast_fp8`: linear products are rounded to fp8. `strict`: strict mode.
+    `ordered`: sums over devices have a fixed order at every level of determinism. `reduce_dtype`:
+    the dtype in which sums of gradients are sent (None: their own). `no_grad`: results are
+    constants to gradients. `op_by_op`: a compiled function runs op by op for gradients. `program`:
+    the options of programs recorded here. `tune_limit_s`: compiled functions are tuned, each in at
+    most so many seconds. `called` is called in place of a compiled function, with the function and
+    its arguments.
     """
 
     mesh: Mesh | None = None
     autocast: str | None = None
     autocast_embeddings: bool = False
+    autocast_fp8: bool = False
     strict: bool = False
     ordered: bool = False
     reduce_dtype: DType | None = None
@@ -63,6 +65,7 @@ class Changes(TypedDict, total=False):
     mesh: Mesh | None
     autocast: str | None
     autocast_embeddings: bool
+    autocast_fp8: bool
     strict: bool
     ordered: bool
     reduce_dtype: DType | None

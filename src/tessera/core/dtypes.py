@@ -23,7 +23,8 @@ from .value_checks import is_whole
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type: its printed `name`, `kind` (float, int, uint, bool) and NumPy form."""
+    """An element type: its printed `name`, `kind` (float, complex, int, uint, bool) and NumPy
+    form."""
 
     name: str
     kind: str
@@ -37,7 +38,22 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        return self.kind == "float"
+        """True for floats and complex numbers, whose values have gradients."""
+        return self.kind in ("float", "complex")
+
+    @property
+    def is_complex(self) -> bool:
+        return self.kind == "complex"
+
+    @property
+    def is_wide(self) -> bool:
+        """True if its numbers have 64 bits."""
+        return self.real.bytes == 8
+
+    @property
+    def real(self) -> DType:
+        """The dtype of the real and imaginary parts; of a real dtype, itself."""
+        return {"c64": f32, "c128": f64}[self.name] if self.is_complex else self
 
     @property
     def is_int(self) -> bool:
@@ -55,32 +71,45 @@ def _make(name: str, kind: str, numpy: object) -> DType:
     return DType(name, kind, dtype.itemsize, dtype)
 
 
+f64 = _make("f64", "float", np.float64)
 f32 = _make("f32", "float", np.float32)
 bf16 = _make("bf16", "float", ml_dtypes.bfloat16)
 f16 = _make("f16", "float", np.float16)
 fp8_e4m3 = _make("f8e4m3", "float", ml_dtypes.float8_e4m3fn)
 fp8_e5m2 = _make("f8e5m2", "float", ml_dtypes.float8_e5m2)
+complex64 = _make("c64", "complex", np.complex64)
+complex128 = _make("c128", "complex", np.complex128)
+int64 = _make("i64", "int", np.int64)
 int32 = _make("i32", "int", np.int32)
 int8 = _make("i8", "int", np.int8)
+uint64 = _make("u64", "uint", np.uint64)
 uint32 = _make("u32", "uint", np.uint32)
 uint8 = _make("u8", "uint", np.uint8)
 bool_ = _make("bool", "bool", np.bool_)
 
-ALL = (f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, uint32, uint8, bool_)
+ALL = (
+    f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, uint32, uint8, bool_,
+    f64, int64, uint64, complex64, complex128,
+)  # fmt: skip
 BY_NAME = {d.name: d for d in ALL} | {d.numpy.name: d for d in ALL}
 BY_NAME |= {"bfloat16": bf16, "fp16": f16, "fp32": f32, "int": int32, "float": f32, "half": f16}
+BY_NAME |= {"fp64": f64, "double": f64, "long": int64}
 BY_NAME |= {"fp8_e4m3": fp8_e4m3, "fp8_e5m2": fp8_e5m2}
-_PYTHON: dict[type, DType] = {float: f32, int: int32, bool: bool_}
-# The engine computes in 32 bits, so wider host data is narrowed on the way in (ints are checked).
-_NARROWED = {"float64": f32, "int64": int32, "uint64": uint32, "int16": int32, "uint16": int32}
+_PYTHON: dict[type, DType] = {float: f32, int: int32, bool: bool_, complex: complex64}
+# Host data of 64 bits is narrowed on the way in if no dtype is named (ints are checked), since
+# NumPy makes 64 bits of any Python number.
+_NARROWED = {
+    "float64": f32, "int64": int32, "uint64": uint32, "int16": int32, "uint16": int32,
+    "complex128": complex64,
+}  # fmt: skip
 
 
 def dtype_of(value: object) -> DType:
     """Returns the DType for a DType, a name, a dtype or scalar type of NumPy or JAX, a dtype of
     PyTorch, or a Python scalar type.
 
-    Raises DTypeError for anything else, also for types of 64 bits: they are not silently narrowed
-    if they are asked for by name. `held_as` narrows the types of host data.
+    Raises DTypeError for anything else. Types of 64 bits are kept here; `held_as` narrows the types
+    of host data.
     """
     if isinstance(value, DType):
         return value
@@ -150,18 +179,25 @@ def beyond(dtype: DType) -> float:
 @cache
 def largest(dtype: DType) -> float:
     """Returns the largest finite number of a float dtype."""
-    return float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]  # it has no types
+    return float(ml_dtypes.finfo(dtype.real.numpy).max)  # type: ignore[no-untyped-call]  # it has no types
 
 
 # Promotion takes the later dtype in this order: floats after integers, wider after narrower.
 # _WITHOUT_COMMON_ORDER has the pairs in which neither holds all values of the other: a dtype for
 # both, or None.
-_ORDER = (bool_, uint8, int8, uint32, int32, fp8_e5m2, fp8_e4m3, f16, bf16, f32)
+_ORDER = (
+    bool_, uint8, int8, uint32, int32, uint64, int64, fp8_e5m2, fp8_e4m3, f16, bf16, f32, f64,
+    complex64, complex128,
+)  # fmt: skip
 _WITHOUT_COMMON_ORDER = {
     frozenset({f16, bf16}): f32,
     frozenset({uint8, int8}): int32,
     frozenset({uint32, int8}): None,
     frozenset({uint32, int32}): None,
+    frozenset({uint64, int8}): None,
+    frozenset({uint64, int32}): None,
+    frozenset({uint64, int64}): None,
+    frozenset({f64, complex64}): complex128,
     frozenset({fp8_e5m2, fp8_e4m3}): f16,
 }
 
@@ -200,7 +236,7 @@ def counts_to(dtype: DType) -> int:
         return int(np.iinfo(dtype.numpy.name).max)
     if not dtype.is_float:
         return 1
-    return int(2 ** (ml_dtypes.finfo(dtype.numpy).nmant + 1))  # type: ignore[no-untyped-call]  # it has no types
+    return int(2 ** (ml_dtypes.finfo(dtype.real.numpy).nmant + 1))  # type: ignore[no-untyped-call]  # it has no types
 
 
 def summed(dtype: DType) -> DType:

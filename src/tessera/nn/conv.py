@@ -219,8 +219,8 @@ def _normed(
 ) -> Tensor:
     y = c * F.rsqrt(variance + eps)
     if weight is not None:
-        y = y * _channels(name, "weight", weight, c).to(f32)
-    return y if bias is None else y + _channels(name, "bias", bias, c).to(f32)
+        y = y * F.wide(_channels(name, "weight", weight, c))
+    return y if bias is None else y + F.wide(_channels(name, "bias", bias, c))
 
 
 def _at_least(name: str, x: Like, rank: int) -> tuple[Tensor, Tensor]:
@@ -228,7 +228,7 @@ def _at_least(name: str, x: Like, rank: int) -> tuple[Tensor, Tensor]:
     t = as_tensor(x)
     ranked(name, "x", t.type, rank, "give [batch, channels, ...]", more=True)
     t = t if t.dtype.is_float else t.to(f32)
-    return t, t.to(f32)
+    return t, F.wide(t)
 
 
 def batch_norm(
@@ -302,9 +302,9 @@ def group_norm(
     y = parts * F.rsqrt(F.mean(parts * parts, -1, True) + eps)
     y = y.reshape(t.shape)
     if weight is not None:
-        y = y * _channels(name, "weight", weight, t).to(f32)
+        y = y * F.wide(_channels(name, "weight", weight, t))
     if bias is not None:
-        y = y + _channels(name, "bias", bias, t).to(f32)
+        y = y + F.wide(_channels(name, "bias", bias, t))
     return y.to(t.dtype)
 
 

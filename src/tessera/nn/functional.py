@@ -32,9 +32,8 @@ C = TypeVar("C", bound=Callable[..., Tensor])
 
 
 def wide(x: Like) -> Tensor:
-    """`x` as f32."""
-    t = as_tensor(x)
-    return t if t.dtype is f32 else t.to(f32)
+    """`x` as f32, unless it is wider."""
+    return F.wide(as_tensor(x))
 
 
 def rounded_once(fn: C) -> C:
@@ -44,7 +43,7 @@ def rounded_once(fn: C) -> C:
     @functools.wraps(fn)
     def rounded(x: Like, *args: Any, **kwargs: Any) -> Tensor:
         t = as_tensor(x)
-        if not t.dtype.is_float or t.dtype is f32:
+        if not t.dtype.is_float or t.dtype.bytes >= 4:
             return fn(t, *args, **kwargs)
         return fn(t.to(f32), *args, **kwargs).to(t.dtype)
 

@@ -74,6 +74,7 @@ def trace(fn: Callable[..., Any], *args: Any, reduce_partial: bool = True, **kwa
             program=setting.program,
             autocast=setting.autocast,
             autocast_embeddings=setting.autocast_embeddings,
+            autocast_fp8=setting.autocast_fp8,
         ):
             return scheduled(compiled.plan(*given, **named))
 

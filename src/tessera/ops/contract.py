@@ -9,7 +9,7 @@ from typing import Any
 from ..core.errors import ShapeError
 from ..core.layout import TensorType
 from ..core.tensor_checks import one_dtype
-from .elementwise import NUMBER, need
+from .elementwise import FIELD, need
 from .index_string import Index, contraction_flops, letter_sizes, parse_index, propagate
 from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
@@ -20,7 +20,7 @@ def index_of(ins: Sequence[TensorType], attrs: Attrs) -> Index:
 
 def _rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """Requires equal sizes of each letter; the layout follows from the index string."""
-    need("contract", ins, NUMBER)
+    need("contract", ins, FIELD)
     index = index_of(ins, attrs)
     sizes: dict[str, int] = {}
     for letters, t in zip(index.args, ins, strict=True):
@@ -53,7 +53,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
         # A letter of this argument alone was summed, so the gradient is constant along it.
         summed_first = tuple(k for k in letters if k in available)
         text = Index((index.out, *(x for _, x in others)), summed_first)
-        d = b("contract", g, *(a for a, _ in others), index=_spell(text), dtype=arg.type.dtype)
+        d = b("contract", g, *(a for a, _ in others), index=spell(text), dtype=arg.type.dtype)
         if summed_first != letters:
             shape = tuple(sizes[k] if k in available else 1 for k in letters)
             d = b("broadcast_to", b("reshape", d, shape=shape), shape=arg.type.shape)
@@ -61,7 +61,7 @@ def _grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     return out
 
 
-def _spell(index: Index) -> str:
+def spell(index: Index) -> str:
     """The index as text with one character per letter (dims of `...` get unused ones)."""
     names = dict.fromkeys(k for group in (*index.args, index.out) for k in group)
     free = iter(c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in names)

@@ -10,7 +10,10 @@ from ..core.dtypes import (
     DType,
     beyond,
     bool_,
+    complex64,
+    complex128,
     f32,
+    f64,
     int32,
     uint32,
 )
@@ -46,7 +49,9 @@ def need(name: str, ins: Sequence[TensorType], kinds: tuple[str, ...]) -> None:
 
 
 NUMBER = ("float", "int", "uint")
-ANY = (*NUMBER, "bool")
+FIELD = (*NUMBER, "complex")
+SMOOTH = ("float", "complex")
+ANY = (*FIELD, "bool")
 
 
 def _rule(
@@ -92,9 +97,10 @@ def unary(
     name: str,
     grad: Grad | None,
     linear: str = "",
-    kinds: tuple[str, ...] = ("float",),
+    kinds: tuple[str, ...] = SMOOTH,
     memory: Memory = "expensive",
     local: Local | None = None,
+    result: Callable[[tuple[TensorType, ...]], DType] | None = None,
 ) -> Op:
     """Defines an elementwise op of one argument, computed by `local(c, x)`, or by the function
     `name` of the backend."""
@@ -102,10 +108,9 @@ def unary(
     def by_name(c: Call, x: Array) -> Array:
         return getattr(c.xp, name)(x)
 
-    result = _bool if name in ("isfinite", "logical_not") else _same
     degree: Linear = "each" if linear else ""
     return define(
-        Op(name, _rule(name, kinds, result, linear), local or by_name, grad,
+        Op(name, _rule(name, kinds, result or _same, linear), local or by_name, grad,
            elements="computed", memory=memory, linear=degree)
     )  # fmt: skip
 
@@ -145,7 +150,7 @@ def const(b: Build, like: Any, value: float) -> Any:
     return b("full", dtype=like.type.dtype, shape=(), value=value)
 
 
-neg = unary("neg", lambda b, n, g: [b("neg", g)], "each", NUMBER, "cheap")
+neg = unary("neg", lambda b, n, g: [b("neg", g)], "each", FIELD, "cheap")
 exp = unary("exp", lambda b, n, g: [b("mul", g, n)])
 log = unary("log", lambda b, n, g: [b("div", g, n.args[0])])
 log1p = unary("log1p", lambda b, n, g: [b("div", g, b("add", n.args[0], const(b, n, 1.0)))])
@@ -169,14 +174,38 @@ def _bell(b: Build, x: Any, height: float) -> Any:
 
 
 _SLOPE = 2.0 / math.sqrt(math.pi)  # that of erf at 0
-erf = unary("erf", lambda b, n, g: [b("mul", g, _bell(b, n.args[0], _SLOPE))])
-erfc = unary("erfc", lambda b, n, g: [b("mul", g, _bell(b, n.args[0], -_SLOPE))])
-erfinv = unary("erfinv", lambda b, n, g: [b("div", g, _bell(b, n, _SLOPE))])
-abs_ = unary("abs", lambda b, n, g: [b("mul", g, b("sign", n.args[0]))], "", NUMBER, "cheap")
+_REAL = ("float",)
+erf = unary("erf", lambda b, n, g: [b("mul", g, _bell(b, n.args[0], _SLOPE))], kinds=_REAL)
+erfc = unary("erfc", lambda b, n, g: [b("mul", g, _bell(b, n.args[0], -_SLOPE))], kinds=_REAL)
+erfinv = unary("erfinv", lambda b, n, g: [b("div", g, _bell(b, n, _SLOPE))], kinds=_REAL)
+
+
+def _part(ins: tuple[TensorType, ...]) -> DType:
+    return ins[0].dtype.real
+
+
+def _abs_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    x = n.args[0]
+    if not x.type.dtype.is_complex:
+        return [b("mul", g, b("sign", x))]
+    zero, one = const(b, n, 0.0), const(b, n, 1.0)
+    share = b("div", g, b("where", b("eq", n, zero), one, n))
+    return [b("mul", b("cast", share, dtype=x.type.dtype), b("conj", x))]
+
+
+abs_ = unary("abs", _abs_grad, "", FIELD, "cheap", result=_part)
 sign = unary("sign", lambda b, n, g: [None], "", NUMBER, "cheap")
-floor = unary("floor", lambda b, n, g: [None], memory="cheap")
-isfinite = unary("isfinite", None, memory="cheap")
-logical_not = unary("logical_not", None, "", ("bool",), "cheap")
+floor = unary("floor", lambda b, n, g: [None], kinds=_REAL, memory="cheap")
+isfinite = unary("isfinite", None, kinds=_REAL, memory="cheap", result=_bool)
+logical_not = unary("logical_not", None, "", ("bool",), "cheap", result=_bool)
+
+# Complex numbers. The gradient of a real loss with respect to x + iy is dL/dx - i dL/dy, as in JAX,
+# so the rule of a holomorphic function is the one of real numbers.
+conj = unary("conj", lambda b, n, g: [b("conj", g)], "each", ("complex",), "cheap")
+real = unary("real", lambda b, n, g: [b("cast", g, dtype=n.args[0].type.dtype)], "each",
+             ("complex",), "cheap", result=_part)  # fmt: skip
+imag = unary("imag", lambda b, n, g: [b("complex", const(b, g, 0.0), b("neg", g))], "each",
+             ("complex",), "cheap", result=_part)  # fmt: skip
 stop_gradient = define(
     Op(
         "stop_gradient",
@@ -218,9 +247,34 @@ straight_through = define(
     )
 )
 
-add = binary("add", lambda b, n, g: [g, g], "joint")
-sub = binary("sub", lambda b, n, g: [g, b("neg", g)], "joint")
-mul = binary("mul", lambda b, n, g: [b("mul", g, n.args[1]), b("mul", g, n.args[0])], "each")
+add = binary("add", lambda b, n, g: [g, g], "joint", FIELD)
+sub = binary("sub", lambda b, n, g: [g, b("neg", g)], "joint", FIELD)
+mul = binary("mul", lambda b, n, g: [b("mul", g, n.args[1]), b("mul", g, n.args[0])], "each", FIELD)
+
+
+def _of_parts(ins: tuple[TensorType, ...]) -> DType:
+    return complex128 if ins[0].dtype is f64 else complex64
+
+
+def _complex_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    if ins[0].dtype not in (f32, f64):
+        need("complex", [t.with_dtype(bool_) for t in ins], ("float",))
+    return _each_complex(ins, attrs)
+
+
+_each_complex = _rule("complex", ("float",), _of_parts, "joint")
+
+
+def _complex_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
+    x, y = n.args
+    return [unbroadcast(b, b("real", g), x.type),
+            unbroadcast(b, b("neg", b("imag", g)), y.type)]  # fmt: skip
+
+
+complex_ = define(
+    Op("complex", _complex_rule, lambda c, x, y: c.xp.complex(x, y), _complex_grad,
+       elements="computed", memory="cheap", linear="joint")
+)  # fmt: skip
 
 
 def _div_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
@@ -229,7 +283,7 @@ def _div_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     return _each_div(done, attrs)
 
 
-_each_div = _rule("div", ("float",), _same, "each")
+_each_div = _rule("div", SMOOTH, _same, "each")
 
 
 def _div_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
@@ -248,6 +302,10 @@ def _pow_grad(b: Build, n: Any, g: Any) -> Sequence[Any]:
     x, y = n.args
     zero, one = const(b, x, 0.0), const(b, x, 1.0)
     gx = b("mul", g, b("mul", y, b("pow", x, b("sub", y, one))))
+    if x.type.dtype.is_complex:
+        none = b("eq", x, zero)
+        log = b("log", b("where", none, one, x))
+        return [b("where", b("eq", y, zero), zero, gx), b("mul", g, b("mul", n, log))]
     if y.op != "full" or not y.attrs["value"]:  # x**0 is one everywhere, at zero too
         gx = b("where", b("eq", y, zero), zero, gx)
     # 0**y is zero for all positive y, so its gradient at zero is that limit.
@@ -288,7 +346,7 @@ def _pow_both(b: Build, n: Any, g: Any) -> Sequence[Any]:
 
 
 pow_ = define(
-    Op("pow", _rule("pow", NUMBER, _same, ""), _pow_local, _pow_both,
+    Op("pow", _rule("pow", FIELD, _same, ""), _pow_local, _pow_both,
        elements="computed", memory="expensive")
 )  # fmt: skip
 

@@ -32,7 +32,7 @@ from ..core.layout import (
 )
 from ..core.tensor_checks import integers
 from .batch import next_dim
-from .elementwise import NUMBER, need, unbroadcast
+from .elementwise import FIELD, need, unbroadcast
 from .index_string import Index, propagate
 from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
@@ -46,7 +46,7 @@ def _check_ids(name: str, ids: TensorType, attrs: Attrs, rank: int) -> None:
 
 
 def _check_put(name: str, updates: TensorType, attrs: Attrs) -> None:
-    need("scatter_add", (updates,), NUMBER)
+    need("scatter_add", (updates,), FIELD)
     if "ids" in attrs and not updates.dtype.is_float:  # only NaN survives further additions
         raise DTypeError(
             f"{name}: ids are looked at where floats are added only",

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.dtypes import int32
 from ..core.errors import DTypeError, ShapeError
-from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, without
+from ..core.layout import Digit, Dim, Factor, TensorType, dim_axes, grouped, shard_count, without
 from ..core.tensor_checks import shaped
 from .batch import next_dim, sizes
 from .elementwise import unbroadcast
@@ -131,6 +132,15 @@ def _digit_slice(t: TensorType, dim: int, start: int, stop: int) -> Dim | None:
     return grouped([Digit(kept, (), kept), *run[1:]])
 
 
+def _same_blocks(t: TensorType, dim: int, size: int) -> Dim | None:
+    """The layout of `dim` with another `size`, if each device's block is as large as it was, so
+    that only the number of elements that count differs; else None."""
+    if len(t.dims[dim]) != 1 or not (axes := dim_axes(t.dims[dim])) or not size:
+        return None
+    n = shard_count(axes, t.sizes)
+    return (Factor(size, axes),) if -(-size // n) == -(-t.shape[dim] // n) else None
+
+
 def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """The rule of `slice`: a sliced dim must be whole, unless the slice falls between digits."""
     t = ins[0]
@@ -149,6 +159,8 @@ def _slice_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             outs[i] = (Factor(0),)
             continue
         kept = _digit_slice(t, i, start, stop) if step == 1 else None
+        if kept is None and (start, step) == (0, 1):
+            kept = _same_blocks(t, i, stop)
         if kept is None:
             wants[i] = without(t.dims[i], dim_axes(t.dims[i]), t.sizes)
             kept = (Factor(-(-(stop - start) // step)),)
@@ -189,11 +201,15 @@ slice_ = define(
 
 def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """The rule of `pad`: a padded dim must be whole, unless the padding consists of whole digits,
-    as after a slice between digits."""
+    as after a slice between digits, or lies within the blocks."""
     t, shape = ins[0], attrs["shape"]
     wants, outs = list(t.dims), list(t.dims)
     for i, (start, step, n) in enumerate(zip(attrs["starts"], attrs["steps"], shape, strict=True)):
         if start == 0 and step == 1 and n == t.shape[i]:
+            continue
+        same = _same_blocks(t, i, n) if (start, step) == (0, 1) else None
+        if same is not None:
+            outs[i] = same
             continue
         run = t.digits(i)
         lead = run[0] if run and not run[0].axes else Digit(1)
@@ -212,6 +228,13 @@ def _pad_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
 
 
 def _pad_local(c: Call, x: Array) -> Array:
+    (t,), xp = c.ins, c.xp
+    for i, n in enumerate(c.attrs["shape"]):
+        if n != t.shape[i] and i in t.padded_dims and x.shape[i] == c.shape[i]:
+            # The padding lies within the blocks, where anything may be.
+            line = xp.lt(c.site.index(c.out, i), xp.full((), t.shape[i], int32))
+            line = xp.reshape(line, tuple(k if j == i else 1 for j, k in enumerate(x.shape)))
+            x = xp.where(line, x, xp.full((), 0, t.dtype))
     starts = tuple(_scaled(c, i, s, c.out) for i, s in enumerate(c.attrs["starts"]))
     return c.xp.pad(x, starts, tuple(c.attrs["steps"]), c.shape)
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.dtypes import DType, int32
 from ..core.layout import Factor, TensorType, dim_axes, without
 from .batch import last_dims, next_dim
-from .elementwise import ANY, NUMBER, const, need
+from .elementwise import ANY, FIELD, NUMBER, const, need
 from .index_string import Index, propagate
 from .op import Array, Attrs, Build, Call, Inferred, Local, Op, Rule, define
 
@@ -19,9 +19,9 @@ def _index(t: TensorType, dims: Sequence[int]) -> Index:
     return Index((letters,), tuple(k for i, k in enumerate(letters) if i not in set(dims)))
 
 
-def _rule(name: str, kind: str, linear: str = "") -> Rule:
+def _rule(name: str, kind: str, linear: str = "", kinds: tuple[str, ...] = NUMBER) -> Rule:
     def rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
-        need(name, ins, NUMBER)
+        need(name, ins, kinds)
         index = _index(ins[0], attrs["dims"])
         # Without a kind there is no collective that finishes a split reduction, so the dims are
         # gathered.
@@ -90,8 +90,8 @@ def _size(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs: Attr
 
 
 sum_ = define(
-    Op("sum", _rule("sum", "sum", "each"), _fold("sum"), _sum_grad, flops=_size, attrs="dims",
-       batch=next_dim("dims"), memory="reduced", invariance="sums", linear="each")
+    Op("sum", _rule("sum", "sum", "each", FIELD), _fold("sum"), _sum_grad, flops=_size,
+       attrs="dims", batch=next_dim("dims"), memory="reduced", invariance="sums", linear="each")
 )  # fmt: skip
 max_ = define(
     Op("max", _rule("max", "max"), _fold("max"), _extreme_grad, flops=_size, attrs="dims",
@@ -102,7 +102,7 @@ min_ = define(
        batch=next_dim("dims"), memory="reduced", invariance="moves")
 )  # fmt: skip
 prod = define(
-    Op("prod", _rule("prod", ""), _fold("prod"), _prod_grad, flops=_size, attrs="dims",
+    Op("prod", _rule("prod", "", kinds=FIELD), _fold("prod"), _prod_grad, flops=_size, attrs="dims",
        batch=next_dim("dims"), memory="reduced", invariance="sums")
 )  # fmt: skip
 
@@ -187,7 +187,7 @@ def _in_f32(t: TensorType) -> int:
 
 _WINDOW = 16
 cumsum = define(
-    Op("cumsum", along_rule("cumsum", linear="each"),
+    Op("cumsum", along_rule("cumsum", linear="each", kinds=FIELD),
        lambda c, x: c.xp.cumsum(x, c.attrs["dim"]), _cumsum_grad, flops=_size, attrs="dim",
        batch=next_dim("dim"), scratch=_running, invariance="sums", linear="alone")
 )  # fmt: skip

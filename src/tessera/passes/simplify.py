@@ -133,7 +133,7 @@ def _constant(n: Node, emit: Emit) -> Node | None:
         return None
     value, t = x.attrs["value"], n.type
     if x.type.dtype is not t.dtype:
-        if not (x.type.dtype.is_float and t.dtype.is_float and math.isfinite(value)):
+        if not (x.type.dtype.kind == t.dtype.kind == "float" and math.isfinite(value)):
             return None
         value = float(x.type.dtype.numpy.type(value))
     attrs = {"dtype": t.dtype, "shape": t.shape, "value": value}
@@ -165,7 +165,7 @@ def _cast(n: Node, emit: Emit) -> Node | None:
     if x.type is n.type:
         return x
     # A cast of a narrow float to f32 and on is exact in f32; another dtype in between may round it.
-    exact = x.op == cast.name and x.type.dtype is f32 and x.args[0].type.dtype.is_float
+    exact = x.op == cast.name and x.type.dtype is f32 and x.args[0].type.dtype.kind == "float"
     return _again(n, emit) if exact else _constant(n, emit)
 
 

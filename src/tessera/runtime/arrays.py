@@ -27,7 +27,7 @@ from ..core.mesh import Mesh
 from ..ir.graph.oracle import FOLD
 from ..ir.graph.time_axis import without_time_axis
 from ..lang.value.engine import Parts
-from .devices import every, failed, jax_mesh, start
+from .devices import every, failed, jax_mesh, start, wide_numbers
 from .jax_private import ArrayImpl, gone
 from .processes.replica_consistency import compare_values
 
@@ -100,7 +100,11 @@ def sharding(t: TensorType) -> Any:
 
 def place(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     """Returns a host array placed on the devices in the layout `t`; `fetch` is its inverse."""
-    t = without_time_axis(t)
+    with wide_numbers(t.dtype.is_wide):
+        return _placed(value, without_time_axis(t))
+
+
+def _placed(value: np.ndarray[Any, Any], t: TensorType) -> Array:
     axis_sizes = [t.sizes[a] for a in t.varying]
     x = np.ascontiguousarray(value, t.dtype.numpy)
     x = x.reshape([*axis_sizes, *(f.size for d in t.dims for f in d)])
@@ -170,9 +174,13 @@ def place_blocks(fill: Callable[[Parts], None], t: TensorType) -> Array:
     fill(parts)
     # JAX calls the callback in a process without devices of `where`, too.
     nothing = np.broadcast_to(np.zeros((), t.dtype.numpy), sizes)
-    return jax.make_array_from_callback(
-        sizes, where, lambda index: blocks_by_index.get(bounds(index), nothing), dtype=t.dtype.numpy
-    )
+    with wide_numbers(t.dtype.is_wide):
+        return jax.make_array_from_callback(
+            sizes,
+            where,
+            lambda index: blocks_by_index.get(bounds(index), nothing),
+            dtype=t.dtype.numpy,
+        )
 
 
 def blocks(

@@ -30,6 +30,17 @@ _started: list[bool] = []  # not empty if Tessera started the backend, and so ch
 DESCRIBED: list[Sequence[jax.Device]] = []
 
 
+@contextmanager
+def wide_numbers(on: bool = True) -> Iterator[None]:
+    """Lets the engine make and take numbers of 64 bits inside, which it narrows elsewhere. With
+    `on` False nothing changes."""
+    if not on:
+        yield
+        return
+    with jax.enable_x64(True):
+        yield
+
+
 def start(needed: int = 1, mesh: Mesh | None = None) -> None:
     """Starts the backend, on a CPU with at least `needed` virtual devices.
 

@@ -117,6 +117,7 @@ def lower(
         mesh,
         donate,
         options,
+        is_wide=any(step.graph.is_wide for step in schedule.steps),
     )
 
 
@@ -129,6 +130,7 @@ def jitted(
     donate: Mapping[int, int] = NONE,
     options: Mapping[str, Any] | None = None,
     is_stage: bool = False,
+    is_wide: bool = False,
 ) -> Callable[..., Any]:
     """Returns a jitted program that runs `body` on the folds of each device of `mesh`. With
     `is_stage`, `mesh` is a pipeline stage's part of the devices."""
@@ -180,7 +182,7 @@ def jitted(
             compiler_options=dict(options) if options else None,
         )
 
-    run = Program(make_program, mesh, is_stage)
+    run = Program(make_program, mesh, is_stage, is_wide)
     if order == sorted(order):
         return run
     return _Reordered(run, sorted(range(len(order)), key=order.__getitem__))

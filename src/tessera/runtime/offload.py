@@ -1,4 +1,4 @@
-"""Offload of arrays to host memory, and memory statistics of compiled programs.
+"""Offload of arrays to host memory; text, cost and memory of compiled programs.
 
 If the backend has memory of the kind `pinned_host` (CPU and GPU have), the copy keeps its sharding
 and its processes; elsewhere it is a NumPy array. Both copies are asynchronous: programs run
@@ -70,15 +70,33 @@ class HostCopy:
 def program_bytes(executable: Any) -> dict[str, int]:
     """Returns XLA's memory analysis of a compiled program, bytes per device: `arguments`,
     `results`, `temporary`, and `reused` (results in donated memory)."""
-    args = [
-        jax.ShapeDtypeStruct(
-            arrays.array_shape(t),
-            t.dtype.numpy,
-            sharding=arrays.sharding(t) if t.mesh is not None else None,
-        )
-        for t in executable.wants
-    ]
-    return bytes_of(inspect.unwrap(executable.run).lower(*args).compile())
+    return Lowered(executable).compiled()[2]
+
+
+class Lowered:
+    """The program of an executable, lowered for its devices."""
+
+    def __init__(self, executable: Any) -> None:
+        args = [
+            jax.ShapeDtypeStruct(
+                arrays.array_shape(t),
+                t.dtype.numpy,
+                sharding=arrays.sharding(t) if t.mesh is not None else None,
+            )
+            for t in executable.wants
+        ]
+        self._lowered = inspect.unwrap(executable.run).lower(*args)
+
+    def text(self) -> str:
+        """Its text in StableHLO."""
+        return str(self._lowered.as_text())
+
+    def compiled(self) -> tuple[str, dict[str, float], dict[str, int]]:
+        """(text in HLO, operations and bytes as XLA counts them, `program_bytes`)."""
+        made = self._lowered.compile()
+        cost = made.cost_analysis() or {}
+        counted = {"flops": cost.get("flops", 0.0), "bytes": cost.get("bytes accessed", 0.0)}
+        return made.as_text(), counted, bytes_of(made)
 
 
 def bytes_of(compiled: Any) -> dict[str, int]:

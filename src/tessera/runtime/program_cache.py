@@ -21,6 +21,7 @@ from ..core.mesh import Mesh
 from ..core.messages import progress
 from .cpu import malloc
 from .cpu.throttle import LARGE, queue_of
+from .devices import wide_numbers
 from .jax_private import gone
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
@@ -35,21 +36,39 @@ class Program:
 
     `large` is (bytes of temporaries, bytes of results) if the temporaries reach LARGE on a CPU,
     else None. With `is_stage`, the program is one of a pipeline's stages on part of the devices:
-    these run at the same time, so they never wait for each other's memory.
+    these run at the same time, so they never wait for each other's memory. With `is_wide` it has
+    numbers of 64 bits.
     """
 
-    __slots__ = ("__weakref__", "_is_stage", "_make", "_queue", "_run", "bytes", "large", "used")
+    __slots__ = (
+        "__weakref__", "_is_stage", "_make", "_queue", "_run", "_wide", "bytes", "large", "used",
+    )  # fmt: skip
 
-    def __init__(self, make: Callable[[], Any], mesh: Mesh | None, is_stage: bool = False) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        mesh: Mesh | None,
+        is_stage: bool = False,
+        is_wide: bool = False,
+    ) -> None:
+        self._wide = is_wide
         self._make, self._queue, self._run, self._is_stage = make, queue_of(mesh), None, is_stage
         self.large: tuple[int, int] | None = None
         self.bytes = self.used = 0
 
     def __call__(self, *arrays: Any) -> Any:
+        if not self._wide:
+            return self._called(arrays)
+        with wide_numbers():
+            return self._called(arrays)
+
+    def _called(self, arrays: Sequence[Any]) -> Any:
         self.used = next(_clock)
         if not self.used % malloc.LAUNCHES:
             malloc.look()
-        run = self._run or BOOK.compile(self, arrays)  # another thread may drop `_run` after this
+        run = self._run or BOOK.compile(
+            self, tuple(arrays)
+        )  # another thread may drop `_run` after this
         if self._queue is None:
             return run(*arrays)
         if self.large is None:
@@ -64,10 +83,12 @@ class Program:
             return run(*arrays)
 
     def trace(self, *arrays: Any) -> Any:
-        return (self._run or self._make()).trace(*arrays)
+        with wide_numbers(self._wide):
+            return (self._run or self._make()).trace(*arrays)
 
     def lower(self, *arrays: Any) -> Any:
-        return (self._run or self._make()).lower(*arrays)
+        with wide_numbers(self._wide):
+            return (self._run or self._make()).lower(*arrays)
 
     @property
     def is_compiled(self) -> bool:

@@ -217,7 +217,8 @@ def step_program(
     ins = [n.type for n in step.graph.inputs]
     outs = [n.type for n in step.graph.outputs]
     name = f"{schedule.name}_{step.kind}"
-    return jitted(name, body, ins, outs, mesh, aliases, options, step.mesh is not None)
+    staged, wide = step.mesh is not None, step.graph.is_wide
+    return jitted(name, body, ins, outs, mesh, aliases, options, staged, wide)
 
 
 def _maker_text(s: Schedule, i: int | None) -> str:

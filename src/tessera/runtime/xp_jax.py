@@ -45,11 +45,13 @@ def _binary(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Arra
 
 neg, exp, log, sqrt, rsqrt = lax.neg, lax.exp, lax.log, lax.sqrt, lax.rsqrt
 log1p, expm1 = lax.log1p, lax.expm1
+real, imag, conj = lax.real, lax.imag, lax.conj
 tanh, sin, cos, floor, sign = lax.tanh, lax.sin, lax.cos, lax.floor, lax.sign
 abs = jnp.abs  # lax.abs takes no unsigned integers
 erf, erfc, erfinv = cpu_erf.erf, lax.erfc, lax.erf_inv
 isfinite, logical_not, sigmoid = lax.is_finite, lax.bitwise_not, lax.logistic
 add, sub, mul, div, pow = map(_binary, (lax.add, lax.sub, lax.mul, lax.div, lax.pow))
+complex = _binary(lax.complex)
 maximum, minimum, atan2 = map(_binary, (lax.max, lax.min, lax.atan2))
 mod = _binary(jnp.mod)
 eq, ne, lt, le, gt, ge = map(_binary, (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge))
@@ -252,6 +254,14 @@ def cond(
     return lax.cond(pick, yes, no, args)
 
 
+# -- Fourier transforms
+def fft(x: Array, kind: str, dim: int, n: int) -> Array:
+    """Returns the transform `kind` ("fft", "ifft", "rfft", "irfft") along `dim`; `n` is the size of
+    the untransformed dim."""
+    x = jnp.moveaxis(x, dim, -1)
+    return jnp.moveaxis(lax.fft(x, kind, (n,)), -1, dim)
+
+
 # -- products of rows in runs ---------------------------------------------------------------------
 ragged_dot = partial(ragged.ragged_dot, contract)
 ragged_contract = partial(ragged.ragged_contract, contract)
@@ -355,17 +365,16 @@ def all_reduce(x: Array, axes: tuple[str, ...], kind: str) -> Array:
         return extreme(x, axes)
     # Transports treat NaN differently, so they compare integers in the order of the floats, with
     # NaN beyond all others. Not every transport has integers of less than 32 bits.
-    nan = jnp.float32(jnp.nan if kind == "max" else -jnp.nan)
-    wide = x.astype(jnp.float32)
-    bits = lax.bitcast_convert_type(jnp.where(wide != wide, nan, wide), jnp.int32)
-    return lax.bitcast_convert_type(_flipped(extreme(_flipped(bits), axes)), jnp.float32).astype(
-        x.dtype
-    )
+    floats, whole = (jnp.float64, jnp.int64) if x.dtype.itemsize > 4 else (jnp.float32, jnp.int32)
+    nan = floats(jnp.nan if kind == "max" else -jnp.nan)
+    wide = x.astype(floats)
+    bits = lax.bitcast_convert_type(jnp.where(wide != wide, nan, wide), whole)
+    return lax.bitcast_convert_type(_flipped(extreme(_flipped(bits), axes)), floats).astype(x.dtype)
 
 
 def _flipped(bits: Array) -> Array:
-    """Returns the bits of f32 as integers in the order of the floats, and back again."""
-    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    """Returns the bits of floats as integers in the order of the floats, and back again."""
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
 @moved

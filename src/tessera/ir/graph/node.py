@@ -182,6 +182,14 @@ class Graph:
         return None
 
     @cached_property
+    def is_wide(self) -> bool:
+        """Returns whether a value of the graph, or of a body in it, has numbers of 64 bits."""
+        bodies = (v for n in self.nodes for v in n.attrs.values() if isinstance(v, Graph))
+        return any(t.dtype.is_wide for n in self.nodes for t in n.types) or any(
+            body.is_wide for body in bodies
+        )
+
+    @cached_property
     def flops(self) -> int:
         """Floating-point operations of one run, over all devices and all iterations of loops. Work
         that several devices repeat counts once."""

@@ -217,8 +217,13 @@ _OPTIONS = re.compile(r'(\s*graph (?:"(?:[^"\\]|\\.)*"|\S+)  v\d+.*?)  options (
 _WORDS: Mapping[str, object] = {"None": None, "True": True, "False": False}
 
 
-def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
-    """The graph whose text is `text`; `around` are the options of the enclosing program.
+def parse(
+    text: str,
+    around: ProgramOptions = PLAIN,
+    on: Callable[[Mesh], Mesh] = lambda mesh: mesh,
+) -> Graph:
+    """The graph whose text is `text`; `around` are the options of the enclosing program. Its mesh
+    is `on(mesh)` of the one in the text: the same logical mesh on other devices.
 
     Raises GraphError, with the line, if the text is not a graph.
     """
@@ -227,7 +232,7 @@ def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
             f"parse: takes a graph's text, not a {type(text).__name__}",
             fix="give graph.text, or what was saved of it",
         )
-    return _Parser(text, around).graph()
+    return _Parser(text, around, on).graph()
 
 
 class _Line:
@@ -311,14 +316,14 @@ class _Line:
 
 
 class _Parser:
-    def __init__(self, text: str, options: ProgramOptions) -> None:
+    def __init__(self, text: str, options: ProgramOptions, on: Callable[[Mesh], Mesh]) -> None:
         rows = text.split("\n")  # splitlines would cut at U+2028 in a string
         head = _OPTIONS.match(rows[0])
         if head is not None:
             rows[0] = head[1]
         self.lines = [_Line(i, row) for i, row in enumerate(rows, 1) if row.strip()]
         self.at = 0
-        self.options = options
+        self.options, self.on = options, on
         if head is not None:
             self.options = self.guard(self.lines[0], lambda: parse_options(head[2]))
         self.mesh: Mesh | None = None
@@ -379,6 +384,7 @@ class _Parser:
             mesh = Mesh(tuple(sizes), devices=lists.get("devices"), shape=sizes)
         if mesh is not None and "onto" in lists:
             mesh = mesh.fold(Mesh(mesh.axes, lists.get("at"), lists["onto"]))
+        mesh = self.on(mesh) if mesh is not None else None
         return in_time(mesh, time) if mesh is None or time else mesh
 
     def body(self, name: str) -> Graph:

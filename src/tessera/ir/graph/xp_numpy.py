@@ -51,7 +51,7 @@ def _inverse_of_erf(x: float) -> float:
 neg, exp, log, sqrt = map(_unary, (np.negative, np.exp, np.log, np.sqrt))
 log1p, expm1 = _unary(np.log1p), _unary(np.expm1)
 tanh, sin, cos, floor, sign = map(_unary, (np.tanh, np.sin, np.cos, np.floor, np.sign))
-abs = _unary(np.abs)  # the protocol's name
+real, imag, conj = np.real, np.imag, np.conj
 erf, erfc = _unary(_of_one(math.erf)), _unary(_of_one(math.erfc))
 erfinv = _unary(_of_one(_inverse_of_erf))
 rsqrt = _unary(lambda x: 1 / np.sqrt(x))
@@ -68,6 +68,23 @@ shift_left, shift_right = np.left_shift, np.right_shift
 where = np.where
 
 
+def abs(x: Array) -> Array:  # the protocol's name
+    x = np.asarray(x)
+    return np.abs(_wide(x)).astype(x.real.dtype)
+
+
+def complex(x: Array, y: Array) -> Array:
+    return np.asarray(x) + np.asarray(y) * np.asarray(1j, np.result_type(x, np.complex64))
+
+
+def fft(x: Array, kind: str, dim: int, n: int) -> Array:
+    """The transform `kind` along `dim`; `n` is the size of the untransformed dim."""
+    made = getattr(np.fft, kind)(x, n, dim)
+    double = x.dtype.name in ("float64", "complex128")
+    narrow = np.float32 if kind == "irfft" else np.complex64
+    return made if double else made.astype(narrow)
+
+
 def _as(dtype: DType, *arrays: Array) -> np.dtype[Any]:
     """The NumPy dtype of a result: the node's dtype, but f64 if that is f32 and an argument is f64.
 
@@ -78,6 +95,7 @@ def _as(dtype: DType, *arrays: Array) -> np.dtype[Any]:
 
 
 def cast(x: Array, dtype: DType) -> Array:
+    x = x if dtype.is_complex else np.real(x)
     return np.asarray(x).astype(_as(dtype, x))
 
 

@@ -50,6 +50,7 @@ from .retraces import changed_arguments
 from .schedule_options import Chosen, warn_if_unused
 from .segments import Reads, Recording, Run, define, held, source_of
 from .side_effects import warn
+from .taken_out import Lowered, OneProgram, one_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -231,6 +232,26 @@ class Jit(Generic[P, R]):
         with RECORDING_LOCK, self.in_force():
             self._padded(lambda *args, **kwargs: self._entry(args, kwargs), args, kwargs)
             return self.schedule
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
+        """The program of a call with these arguments, to be looked at: `.stablehlo()`, and
+        `.compile()`, whose result has `.text`, `.cost` and `.memory`.
+
+        Nothing is run. Raises UsageError if the call is several programs: a pipeline, a stepped
+        executor, or a function that reads a value on the host.
+        """
+        return Lowered(self.one_program("lower", args, kwargs).program)
+
+    def one_program(self, caller: str, args: Any, kwargs: Any) -> OneProgram:
+        """The program of a call with these arguments and its recording, for `caller`."""
+        found: list[tuple[Entry, list[Any], Spec]] = []
+        with RECORDING_LOCK, self.in_force():
+            if self._pads:
+                self._padded(lambda *a, **k: found.append(self._entry(a, k)), args, kwargs)
+            else:
+                found.append(self._entry(args, kwargs))
+            entry, leaves, spec = found[0]
+            return one_program(caller, self.name, entry.best or entry, leaves, spec)
 
     def planned(self, args: Any, kwargs: Any) -> R | None:
         """Returns the result of a call that does not run: NaN, and 0 for other dtypes. Numbers of

@@ -16,8 +16,12 @@ from ..value.tensor import Like, Tensor, method
 def widened(x: Tensor) -> Tensor:
     """Returns a narrow float as f32 inside `ts.autocast`: for sums and for functions such as
     `exp`."""
-    narrow = settings().autocast is not None and x.dtype.is_float and x.dtype is not f32
-    return x.to(f32) if narrow else x
+    return wide(x) if settings().autocast is not None and x.dtype.is_float else x
+
+
+def wide(x: Tensor) -> Tensor:
+    """Returns `x` in f32, unless it is a float or complex number of 32 bits or more."""
+    return x if x.dtype.is_float and x.dtype.bytes >= 4 else x.to(f32)
 
 
 def as_float(name: str, x: Like) -> Tensor:
@@ -109,10 +113,10 @@ def round(x: Like, decimals: Annotated[int, Whole(-38, 38)] = 0) -> Tensor:
     """
     t = as_tensor(x)
     if decimals:
-        wide = as_float("round", t).to(f32)
+        x = wide(as_float("round", t))
         # 10.0**-n is inexact, so the reverse operation is used.
         by = 10.0 ** (decimals if decimals > 0 else -decimals)
-        rounded = round(wide * by) / by if decimals > 0 else round(wide / by) * by
+        rounded = round(x * by) / by if decimals > 0 else round(x / by) * by
         return rounded.to(t.dtype) if t.dtype.is_float else rounded
     if not t.dtype.is_float:
         return t

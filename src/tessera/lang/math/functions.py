@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...core.checks import unfit
 from ...core.declared import Flag, Real
-from ...core.dtypes import bool_, f32, int32, summed, uint8
+from ...core.dtypes import bool_, int32, summed, uint8
 from ...core.errors import LayoutError
 from ...core.layout import TensorType, dim_axes
 from ...core.reshard import gathered
@@ -24,6 +24,7 @@ from .bitwise import (
     bitwise_right_shift,
     bitwise_xor,
 )
+from .complex_numbers import angle, complex, conj, imag, real
 from .constants import arange, full, full_like, linspace, ones, ones_like, zeros, zeros_like
 from .derived import count_nonzero, diff, logaddexp, meshgrid, nan_to_num, outer, tan, trunc
 from .elementwise import (
@@ -55,6 +56,7 @@ from .elementwise import (
 )
 from .elementwise import as_float as _float
 from .elementwise import stop_gradient as stop_gradient
+from .elementwise import wide as wide
 from .elementwise import widened as widened
 from .indexing import argmax, argmin, argsort, flip, gather, one_hot, scatter_add, sort, take, topk
 from .indexing import gather_or_zero as gather_or_zero
@@ -161,7 +163,7 @@ def mean(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     t = widened(_float("mean", x))
     count = math.prod(t.shape[d] for d in dims_of("mean", t, dim))
     part = 1.0 / count if count else math.nan
-    return (reduce("sum", t.to(f32), dim, keepdims) * part).to(t.dtype)
+    return (reduce("sum", wide(t), dim, keepdims) * part).to(t.dtype)
 
 
 @method("var")
@@ -173,13 +175,13 @@ def var(x: Like, dim: Dims = None, *, keepdims: Flag = False, correction: Real =
     """
     t = widened(_float("var", x))
     dims = dims_of("var", t, dim)
-    w = t.to(f32)
+    w = wide(t)
     d = w - mean(w, dims, True)
     count = math.prod(t.shape[i] for i in dims)
     rest = count - correction
-    out = mean(d * d, dims, keepdims)
+    out = mean(abs(d) ** 2 if t.dtype.is_complex else d * d, dims, keepdims)
     out = out if rest == count else out * (count / rest if rest > 0 else math.nan)
-    return out.to(t.dtype)
+    return out.to(t.dtype.real)
 
 
 @method("std")
@@ -225,7 +227,7 @@ def _truth(x: Like) -> Tensor:
 def logsumexp(x: Like, dim: Dims = None, keepdims: Flag = False) -> Tensor:
     """`log(sum(exp(x)))` along `dim` (None: all dims), computed in f32 without overflow."""
     t = widened(_float("logsumexp", x))
-    return _logsumexp(t.to(f32), dims_of("logsumexp", t, dim), keepdims).to(t.dtype)
+    return _logsumexp(wide(t), dims_of("logsumexp", t, dim), keepdims).to(t.dtype)
 
 
 def _logsumexp(t: Tensor, dim: Dims, keepdims: bool) -> Tensor:
@@ -265,18 +267,19 @@ def relayout(x: Tensor, to: TensorType, algorithm: str = "") -> Tensor:
 
 # The public functions: `tessera` exports all of them.
 __all__ = [
-    "abs", "acos", "acosh", "all", "any", "arange", "argmax", "argmin", "argsort", "asin", "asinh",
-    "atan", "atan2", "atanh", "bitcast", "bitwise_and", "bitwise_left_shift", "bitwise_not",
-    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_to", "cast", "ceil", "clip",
-    "concat", "cos", "cosh", "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "diag",
-    "diagonal", "diff", "einsum", "erf", "erfc", "erfinv", "exp", "expm1", "eye", "flatten", "flip",
-    "floor", "full", "full_like", "gather", "hypot", "isfinite", "isinf", "isnan", "linspace",
-    "log", "log1p", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean", "meshgrid", "min",
-    "minimum", "nan_to_num", "one_hot", "ones", "ones_like", "outer", "pad", "permute", "prod",
-    "repeat_interleave", "reshape", "roll", "round", "rsqrt", "save_for_backward", "scatter_add",
-    "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze", "stack", "std",
-    "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril", "triu", "trunc",
-    "unsqueeze", "var", "where", "zeros", "zeros_like",
+    "abs", "acos", "acosh", "all", "angle", "any", "arange", "argmax", "argmin", "argsort",
+    "asin", "asinh", "atan", "atan2", "atanh", "bitcast", "bitwise_and", "bitwise_left_shift",
+    "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_to", "cast",
+    "ceil", "clip", "complex", "concat", "conj", "cos", "cosh", "count_nonzero", "cummax",
+    "cummin", "cumprod", "cumsum", "diag", "diagonal", "diff", "einsum", "erf", "erfc",
+    "erfinv", "exp", "expm1", "eye", "flatten", "flip", "floor", "full", "full_like", "gather",
+    "hypot", "imag", "isfinite", "isinf", "isnan", "linspace", "log", "log1p", "logaddexp",
+    "logsumexp", "matmul", "max", "maximum", "mean", "meshgrid", "min", "minimum", "nan_to_num",
+    "one_hot", "ones", "ones_like", "outer", "pad", "permute", "prod", "real",
+    "repeat_interleave", "reshape", "roll", "round", "rsqrt", "save_for_backward",
+    "scatter_add", "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze",
+    "stack", "std", "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril",
+    "triu", "trunc", "unsqueeze", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

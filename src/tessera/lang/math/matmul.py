@@ -19,8 +19,9 @@ import numpy as np
 
 from ...core.checks import several, shown
 from ...core.context import settings
-from ...core.dtypes import dtype_of, f32, summed
+from ...core.dtypes import bf16, dtype_of, f32, fp8_e4m3, summed
 from ...core.errors import ShapeError, UsageError
+from ...ops.fp8 import scale_of
 from ..record.operands import as_tensor, emit, matched, tensor_like
 from ..value.tensor import Like, Tensor, method
 from .matrices import diagonal
@@ -103,7 +104,11 @@ def matmul(x: Like, y: Like) -> Tensor:
     if a.ndim == 1:
         return emit("contract", a, b, index="k, ... k n -> ... n")
     if b.ndim == 2:
-        return emit("contract", a, b, index="... k, k n -> ... n")
+        index = "... k, k n -> ... n"
+        if settings().autocast_fp8 and a.dtype is b.dtype is bf16:
+            scales = scale_of(emit, a, fp8_e4m3), scale_of(emit, b, fp8_e4m3)
+            return emit("contract_fp8", a, b, *scales, index=index, left=fp8_e4m3, dtype=bf16)
+        return emit("contract", a, b, index=index)
     lead = broadcast_lead("matmul", a, b)
     a = broadcast_to(a, (*lead, *a.shape[-2:]))
     b = broadcast_to(b, (*lead, *b.shape[-2:]))

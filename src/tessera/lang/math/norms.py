@@ -61,7 +61,7 @@ def vector_norm(x: Like, ord: Order = 2, dim: Dims = None, keepdims: Flag = Fals
     size = F.abs(t)
     if math.isinf(p):
         return F.max(size, dim, keepdims) if p > 0 else F.min(size, dim, keepdims)
-    return _by_power(size.to(f32), p, dim, keepdims).to(t.dtype)
+    return _by_power(F.wide(size), p, dim, keepdims).to(t.dtype.real)
 
 
 def _by_power(size: Tensor, p: float, dim: Dims, keepdims: bool) -> Tensor:
@@ -118,8 +118,8 @@ def matrix_norm(
         summed = F.sum(s, -1) if ord == "nuc" else F.max(s, -1) if ord == 2 else F.min(s, -1)
     else:
         along, over = (rows, columns) if abs(ord) == 1 else (columns, rows)  # type: ignore[arg-type]
-        sums = F.sum(F.abs(t.to(f32)), along, True)
-        summed = (F.max if ord > 0 else F.min)(sums, over, True).to(t.dtype)  # type: ignore[operator]
+        sums = F.sum(F.abs(F.wide(t)), along, True)
+        summed = (F.max if ord > 0 else F.min)(sums, over, True).to(t.dtype.real)  # type: ignore[operator]
     kept_shape = [n if d not in (rows, columns) else 1 for d, n in enumerate(t.shape)]
     return summed.reshape(
         kept_shape if keepdims else [n for d, n in enumerate(kept_shape) if d not in dims]

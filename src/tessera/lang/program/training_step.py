@@ -28,6 +28,7 @@ from ..autodiff.grad import grad, weight_names, weights_read
 from ..jit import weight_store
 from ..jit.guards import variables_of
 from ..jit.jit import Jit
+from ..jit.taken_out import Lowered
 from ..jit.trace import trace
 from ..jit.weight_store import Collector, NeedsMesh, Store
 from ..parallel.idle_axes import idle_axes
@@ -151,6 +152,10 @@ class TrainingStep(Generic[P, R]):
         """The Schedule that a call with these arguments will run. Nothing is compiled or run, and
         the later call does not record again."""
         return self._with_batch(self._jit.plan, args, kwargs, self._to_be_laid)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
+        """`Jit.lower` of the compiled function."""
+        return self._with_batch(self._jit.lower, args, kwargs, self._to_be_laid)
 
     def _with_batch(
         self, run: Callable[..., T], args: Any, kwargs: Any, lay: Callable[[Tensor, Mesh], Tensor]

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.context import Settings, replaced
 from ...core.contexts import Under, within
 from ...core.declared import Flag
-from ...core.dtypes import bf16, dtype_of, f32
+from ...core.dtypes import bf16, dtype_of, f32, fp8_e4m3, fp8_e5m2
 from ...core.errors import DTypeError
 
 
@@ -28,7 +28,11 @@ def autocast(
       are rounded to `dtype` before they are looked up and sent, as by PyTorch's `param_dtype`.
 
     A gradient has the dtype of its tensor, so an f32 weight has an f32 gradient. `enabled=False` or
-    `dtype=ts.f32` turns autocast off inside. Raises DTypeError if `dtype` is not bf16, f16 or f32.
+    `dtype=ts.f32` turns autocast off inside.
+
+    "fp8" is bf16, except that products with a matrix [k, n], such as those of linear layers, round
+    their factors to fp8: e4m3, and e5m2 for gradients, each tensor with a scale from its largest
+    current value. Raises DTypeError if `dtype` is not "fp8", bf16, f16 or f32.
 
     >>> import tessera as ts
     >>> x, w = ts.ones((2, 4)), ts.ones((4, 8))
@@ -37,13 +41,17 @@ def autocast(
     ...     y.dtype, y.mean().dtype, ts.nn.softmax(y).dtype
     (bf16, f32, bf16)
     """
-    want = dtype_of(dtype)
+    fp8 = isinstance(dtype, str) and dtype == "fp8"
+    want = bf16 if fp8 else dtype_of(dtype)
     if want.name not in ("bf16", "f16", "f32"):
-        raise DTypeError(f"autocast: cannot compute in {want}", fix="use ts.bf16 or ts.f16")
+        is_fp8 = want in (fp8_e4m3, fp8_e5m2)
+        fix = 'write ts.autocast("fp8")' if is_fp8 else "use ts.bf16 or ts.f16"
+        raise DTypeError(f"autocast: cannot compute in {want}", fix=fix)
     on = enabled and want is not f32
     return replaced(
         autocast=want.name if on else None,
         autocast_embeddings=embeddings and on,
+        autocast_fp8=fp8 and on,
     )
 
 

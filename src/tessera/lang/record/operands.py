@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...core.checks import shown
-from ...core.dtypes import DType, dtype_of, f32, int32, promote
-from ...core.errors import MeshError, UsageError
+from ...core.dtypes import DType, complex64, complex128, dtype_of, f32, f64, int32, promote
+from ...core.errors import DTypeError, MeshError, UsageError
 from ...core.layout import TensorType, plain
 from ..value.checks import fitting
 from ..value.eager import EAGER, current_trace
@@ -50,6 +50,8 @@ def tensor_like(value: object, like: Tensor, name: str = "tensor") -> Tensor:
         if not isinstance(value, bool) and dtype.kind == "bool":
             dtype = int32 if isinstance(value, int) else f32
         return scalar(value, dtype, name)
+    if isinstance(value, complex):
+        return as_tensor(value, complex128 if like.dtype.real is f64 else complex64, name)
     return as_tensor(value, name=name)
 
 
@@ -91,6 +93,12 @@ def type_like(value: object) -> TensorType:
 def cast(x: object, dtype: object) -> Tensor:
     """`x` converted to `dtype`, the same as `x.to(dtype)`. Raises DTypeError if it is unknown."""
     t, want = as_tensor(x), dtype_of(dtype)
+    if t.dtype.is_complex and not want.is_complex:
+        raise DTypeError(
+            f"cast: complex numbers do not fit {want}",
+            x=t.type,
+            fix="write ts.real(x), ts.imag(x) or ts.abs(x)",
+        )
     return t if want is t.dtype else emit("cast", t, dtype=want)
 
 

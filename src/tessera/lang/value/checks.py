@@ -34,7 +34,7 @@ def fitting(name: str, value: object, dtype: DType) -> float:
             )
     elif dtype.is_float and math.isfinite(x) and abs(x) > largest(dtype):
         with np.errstate(over="ignore"):
-            fits = np.isfinite(np.float64(x).astype(dtype.numpy))
+            fits = np.isfinite(np.float64(x).astype(dtype.real.numpy))
         if not fits:
             top = largest(dtype)
             raise DTypeError(

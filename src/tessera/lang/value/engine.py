@@ -45,6 +45,16 @@ class Program(Protocol):
         `done` too, so that they survive an asynchronous exception at the end of the run."""
 
 
+class Lowered(Protocol):
+    """A program that the engine has lowered."""
+
+    def text(self) -> str:
+        """Its text in StableHLO."""
+
+    def compiled(self) -> tuple[str, dict[str, float], dict[str, int]]:
+        """(text in HLO, cost, bytes as in `program_bytes`) once it is compiled."""
+
+
 class HostCopy(Protocol):
     """A copy of an array in host memory; a call brings it back to the devices."""
 
@@ -88,6 +98,7 @@ class Engine(Protocol):
     def alive(self, data: Data, type: TensorType) -> Data: ...
     def offload(self, data: Data, type: TensorType) -> HostCopy: ...
     def program_bytes(self, program: Program) -> dict[str, int]: ...
+    def lowered(self, program: Program) -> Lowered: ...
     def program_cache(self, maps: int | None, size: int | None) -> None: ...
     def delete(self, data: Data) -> None: ...
     def copied(self, data: Data) -> Data: ...

@@ -67,7 +67,7 @@ def host_array(
 
 
 # NumPy copies these; the memory of any other value is shared.
-_COPIED = (list, tuple, int, float, np.generic)
+_COPIED = (list, tuple, int, float, complex, np.generic)
 ALIGNED = 64
 """The engine uses host memory without a copy if its address is a multiple of this."""
 
@@ -98,7 +98,7 @@ def host_view(
             data=shown(value),
             fix="give lists of one length at each depth",
         ) from None
-    if x.dtype.kind not in "biuf" and x.dtype.name not in BY_NAME:
+    if x.dtype.kind not in "biufc" and x.dtype.name not in BY_NAME:
         raise DTypeError(
             f"{name}: {shown(value)} holds no numbers of a dtype that is known",
             rows=[("NumPy's dtype", x.dtype)],
@@ -141,6 +141,13 @@ def remembered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
 def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
     """Raises DTypeError if a number of `x` does not fit `want`: it would change, or become
     infinite."""
+    if x.dtype.kind == "c":
+        if not want.is_complex:
+            raise DTypeError(
+                f"{name}: complex numbers do not fit {want}",
+                fix="give their real or imaginary parts, or name ts.complex64",
+            )
+        x = np.stack([x.real, x.imag])
     low, high = x.min(), x.max()
     if want.is_float:
         if not (np.isfinite(low) and np.isfinite(high)):  # infinity and NaN fit any float
@@ -148,7 +155,7 @@ def _check_range(x: np.ndarray[Any, Any], want: DType, name: str) -> None:
             low, high = (finite.min(), finite.max()) if finite.size else (0, 0)
         top = largest(want)
         with np.errstate(over="ignore"):
-            fits = np.isfinite(np.array([low, high]).astype(want.numpy)).all()
+            fits = np.isfinite(np.array([low, high]).astype(want.real.numpy)).all()
         least = -top
     else:
         info = np.iinfo(want.numpy.name)

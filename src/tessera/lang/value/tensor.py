@@ -367,6 +367,11 @@ class Tensor:
 
         astype = to
 
+        def _real(self) -> Tensor: ...
+        def _imag(self) -> Tensor: ...
+        def conj(self) -> Tensor:
+            """`ts.conj`: the complex conjugate, elementwise."""
+
         def reshape(self, *shape: int | Sequence[int]) -> Tensor:
             """`ts.reshape`: the same elements in another shape; one size may be -1."""
 
@@ -433,6 +438,16 @@ class Tensor:
             correction: float = 0,
         ) -> Tensor:
             """`ts.std`: the standard deviation along `dim`, by default over all dims."""
+
+    @property
+    def real(self) -> Tensor:
+        """`ts.real`: the real part."""
+        return self._real()
+
+    @property
+    def imag(self) -> Tensor:
+        """`ts.imag`: the imaginary part."""
+        return self._imag()
 
     @property
     def T(self) -> Tensor:  # as in NumPy

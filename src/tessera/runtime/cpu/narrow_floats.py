@@ -71,6 +71,8 @@ def from_e4m3(x: Array) -> Array:
 # -- casts -----------------------------------------------------------------------------------------
 def cast(x: Array, dtype: DType) -> Array:
     eight = jnp.float8_e4m3fn
+    if jnp.iscomplexobj(x) and not dtype.is_complex:
+        x = lax.real(x)
     if (x.dtype == eight) == (dtype.numpy == eight):
         return lax.convert_element_type(x, dtype.numpy)
     # XLA for CPUs casts by way of f16, element by element.

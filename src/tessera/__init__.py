@@ -66,6 +66,7 @@ from .lang.record.recorder import named_scope
 from .lang.record.static_arguments import StaticWarning
 from .lang.value.engine import set_engine
 from .lang.value.tensor import Tensor
+from .nn.remat import remat
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ __all__ = [
     "from_jax", "from_jax_function", "from_jax_model", "function", "grad", "graph", "int8", "int32",
     "interop", "jit", "jvp", "kernel", "linalg",
     "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
-    "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
-    "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
+    "random", "remat", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict",
+    "tensor", "tune", "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

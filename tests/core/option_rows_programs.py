@@ -152,6 +152,9 @@ def looped(**k: Any) -> str:
 
 
 row("tessera.scan", looped, reverse=True, policy="recompute", name="layers")
+row("tessera.remat", lambda **k: traced(
+    lambda x, w: ts.grad(ts.remat(lambda r: ts.tanh(r @ w), **k)(x).sum(), w), A, SQUARE),
+    policy="everything")  # fmt: skip
 row("tessera.map_chunks", lambda **k: traced(
     lambda x, w: ts.grad(ts.map_chunks(lambda r: ts.tanh(r @ w), x, rows=1, **k).sum(), w),
     A, SQUARE), policy="save")  # fmt: skip

@@ -138,6 +138,7 @@ row("add", COLUMN, LINE, expect=lambda x, y: x + y[None], kinds=NUMBER, tag="out
 row("sub", X, Y, expect=lambda x, y: x + (-y), kinds=NUMBER)
 row("sub", SCALAR, Y, expect=lambda x, y: x + (-y), kinds=NUMBER, tag="scalar")
 row("straight_through", X, Y, expect=lambda x, y: x, free=True, smooth=False)
+row("after", X, Y, expect=lambda x, y: x, free=True)
 row("mul", X, Y, expect=lambda x, y: x / (1 / y), kinds=NUMBER)
 row("mul", X, COLUMN, expect=lambda x, y: x / (1 / y), kinds=NUMBER, tag="column")
 row("div", X, POSITIVE, expect=lambda x, y: x * y**-1.0, kinds=FLOAT)

@@ -1,4 +1,5 @@
-"""Ops with structure: `scan` runs a body graph over the leading dim, `item` selects one result.
+"""Ops with structure: `scan` runs a body graph over the leading dim, `item` selects one result,
+`after` orders two values.
 
 A `scan` with length None is a while loop: it runs while its first carry, a bool, is true. `scan`
 implements repeated layers (the carry is the activation, the weights are scanned), losses and MLPs
@@ -14,7 +15,7 @@ from ..core.dtypes import bool_
 from ..core.errors import LayoutError, ShapeError
 from ..core.layout import Factor, TensorType, dim_axes, same_type, without
 from .cast import narrowed
-from .op import Array, Attrs, Build, Call, Inferred, Op, define
+from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
 
 def stacked(t: TensorType, length: int | None) -> TensorType:
@@ -172,4 +173,23 @@ item = define(
     Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, varying=True,
        attrs="index",
        memory="view", invariance="moves", linear="each")
+)  # fmt: skip
+
+
+def _after_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, ins[:1])
+
+
+def _after_batch(
+    attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+) -> Batched | None:
+    return Batched(attrs) if which[0] else None
+
+
+# Its first argument, which exists only after the second: the compiler neither merges what is
+# computed from it with an equal computation before it, nor moves that forward.
+after = define(
+    Op("after", _after_rule, lambda c, x, first: c.xp.after(x, first),
+       lambda b, n, g: [g, None], flops=lambda ins, outs, attrs: 0, varying=True,
+       batch=_after_batch, elements="same", memory="cheap", linear="joint")
 )  # fmt: skip

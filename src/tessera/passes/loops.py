@@ -21,6 +21,7 @@ from ..ir.graph.node import Graph, Node, input_node, reachable
 from ..ir.graph.remat import choose_saved, free_nodes
 from ..ops.cast import narrowed
 from ..ops.elementwise import add, save_for_backward
+from .regions import behind
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
@@ -195,7 +196,8 @@ def _backwards(
         carried.append(
             zeros(inner, g.type) if part is None else inner.redistribute(part, g.type, "for scan")
         )
-    transposed = {i for i, p in partials.items() if i < consts and _is_tall(p)}
+    once = attrs["length"] == 1
+    transposed = {i for i, p in partials.items() if i < consts and _is_tall(p) and not once}
     partials.update({i: _transposed(inner, partials[i]) for i in transposed})
     sums, added = _summed(inner, {i: p for i, p in partials.items() if i < consts})
     per_iteration = [i for i in partials if i >= first_x]
@@ -229,14 +231,18 @@ def _backwards(
         zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
         for i, n in g_carry.items()
     ]
+    kept_stacks = [b("item", run, index=len(ends) + k) for k in range(len(saved))]
+    args = [
+        *node.args[:consts], *starts, *(zeros(b, s.type) for s in sums.values()),
+        *node.args[first_x:], *g_stack.values(), *kept_stacks,
+    ]  # fmt: skip
+    if once:
+        last = len(args) - len(kept_stacks)
+        places = {*range(consts, consts + len(starts)), *range(last - len(g_stack), last)}
+        args = behind(b, backward, args, places, b("item", run, index=0))
     loop = b(
         "scan",
-        *node.args[:consts],
-        *starts,
-        *(zeros(b, s.type) for s in sums.values()),
-        *node.args[first_x:],
-        *g_stack.values(),
-        *(b("item", run, index=len(ends) + k) for k in range(len(saved))),
+        *args,
         **{
             **attrs,
             "body": backward,

@@ -11,6 +11,7 @@ from ..ir.schedule.schedule import Schedule
 from ..ir.schedule.verify import verify_schedule
 from ..ops.user import parse_groups, user
 from .algorithms import algorithms
+from .regions import written_out
 from .simplify import simplify
 from .time import lower_time
 
@@ -25,13 +26,17 @@ def plan(graph: Graph) -> Schedule:
 
 
 def prepared(graph: Graph) -> Graph:
-    """`graph` simplified and without axes in time, ready to be scheduled. Raises UsageError if it
-    cannot keep its determinism level."""
+    """`graph` simplified, without axes in time and regions, ready to be scheduled. Raises
+    UsageError if it cannot keep its determinism level."""
     graph = simplify(graph)
     verify(graph, "simplify")
     if any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types):
         graph = simplify(lower_time(graph))
         verify(graph, "lower_time")
+    plain = written_out(graph)
+    if plain is not graph:
+        graph = simplify(plain)
+        verify(graph, "written_out")
     if graph.options.mesh_invariant:
         need_kept(graph)
     return graph

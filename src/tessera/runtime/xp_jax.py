@@ -209,25 +209,21 @@ def scan(
         made[:] = [of(ys)]
         return carry, jax.tree.map(bits_of, ys)
 
-    if length == 1 and reverse:
-        # The compiler takes one iteration for its body, and would merge a layer that is computed
-        # again for its gradient with the layer itself. The loop of a gradient is in reverse.
-        xs = _behind(xs, carry)
     carry, ys = lax.scan(
         scan_step, carry, jax.tree.map(bits_of, xs), length=length, reverse=reverse
     )
     return carry, jax.tree.map(floats_of, ys, made[0])
 
 
-def _behind(xs: tuple[Array, ...], carry: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Returns `xs` as values that exist only after `carry`."""
-    if not (first := jax.tree.leaves(carry)):
-        return xs
-    late, _ = lax.optimization_barrier((xs, carry))
-    return jax.tree.map(lambda x: after(x, first[0]), late)
-
-
 def after(x: Array, first: Array) -> Array:
+    """Returns `x`, which the compiler computes with only after `first`."""
+    if not first.size:
+        return x
+    late, before = lax.optimization_barrier((x, first))
+    return dependent(late, before)
+
+
+def dependent(x: Array, first: Array) -> Array:
     """Returns `x` with a data dependency on `first`. XLA for CPUs drops barriers early, and would
     merge two equal collectives or layers with one operand."""
     if platform() != "cpu" or not first.size:

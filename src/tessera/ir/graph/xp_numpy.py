@@ -259,6 +259,10 @@ def while_loop(
     return carry
 
 
+def after(x: Array, first: Array) -> Array:
+    return x
+
+
 def cond(
     pick: Array,
     yes: Callable[[Sequence[Array]], tuple[Array, ...]],

@@ -15,10 +15,12 @@ from typing import Annotated, Any
 from ...core.declared import Flag, OneOf
 from ...core.errors import ShapeError, UsageError
 from ...core.layout import TensorType, dim_axes, without
-from ...ir.graph.node import Graph, Node, input_node
+from ...ir.graph.node import Emit, Graph, Node, input_node
 from ...ops.cast import cast as to
+from ...ops.control import item
 from ...ops.elementwise import add
-from ...ops.redistribute import NAMES, all_reduce
+from ...ops.elementwise import save_for_backward as save
+from ...ops.redistribute import NAMES, all_reduce, gathers_for_use
 from ..math.functions import relayout, reshape
 from ..math.random import keys
 from ..record.operands import as_tensor, cast, emit, emit_many
@@ -29,6 +31,7 @@ from ..value.eager import current_trace
 from ..value.host_outputs import each_iteration
 from ..value.tensor import Tensor
 
+Keep = Callable[[Node], bool]  # whether a result is kept for the gradient
 Policy = Annotated[str, OneOf("save", "recompute", "products", "together")]
 
 
@@ -76,10 +79,11 @@ def finished(
     length: int,
     reverse: bool,
     policy: str,
+    keep: Keep | None = None,
 ) -> tuple[list[Tensor], Any]:
     """Returns (the last carry, the stacked ys) of a `scan` with the body `iteration`, and registers
-    its host outputs."""
-    ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
+    its host outputs. `keep`: see `emitted`."""
+    ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy, keep)
     for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
         current_trace().show(output.tensors, output.act)
     return ends, unflatten(iteration.y_spec, ys)
@@ -200,15 +204,19 @@ def emitted(
     length: int | None,
     reverse: bool,
     policy: str,
+    keep: Keep | None = None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Returns (the last carry, the stacked ys, the stacked host outputs) of a `scan` with the body
-    `iteration`."""
+    `iteration`. With `keep` it is a region, and results that `keep` returns True for are kept for
+    the gradient."""
     r = iteration.recorder
     draws = r.draws or []
     host_tensors = r.host_tensors
     outs = [r.node(t) for t in (*iteration.ends, *map(as_tensor, iteration.ys), *host_tensors)]
     every = list(rows) if length is None else [*rows, *iteration_keys(length, draws)]
-    graph, consts = _body(r, [r.node(t) for t in (*iteration.carry, *iteration.xs, *draws)], outs)
+    given = [r.node(t) for t in (*iteration.carry, *iteration.xs, *draws)]
+    graph, consts = _body(r, given, outs, keep is not None)
+    graph = graph if keep is None else _marked(graph, keep)
     carry = [relayout(t, c.type) for t, c in zip(start, iteration.carry, strict=True)]
     results = emit_many(
         "scan",
@@ -224,6 +232,20 @@ def emitted(
     )
     k, stop = len(carry), len(results) - len(host_tensors)
     return results[:k], results[k:stop], results[stop:]
+
+
+def _marked(body: Graph, keep: Keep) -> Graph:
+    """`body` with a mark on the results of the nodes that `keep` returns True for: policies that
+    recompute save these."""
+
+    def mark(was: Node, n: Node, emit: Emit) -> Node | None:
+        if n.op == "input" or len(n.types) > 1:
+            return None
+        if not keep(n.args[0] if n.op == item.name else n):
+            return None
+        return emit(Node(save.name, (emit(n),), n.types, {}, n.loc, n.scope))
+
+    return body.rewrite(mark, lambda inner: inner)
 
 
 def iteration_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
@@ -257,20 +279,31 @@ def _natural(end: Node, start: Node) -> TensorType:
     return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
 
 
-def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list[Tensor]]:
+def _body(
+    r: Recorder, inner: list[Node], outs: list[Node], is_region: bool = False
+) -> tuple[Graph, list[Tensor]]:
     """Returns (the body, the tensors from outside that it takes as constants).
 
     A change of layout or dtype of a constant is the same in every iteration, so it is moved out of
-    the loop.
+    the loop. Out of a region, which has one iteration, only gathers of weights at rest are moved:
+    other results would be kept for the gradient in place of the constant.
     """
     graph = r.builder.graph(outs)
     consts = {node: t for t, node in r.captured}
-    moved: dict[Node, Node] = {}
+    changes: dict[Node, Node] = {}  # changes of constants, with their arguments
     for n in graph.nodes:
-        source = moved.get(n.args[0], n.args[0]) if n.op in NAMES or n.op == to.name else None
-        if source in consts:
-            moved[n] = input_node(n.type, f"moved{len(moved)}")
-            consts[moved[n]] = _outside(consts[source], n)
+        same = n.op in NAMES or n.op == to.name
+        if same and (n.args[0] in consts or n.args[0] in changes):
+            changes[n] = n.args[0]
+    if is_region:
+        wanted = {n for n in changes if gathers_for_use(n)}
+        for n in reversed(changes):
+            wanted.update([changes[n]] if n in wanted else ())
+        changes = {n: x for n, x in changes.items() if n in wanted}
+    moved: dict[Node, Node] = {}
+    for n, x in changes.items():
+        moved[n] = input_node(n.type, f"moved{len(moved)}")
+        consts[moved[n]] = _outside(consts[moved.get(x, x)], n)
     body = graph.part([*consts, *inner], graph.outputs, moved)
     used = {a for n in body.nodes for a in n.args} | set(body.outputs)
     kept = [n for n in consts if n in used]

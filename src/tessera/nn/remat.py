@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..core.tracebacks import boundary
 from ..ir.graph.node import Node
@@ -48,9 +48,9 @@ def remat(fn: F, policy: str | Callable[[Node], bool] = "nothing") -> F:
     how = chosen("remat", policy)
     module: Any = fn
     if isinstance(module, Module):
-        made: Any = copy(module)
-        object.__setattr__(made, "__class__", _recomputing(type(module), how))
-        return made  # type: ignore[no-any-return]
+        made, kind = copy(module), cast(Any, type(module))
+        object.__setattr__(made, "__class__", _recomputing(kind, how))
+        return cast(F, made)
     name = getattr(fn, "__name__", "function")
     asked_function("remat", "the function", fn)
 

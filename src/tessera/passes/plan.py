@@ -6,12 +6,12 @@ from __future__ import annotations
 from ..core.errors import UsageError
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.verify import verify
+from ..ir.graph.write_out import written_out
 from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..ir.schedule.verify import verify_schedule
 from ..ops.user import parse_groups, user
 from .algorithms import algorithms
-from .regions import written_out
 from .simplify import simplify
 from .time import lower_time
 

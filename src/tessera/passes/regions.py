@@ -1,20 +1,18 @@
 """Regions: loops of one iteration, whose policy says which values the forward pass keeps.
 
 The gradient of a region computes the other values again, from arguments that exist only after the
-gradient of a result (`behind`). So the compiler cannot merge the second computation with the first,
+gradient of a result. So the compiler cannot merge the second computation with the first,
 whose values would then have to be kept. Before a program is scheduled, its regions become plain
-nodes (`written_out`), so that their collectives overlap like all others.
+nodes (ir/graph/write_out.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Graph, Node, copied
-from ..ops.control import after, item, scan
-from ..ops.movement import reshape
+from ..ir.graph.node import Graph, Node
+from ..ops.control import after, item
 
 
 def behind(
@@ -69,55 +67,3 @@ def _is_constant(n: Node) -> bool:
             seen.add(n)
             todo += n.args
     return True
-
-
-def written_out(graph: Graph) -> Graph:
-    """`graph` with the nodes of their bodies in place of loops of one iteration."""
-    graph = graph.rewrite(None, written_out)
-    if not any(map(_is_region, graph.nodes)):
-        return graph
-    new: dict[Node, Node] = {}
-    results: dict[Node, list[Node]] = {}  # of each region
-    nodes = dict[Node, None]()
-    for n in graph.nodes:
-        if n.op == item.name and n.args[0] in results:
-            new[n] = results[n.args[0]][n.attrs["index"]]
-            continue
-        args = tuple([new.get(a, a) for a in n.args if a not in results])
-        if _is_region(n):
-            results[n] = _inside(n, args, nodes)
-            continue
-        new[n] = n.with_args(args)
-        nodes[new[n]] = None
-    outputs = tuple(new[n] for n in graph.outputs)
-    return replace(graph, nodes=tuple(nodes), outputs=outputs)
-
-
-def _is_region(n: Node) -> bool:
-    return n.op == scan.name and n.attrs["length"] == 1
-
-
-def _inside(region: Node, args: Sequence[Node], nodes: dict[Node, None]) -> list[Node]:
-    """Adds the nodes of the body of `region`, applied to `args`, to `nodes`; returns its
-    results."""
-    body, carries = region.attrs["body"], region.attrs["carries"]
-
-    def put(n: Node) -> Node:
-        nodes[n] = None
-        return n
-
-    def shaped(x: Node, like: Node, n: Node) -> Node:
-        if x.type is n.type:
-            return x
-        attrs = {"shape": n.type.shape}
-        return put(Node(reshape.name, (x,), n.types, attrs, like.loc, like.scope))
-
-    new = {n: shaped(x, region, n) for n, x in zip(body.inputs, args, strict=True)}
-    for n in copied([n for n in body.nodes if n.op != "input"], new):
-        put(n)
-    ends = [new[n] for n in body.outputs]
-    rows = [
-        put(Node(reshape.name, (x,), (t,), {"shape": t.shape}, region.loc, region.scope))
-        for x, t in zip(ends[carries:], region.types[carries:], strict=True)
-    ]
-    return [*ends[:carries], *rows]

@@ -43,12 +43,14 @@ from .core.public import public
 from .core.ranks import rank_of
 from .core.version import VERSION
 from .lang.autodiff import linalg
+from .lang.autodiff.associative_scan import associative_scan
 from .lang.autodiff.branches import cond, switch
 from .lang.autodiff.custom import custom_gradient, value_and_grad, vjp
 from .lang.autodiff.forward import jvp
 from .lang.autodiff.grad import grad
 from .lang.autodiff.map_chunks import map_chunks
-from .lang.autodiff.scan import scan
+from .lang.autodiff.map_rows import map
+from .lang.autodiff.scan import fori_loop, scan
 from .lang.autodiff.tape import stop_gradient
 from .lang.autodiff.vmap import vmap
 from .lang.autodiff.while_loop import while_loop
@@ -94,14 +96,14 @@ __all__ = [
     "BackendError", "CheckpointError", "DTypeError", "DeviceLostError", "DonatedError",
     "EngineWarning", "EnvironmentVariableWarning", "GraphError", "LayoutError", "MeshError",
     "OptionWarning", "Pad", "ShapeError", "StaticWarning", "StrategyError", "StrategyWarning",
-    "Tensor", "TesseraError", "TraceWarning", "UnknownNameError", "UsageError", "autocast", "bf16",
-    "bool", "checkpoint", "clear_caches", "cond", "custom_gradient", "data", "debug", "dist",
-    "distribute", "distributed", "elastic", "f16", "f32", "fp8_e4m3", "fp8_e5m2", "from_jax",
-    "from_jax_function", "from_jax_model", "function", "grad", "graph", "int8", "int32", "interop",
-    "jit", "jvp", "kernel", "linalg", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op",
-    "optim", "pipeline", "plan", "random", "remat", "scan", "schedule", "seed", "set_program_cache",
-    "stop_gradient", "strict", "switch", "tensor", "tune", "uint8", "uint32", "value_and_grad",
-    "vjp", "vmap", "while_loop",
+    "Tensor", "TesseraError", "TraceWarning", "UnknownNameError", "UsageError", "associative_scan",
+    "autocast", "bf16", "bool", "checkpoint", "clear_caches", "cond", "custom_gradient", "data",
+    "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fori_loop", "fp8_e4m3",
+    "fp8_e5m2", "from_jax", "from_jax_function", "from_jax_model", "function", "grad", "graph",
+    "int8", "int32", "interop", "jit", "jvp", "kernel", "linalg", "map", "map_chunks", "mesh",
+    "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan", "random", "remat", "scan",
+    "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "switch", "tensor", "tune",
+    "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

@@ -151,7 +151,19 @@ def looped(**k: Any) -> str:
     return traced(run, A[0], A)
 
 
-row("tessera.scan", looped, reverse=True, policy="recompute", name="layers")
+row("tessera.scan", looped, reverse=True, policy="recompute", name="layers", unroll=2)
+row("tessera.scan without rows", lambda **k: traced(
+    lambda x: ts.scan(lambda h, _: (ts.tanh(h), ()), x, **k)[0], A), {"length": 3},
+    length=2, xs=A)  # fmt: skip
+row("tessera.fori_loop", lambda **k: traced(
+    lambda x: ts.grad(ts.fori_loop(0, 4, lambda i, h: ts.tanh(h), x, **k).sum(), x), A),
+    policy="recompute", unroll=2)  # fmt: skip
+row("tessera.map", lambda **k: traced(
+    lambda x: ts.grad(ts.map(lambda r: ts.tanh(ts.exp(r)), x, **k).sum(), x), A),
+    policy="recompute", batch_size=2)  # fmt: skip
+row("tessera.associative_scan", lambda **k: seen(
+    ts.associative_scan(lambda a, b: a * 0.5 + b, ts.tensor(SQUARE), **k)),
+    reverse=True, dim=1)  # fmt: skip
 row("tessera.remat", lambda **k: traced(
     lambda x, w: ts.grad(ts.remat(lambda r: ts.tanh(r @ w), **k)(x).sum(), w), A, SQUARE),
     policy="everything")  # fmt: skip

@@ -273,7 +273,9 @@ def _cond_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         inside = body_input.type.varying
         wants.append(body_input.type.with_varying({*inside, *t.varying}))
         own |= {*t.varying} - {*inside}
-    return Inferred(tuple(wants), tuple(t.with_varying({*t.varying, *own}) for t in outs))
+    # A sum that is pending has each device's own term already.
+    ends = (t.with_varying({*t.varying, *own} - {*t.partial_axes}) for t in outs)
+    return Inferred(tuple(wants), tuple(ends))
 
 
 def _cond_local(c: Call, pick: Array, *args: Array) -> tuple[Array, ...]:

@@ -25,7 +25,7 @@ from ..record.tree import Spec, fitted, flatten, tree_map, unflatten
 from ..value.checks import asked_function
 from ..value.host_data import is_array
 from ..value.tensor import Tensor
-from .scan import iteration_keys
+from .iteration import iteration_keys
 
 Branch = Callable[..., Any]
 
@@ -61,7 +61,7 @@ def cond(pred: Any, true_fn: Branch, false_fn: Branch, *operands: Any) -> Any:
             pred=pick.type,
             fix="compare, and join several with ts.all or ts.any; ts.where chooses by element",
         )
-    return _chosen("cond", pick, [partial(f, *operands) for f in branches])
+    return chosen("cond", pick, [partial(f, *operands) for f in branches])
 
 
 def switch(index: Any, branches: Sequence[Branch], *operands: Any) -> Any:
@@ -101,7 +101,7 @@ def _halved(index: Tensor, calls: Sequence[Callable[[], Any]], first: int) -> An
         partial(_halved, index, calls[:half], first),
         partial(_halved, index, calls[half:], first + half),
     ]
-    return _chosen("switch", index < first + half, sides)
+    return chosen("switch", index < first + half, sides)
 
 
 def _operands(operands: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ def _operands(operands: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(tree_map(one, x) for x in operands)
 
 
-def _chosen(name: str, pick: Tensor, calls: Sequence[Callable[[], Any]]) -> Any:
+def chosen(name: str, pick: Tensor, calls: Sequence[Callable[[], Any]]) -> Any:
     """The results of the first call if `pick` is true, else of the second."""
     pick = relayout(pick, pick.type.complete())
     sides = [_Recorded(name, call) for call in calls]

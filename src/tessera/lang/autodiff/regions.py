@@ -13,7 +13,7 @@ from ...core.checks import one_of
 from ...ir.graph.node import Node
 from ..math.functions import reshape
 from ..record.tree import flatten, tree_map
-from .scan import Keep, finished, settled
+from .iteration import Keep, finished, settled
 
 NOTHING = flatten(())[1]
 # The names that users know, with the policies of loops.

@@ -48,6 +48,7 @@ from .lang.autodiff.branches import cond, switch
 from .lang.autodiff.custom import custom_gradient, value_and_grad, vjp
 from .lang.autodiff.forward import jvp
 from .lang.autodiff.grad import grad
+from .lang.autodiff.jacobians import hessian, jacfwd, jacrev, linearize
 from .lang.autodiff.map_chunks import map_chunks
 from .lang.autodiff.map_rows import map
 from .lang.autodiff.scan import fori_loop, scan
@@ -100,10 +101,11 @@ __all__ = [
     "autocast", "bf16", "bool", "checkpoint", "clear_caches", "cond", "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fori_loop", "fp8_e4m3",
     "fp8_e5m2", "from_jax", "from_jax_function", "from_jax_model", "function", "grad", "graph",
-    "int8", "int32", "interop", "jit", "jvp", "kernel", "linalg", "map", "map_chunks", "mesh",
-    "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan", "random", "remat", "scan",
-    "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "switch", "tensor", "tune",
-    "uint8", "uint32", "value_and_grad", "vjp", "vmap", "while_loop",
+    "hessian", "int8", "int32", "interop", "jacfwd", "jacrev", "jit", "jvp", "kernel", "linalg",
+    "linearize", "map", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim",
+    "pipeline", "plan", "random", "remat", "scan", "schedule", "seed", "set_program_cache",
+    "stop_gradient", "strict", "switch", "tensor", "tune", "uint8", "uint32", "value_and_grad",
+    "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

@@ -167,6 +167,17 @@ row("tessera.associative_scan", lambda **k: seen(
 row("tessera.remat", lambda **k: traced(
     lambda x, w: ts.grad(ts.remat(lambda r: ts.tanh(r @ w), **k)(x).sum(), w), A, SQUARE),
     policy="everything")  # fmt: skip
+for name in ("jacfwd", "jacrev", "hessian"):
+    row(f"tessera.{name}", lambda name=name, **k: seen(getattr(ts, name)(
+        lambda x, y: ts.sum(ts.sin(x) * y, -1) if name != "hessian" else ts.sum(ts.sin(x) * y**3),
+        **k)(ts.tensor(A), ts.tensor(A))), argnums=1)  # fmt: skip
+row("tessera.nonzero", lambda **k: [seen(t) for t in ts.nonzero(ts.tensor(A > 0), **k)],
+    {"size": 14}, size=13, fill_value=7)  # fmt: skip
+row("tessera.scatter", lambda **k: seen(ts.scatter(
+    ts.tensor(SQUARE), ts.tensor([[1, 0, 2, 3]]), ts.tensor(SQUARE[:1] * 9.0), **k)),
+    {"dim": 0}, dim=1, op="add")  # fmt: skip
+row("tessera.scatter outside", lambda **k: seen(ts.jit(
+    lambda i: ts.scatter(ts.zeros(3), i + 3, 1.0, **k))(ts.tensor([1]))), mode="drop")  # fmt: skip
 row("tessera.map_chunks", lambda **k: traced(
     lambda x, w: ts.grad(ts.map_chunks(lambda r: ts.tanh(r @ w), x, rows=1, **k).sum(), w),
     A, SQUARE), policy="save")  # fmt: skip

@@ -274,8 +274,8 @@ def _cond_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
         wants.append(body_input.type.with_varying({*inside, *t.varying}))
         own |= {*t.varying} - {*inside}
     # A sum that is pending has each device's own term already.
-    ends = (t.with_varying({*t.varying, *own} - {*t.partial_axes}) for t in outs)
-    return Inferred(tuple(wants), tuple(ends))
+    outs = tuple([t.with_varying({*t.varying, *own} - {*t.partial_axes}) for t in outs])
+    return Inferred(tuple(wants), outs)
 
 
 def _cond_local(c: Call, pick: Array, *args: Array) -> tuple[Array, ...]:

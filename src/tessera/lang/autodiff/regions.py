@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...core.checks import one_of
+from ...core.checks import unfit
 from ...ir.graph.node import Node
 from ..math.functions import reshape
 from ..record.tree import flatten, tree_map
@@ -36,7 +36,10 @@ def chosen(caller: str, policy: str | Keep) -> Chosen:
     other values."""
     if callable(policy):
         return Chosen("recompute", policy)
-    return Chosen(POLICIES[one_of(caller, "policy", policy, tuple(POLICIES))], _none)
+    if not isinstance(policy, str) or policy not in POLICIES:
+        fix = f"use {', '.join(POLICIES)}, or a function of a node: lambda n: n.op == 'tanh'"
+        raise unfit(caller, "policy", policy, fix)
+    return Chosen(POLICIES[policy], _none)
 
 
 def region(name: str, call: Callable[[], Any], policy: str, keep: Keep = _none) -> Any:

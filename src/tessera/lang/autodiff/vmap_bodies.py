@@ -61,8 +61,8 @@ def _branch(n: Node, args: Sequence[Rows], rows: int, apply: Apply) -> list[Rows
 
 
 def _carried(body: Graph, given: Sequence[bool], first: int, count: int) -> list[bool]:
-    """A flag for each input of a loop's body that has rows: those `given`, and carries that depend on
-    rows after some iterations."""
+    """A flag for each input of a loop's body that has rows: those `given`, and carries that depend
+    on rows after some iterations."""
     flags = list(given)
     while True:
         on = {x for x, has in zip(body.inputs, flags, strict=True) if has}

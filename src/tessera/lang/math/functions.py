@@ -15,6 +15,7 @@ from ...core.reshard import gathered
 from ..record.operands import as_tensor, binary, cast, emit
 from ..value.host_data import is_array
 from ..value.tensor import Like, Tensor, method
+from .at import At as At
 from .bitwise import (
     bitcast,
     bitwise_and,
@@ -64,6 +65,7 @@ from .matmul import einsum, matmul
 from .matmul import narrowed as narrowed
 from .matrices import diag, diagonal, eye, tril, triu
 from .rearranging import flatten, pad, repeat_interleave, roll, squeeze, tile, unsqueeze
+from .scatter import nonzero, scatter
 from .shape import (
     Dims,
     along,
@@ -272,11 +274,11 @@ __all__ = [
     "diagonal", "diff", "einsum", "erf", "erfc", "erfinv", "exp", "expm1", "eye", "flatten", "flip",
     "floor", "full", "full_like", "gather", "hypot", "isfinite", "isinf", "isnan", "linspace",
     "log", "log1p", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean", "meshgrid", "min",
-    "minimum", "nan_to_num", "one_hot", "ones", "ones_like", "outer", "pad", "permute", "prod",
-    "repeat_interleave", "reshape", "roll", "round", "rsqrt", "save_for_backward", "scatter_add",
-    "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze", "stack", "std",
-    "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril", "triu", "trunc",
-    "unsqueeze", "var", "where", "zeros", "zeros_like",
+    "minimum", "nan_to_num", "nonzero", "one_hot", "ones", "ones_like", "outer", "pad", "permute",
+    "prod", "repeat_interleave", "reshape", "roll", "round", "rsqrt", "save_for_backward",
+    "scatter", "scatter_add", "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze",
+    "stack", "std", "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril",
+    "triu", "trunc", "unsqueeze", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip
 
 

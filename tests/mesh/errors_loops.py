@@ -113,7 +113,8 @@ def a_branch_chosen_by_each_device() -> Any:
     return op.kernel(body)(ts.tensor(np.ones((4, 4), np.float32), mesh=MESH, layout="[4@dp, 4]"))
 
 
-row("a branch with a collective, chosen by each device", ts.LayoutError, a_branch_chosen_by_each_device)
+row("a branch with a collective, chosen by each device", ts.LayoutError,
+    a_branch_chosen_by_each_device)
 row("branches of other dtypes", ts.ShapeError,
     lambda: ts.cond(ts.tensor(True), lambda: ts.ones(3), lambda: ts.arange(3)))
 row("a branch by many bools", ts.ShapeError, lambda: ts.cond(ONES > 0, lambda: 1.0, lambda: 2.0))
@@ -125,7 +126,8 @@ row("prefixes of another shape", ts.ShapeError,
 row("a mask whose size is not known", ts.UsageError, lambda: ts.jit(lambda x: x[x > 0])(ONES))
 row("values for a mask whose size is not known", ts.UsageError,
     lambda: ts.jit(lambda x: x.at[x > 0].set(ts.ones(3)))(ONES))
-row("a value that does not fit its places", ts.ShapeError, lambda: ts.ones((8, 4)).at[0].set(ts.ones(9)))
+row("a value that does not fit its places", ts.ShapeError,
+    lambda: ts.ones((8, 4)).at[0].set(ts.ones(9)))
 row("floats written into integers", ts.DTypeError, lambda: ts.arange(3).at[0].set(0.5))
 row("a policy that does not exist", ts.UsageError, lambda: ts.remat(lambda x: x, policy="all"))
 row("derivatives by integers", ts.DTypeError, lambda: ts.jacfwd(lambda x: x * 1.0)(ts.arange(3)))

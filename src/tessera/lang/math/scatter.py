@@ -117,7 +117,7 @@ def updates_of(name: str, value: Like, x: Tensor) -> Tensor:
             f"{name}: {t.dtype} values cannot be written into {x.dtype}",
             x=x.type,
             value=t.type,
-            fix=f"cast one of them: x.to(ts.{t.dtype}), or value.to(ts.{x.dtype})",
+            fix="cast one of them: value.to(x.dtype), or x.to(value.dtype)",
         )
     return t.to(x.dtype)
 

@@ -96,12 +96,12 @@ def custom_gradient(
         if not pairs:
             return unflatten(spec, [F.stop_gradient(t) for t in outs])  # type: ignore[no-any-return]
         inputs = [*outs, *(x for x, _ in pairs), *extras]
-        return unflatten(spec, _passed(inputs, {"values": len(outs), "backward": body}))  # type: ignore[no-any-return]
+        return unflatten(spec, passed(inputs, {"values": len(outs), "backward": body}))  # type: ignore[no-any-return]
 
     return run
 
 
-def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+def passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """Returns the values as results of `custom`. Outside a recording they need no program: they are
     the same arrays, with another history."""
     values = attrs["values"]

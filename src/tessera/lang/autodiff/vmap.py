@@ -131,7 +131,7 @@ def _of_rows(
     rows = _count(leaves_in)
     around = current()
     r = Recorder(f"vmap_{getattr(fn, '__name__', 'function')}", around)
-    r.draws = []
+    r.draws, r.of_row = [], True
     inputs: list[Tensor] = []
     with recording(r):
         leaves = []

@@ -1,4 +1,4 @@
-"""Loops and branches for many rows at once: their bodies are applied to all rows.
+"""Loops, branches and own gradients for many rows at once: their bodies are applied to all rows.
 
 A loop stays one loop, whose carries have rows if they depend on rows. A branch whose bool differs
 between rows computes both bodies and selects; a while loop goes on until all rows are done.
@@ -11,12 +11,16 @@ from typing import Any
 
 from ...ir.graph.node import Graph, Node
 from ...ops.control import after, scan
+from ...ops.custom import custom
 from ...ops.local import cond
 from ..math import functions as F
 from ..math.functions import broadcast_to, permute, reshape, where
 from ..record.operands import emit
+from ..record.recorder import Recorder, current, recording
 from ..value.tensor import Tensor
 from .branches import chosen
+from .custom import passed
+from .iteration import body_of
 from .scan import scan as scanned
 from .while_loop import while_loop
 
@@ -26,9 +30,11 @@ Apply = Callable[[Graph, Sequence[Rows]], list[Rows]]  # the results of a graph 
 
 
 def of_rows(n: Node, args: Sequence[Rows], rows: int, apply: Apply) -> list[Rows] | None:
-    """The results of `n`, a loop, a branch or `after`, for all rows; None for other ops."""
+    """The results of `n`, an op with bodies or `after`, for all rows; None for other ops."""
     if n.op == after.name:
         return [(emit(after.name, args[0][0], args[1][0]), args[0][1])]
+    if n.op == custom.name:
+        return _own_gradient(n, args, rows, apply)
     if n.op == cond.name:
         return _branch(n, args, rows, apply)
     if n.op == scan.name:
@@ -44,6 +50,26 @@ def _with_rows(x: Rows, rows: int) -> Tensor:
 def _each(pick: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The rows of `x` where `pick` [rows] is true, else those of `y`."""
     return where(reshape(pick, (*pick.shape, *(1,) * (x.ndim - 1))), x, y)
+
+
+def _own_gradient(n: Node, args: Sequence[Rows], rows: int, apply: Apply) -> list[Rows]:
+    """Values with a gradient of the user's own, whose backward is applied to all rows. The gradient
+    of a tensor without rows is the sum of those of the rows."""
+    values, body = n.attrs["values"], n.attrs["backward"]
+    outs = [_with_rows(x, rows) for x in args[:values]]
+    sources = args[values : values + len(body.outputs)]
+    r = Recorder(body.name, current())
+    with recording(r):
+        gs = [r.input(t.type.complete(), f"g{i}") for i, t in enumerate(outs)]
+        found = apply(body, [*args[values + len(sources) :], *((g, True) for g in gs)])
+        gradients = [
+            _with_rows(x, rows) if has else F.sum(x[0], 0) if x[1] else x[0] * rows
+            for x, (_, has) in zip(found, sources, strict=True)
+        ]
+        ends = [r.node(g) for g in gradients]
+    graph, extras = body_of(r, [r.node(g) for g in gs], ends)
+    given = [*outs, *(t for t, _ in sources), *extras]
+    return [(t, True) for t in passed(given, {"values": values, "backward": graph})]
 
 
 def _branch(n: Node, args: Sequence[Rows], rows: int, apply: Apply) -> list[Rows]:

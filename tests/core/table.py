@@ -127,6 +127,7 @@ row(
 )
 row("logical_not", bits(3, 8), expect=lambda x: x == False, kinds=("bool",))  # noqa: E712
 row("save_for_backward", X, expect=lambda x: x, kinds=ANY, free=True)
+row("in_memory", X, space="host", expect=lambda x: x, free=True)
 row("stop_gradient", X, expect=lambda x: x, kinds=ANY, free=True, smooth=False)
 
 # ---- elementwise, two arguments ----------------------------------------------------------------

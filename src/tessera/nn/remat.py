@@ -30,6 +30,8 @@ def remat(fn: F, policy: str | Callable[[Node], bool] = "nothing") -> F:
     - "dots": also the results of matrix products, of convolutions and of loops.
     - "everything": the values that the gradient reads, or the fewest bytes from which they follow
       elementwise.
+    - "offload": the results of "dots", in the memory of the host until the gradient needs them. On
+      a CPU, which has one memory, that is "dots".
     - a function: also the results of the operations for which it returns True. It gets a
       `graph.Node`, which has `op`, `type`, `args`, `flops`, `scope` and `loc`.
 

@@ -1,5 +1,5 @@
 """Ops with structure: `scan` runs a body graph over the leading dim, `item` selects one result,
-`after` orders two values.
+`after` orders two values, `in_memory` moves one to host memory or back.
 
 A `scan` with length None is a while loop: it runs while its first carry, a bool, is true. `scan`
 implements repeated layers (the carry is the activation, the weights are scanned), losses and MLPs
@@ -187,9 +187,24 @@ def _after_batch(
 
 
 # Its first argument, which exists only after the second: the compiler neither merges what is
-# computed from it with an equal computation before it, nor moves that forward.
+# computed from it with an equal computation before it, nor moves that forward. With `copied` the
+# second is in host memory, and the copy to it has ended.
 after = define(
-    Op("after", _after_rule, lambda c, x, first: c.xp.after(x, first),
-       lambda b, n, g: [g, None], flops=lambda ins, outs, attrs: 0, varying=True,
+    Op("after", _after_rule, lambda c, x, first: c.xp.after(x, first, "copied" in c.attrs),
+       lambda b, n, g: [g, None], flops=lambda ins, outs, attrs: 0, varying=True, attrs="copied?",
        batch=_after_batch, elements="same", memory="cheap", linear="joint")
+)  # fmt: skip
+
+
+def _in_memory_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, ins)
+
+
+# Its argument in host memory (`space` "host"), where nothing is computed with it, or back in the
+# device's ("device"). A CPU has one memory.
+in_memory = define(
+    Op("in_memory", _in_memory_rule, lambda c, x: c.xp.in_memory(x, c.attrs["space"]),
+       lambda b, n, g: [g], flops=lambda ins, outs, attrs: 0, varying=True, attrs="space",
+       batch=lambda attrs, which, ins, size: Batched(attrs), elements="same", memory="view",
+       linear="each")
 )  # fmt: skip

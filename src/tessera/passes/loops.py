@@ -20,8 +20,9 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
 from ..ir.graph.remat import choose_saved, free_nodes
 from ..ops.cast import narrowed
+from ..ops.control import in_memory
 from ..ops.elementwise import add, save_for_backward
-from .regions import behind
+from .regions import behind, offloaded
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
@@ -209,7 +210,7 @@ def _backwards(
     if attrs["policy"] == "save":
         saved = _read_across(whole, outs, late, {*body.inputs[:consts], *body.inputs[first_x:]})
     else:
-        saved = _marked(whole, outs, late, attrs["policy"] == "products")
+        saved = _marked(whole, outs, late, attrs["policy"] in ("products", "offload"))
     needed = reachable(outs, {*saved, *_before(saved)})
     saved += [n for n in body.inputs[consts:first_x] if n in needed]
     kept = {s: input_node(s.type, f"kept{k}") for k, s in enumerate(saved)}
@@ -222,6 +223,7 @@ def _backwards(
     run = node
     if saved:
         forward = whole.part(body.inputs, [*ends, *saved])
+        forward = offloaded(forward, len(ends)) if attrs["policy"] == "offload" else forward
         told = {**attrs, "body": forward}
         if node in b.replaced:
             run = b("scan", *node.args, **told)
@@ -239,7 +241,9 @@ def _backwards(
     if once:
         last = len(args) - len(kept_stacks)
         places = {*range(consts, consts + len(starts)), *range(last - len(g_stack), last)}
-        args = behind(b, backward, args, places, b("item", run, index=0))
+        away = range(last, len(args)) if attrs["policy"] == "offload" else ()
+        args = behind(b, backward, args, places, b("item", run, index=0), away)
+        args[last:] = [b(in_memory.name, x, space="device") if away else x for x in args[last:]]
     loop = b(
         "scan",
         *args,

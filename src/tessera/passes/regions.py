@@ -9,17 +9,24 @@ nodes (ir/graph/write_out.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node
-from ..ops.control import after, item
+from ..ops.control import after, in_memory, item
 
 
 def behind(
-    b: Builder, body: Graph, args: Sequence[Node], cotangents: Collection[int], made: Node
+    b: Builder,
+    body: Graph,
+    args: Sequence[Node],
+    cotangents: Collection[int],
+    made: Node,
+    always: Collection[int] = (),
 ) -> list[Node]:
     """`args`, the arguments of the gradient `body` of a region, those at `cotangents` being the
-    gradients of its results; the others exist only after a gradient, as far as that is needed.
+    gradients of its results; the others exist only after a gradient, those at `always` in any case,
+    and others as far as that is needed.
 
     Each op of the body depends on such an argument, or on a gradient. `made` is a result of the
     forward pass, which stands for the gradients if they depend on nothing.
@@ -28,13 +35,24 @@ def behind(
     first = next((args[i] for i in sorted(cotangents) if body.inputs[i] in late), made)
     size = {n: a.type.local_bytes for n, a in zip(body.inputs, args, strict=True)}
     fixed = {body.inputs[i] for i in cotangents}
-    chosen: set[Node] = set()
+    chosen = {body.inputs[i] for i in always}
     while (x := _early(body, late | chosen, fixed, size)) is not None:
         chosen.add(x)
     return [
         b(after.name, a, first) if n in chosen else a
         for n, a in zip(body.inputs, args, strict=True)
     ]
+
+
+def offloaded(forward: Graph, ends: int) -> Graph:
+    """`forward`, the body of a region, with its results after the first `ends`, which are kept for
+    the gradient, in host memory."""
+    away = [
+        Node(in_memory.name, (n,), n.types, {"space": "host"}, n.loc, n.scope)
+        for n in forward.outputs[ends:]
+    ]
+    nodes, outputs = (*forward.nodes, *away), (*forward.outputs[:ends], *away)
+    return replace(forward, nodes=nodes, outputs=outputs)
 
 
 def _early(

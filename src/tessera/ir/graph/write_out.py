@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from typing import Any
 
 from ...core.dtypes import bool_
 from ...core.layout import TensorType
-from ...ops.control import item, scan
+from ...ops.control import after, in_memory, item, scan
 from ...ops.create import full
 from ...ops.elementwise import logical_not
 from ...ops.local import cond
@@ -29,13 +31,14 @@ def written_out(graph: Graph) -> Graph:
     new: dict[Node, Node] = {}
     results: dict[Node, list[Node]] = {}  # of each region
     nodes = dict[Node, None]()
+    copies: list[Node] = []  # of the last region, to host memory
     for n in graph.nodes:
         if n.op == item.name and n.args[0] in results:
             new[n] = results[n.args[0]][n.attrs["index"]]
             continue
         args = tuple([new.get(a, a) for a in n.args if a not in results])
         if _is_region(n):
-            results[n] = _inside(n, args, nodes)
+            results[n], copies = _inside(n, args, nodes, copies)
             continue
         new[n] = n.with_args(args)
         nodes[new[n]] = None
@@ -47,30 +50,49 @@ def _is_region(n: Node) -> bool:
     return n.op == scan.name and n.attrs["length"] == 1
 
 
-def _inside(region: Node, args: Sequence[Node], nodes: dict[Node, None]) -> list[Node]:
-    """Adds the nodes of the body of `region`, applied to `args`, to `nodes`; returns its
-    results."""
+def _inside(
+    region: Node, args: Sequence[Node], nodes: dict[Node, None], copies: list[Node]
+) -> tuple[list[Node], list[Node]]:
+    """Adds the nodes of the body of `region`, applied to `args`, to `nodes`. Returns (its results,
+    the copies to host memory that are under way after it).
+
+    If it has such copies, its results exist only after the `copies` of the region before it. So a
+    copy runs during the next region, and the memory of its source is free after that.
+    """
     body, carries = region.attrs["body"], region.attrs["carries"]
 
-    def put(n: Node) -> Node:
+    def put(op: str, args: tuple[Node, ...], types: tuple[TensorType, ...], **attrs: Any) -> Node:
+        n = Node(op, args, types, attrs, region.loc, region.scope)
         nodes[n] = None
         return n
 
-    def shaped(x: Node, like: Node, n: Node) -> Node:
-        if x.type is n.type:
-            return x
-        attrs = {"shape": n.type.shape}
-        return put(Node(reshape.name, (x,), n.types, attrs, like.loc, like.scope))
+    def shaped(x: Node, t: TensorType) -> Node:
+        return x if x.type is t else put(reshape.name, (x,), (t,), shape=t.shape)
 
-    new = {n: shaped(x, region, n) for n, x in zip(body.inputs, args, strict=True)}
-    for n in copied([n for n in body.nodes if n.op != "input"], new):
-        put(n)
+    new = {n: shaped(x, n.type) for n, x in zip(body.inputs, args, strict=True)}
+    nodes.update(dict.fromkeys(copied([n for n in body.nodes if n.op != "input"], new)))
     ends = [new[n] for n in body.outputs]
-    rows = [
-        put(Node(reshape.name, (x,), (t,), {"shape": t.shape}, region.loc, region.scope))
-        for x, t in zip(ends[carries:], region.types[carries:], strict=True)
-    ]
-    return [*ends[:carries], *rows]
+    away: list[Node] = []
+    # A copy is made in the shape in which the gradient reads it: a reshape on the host would make
+    # the compiler copy it once more.
+    for i, (x, t) in enumerate(zip(ends[carries:], region.types[carries:], strict=True), carries):
+        if _is_on_host(x):
+            del nodes[x]
+            ends[i] = put(in_memory.name, (shaped(x.args[0], t),), (t,), **x.attrs)
+            away.append(ends[i])
+    for copy in copies if away else ():
+        ends = [n if n in away else put(after.name, (n, copy), n.types, copied=True) for n in ends]
+    if any(n.op == in_memory.name for n in args):
+        # The gradient ends as a whole, or the compiler would compute the gradients of weights
+        # last, from values of all regions.
+        last = reduce(lambda x, n: put(after.name, (x, n), x.types), ends)
+        ends = [last, *(put(after.name, (n, last), n.types) for n in ends[1:])]
+    rows = [shaped(x, t) for x, t in zip(ends[carries:], region.types[carries:], strict=True)]
+    return [*ends[:carries], *rows], away or copies
+
+
+def _is_on_host(n: Node) -> bool:
+    return n.op == in_memory.name and n.attrs["space"] == "host"
 
 
 def _as_loops(was: Node, n: Node, emit: Emit) -> Node | None:

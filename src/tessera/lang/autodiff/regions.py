@@ -17,7 +17,7 @@ from .iteration import Keep, finished, settled
 
 NOTHING = flatten(())[1]
 # The names that users know, with the policies of loops.
-POLICIES = {"nothing": "recompute", "dots": "products", "everything": "save"}
+POLICIES = {"nothing": "recompute", "dots": "products", "everything": "save", "offload": "offload"}
 
 
 class Chosen(NamedTuple):

@@ -1,8 +1,9 @@
 """Rates and results of `ts.plan.best` for Llama 2 7B and 70B on H100s.
 
-Each row is a search: candidates per minute of the first level (all of them, and those priced with
-their collectives), seconds of the whole search, the best, and the rank correlation of prices and
-full simulations over the best ten. Run it: `python bench/plan_search.py --devices 64` prints a
+Each row is a search: candidates per minute of the first level (those priced, and those that a bound
+of memory or time drops, which is computed for each; then only those priced), seconds of the whole
+search, the best, and the rank correlation of prices and full simulations over the best ten. Run
+it: `python bench/plan_search.py --devices 64` prints a
 line of JSON for each; `--stages` opens pipelines, which take minutes for a model of many layers.
 """
 
@@ -75,13 +76,12 @@ def searched(size: str, devices: int, rows: int, stages: bool, limit_s: float) -
         )
     except ts.UsageError as error:
         return {"model": size, "devices": devices, "error": str(error).splitlines()[0]}
-    total = found.priced + sum(found.dropped.values())
     plain = [r for r in found.rows if not r.candidate.options]
     rank = spearmanr([r.fast_s for r in plain], [r.step_s for r in plain]).statistic
     best = found.best
     return {
-        "model": size, "devices": devices, "candidates": total, "priced": found.priced,
-        "per_minute": round(total / found.priced_s * 60),
+        "model": size, "devices": devices, "candidates": found.considered, "priced": found.priced,
+        "per_minute": round(found.considered / found.priced_s * 60),
         "priced_per_minute": round(found.priced / found.priced_s * 60),
         "search_s": round(found.seconds, 1), "best": best.candidate.text,
         "step_ms": round(best.step_s * 1e3, 1), "memory_gib": round(best.memory_bytes / 2**30, 1),

@@ -36,6 +36,7 @@ FACES = {
     "debug": "Where a NaN began; what a program held.",
     "linalg": "Linear algebra.",
     "random": "Random numbers, the same on every mesh.",
+    "interop": "Models of HuggingFace and PyTorch.",
 }
 """The modules with public names, each a page of the reference, and what that page says first."""
 PACKAGES = {

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     )
     from .core.mesh import Mesh
     from .interop.jax_models import from_jax_model
+    from .interop.torch_module import from_torch
     from .lang.foreign.jax_program import from_jax_function
     from .lang.jit.tuner import tune
     from .lang.value.engine import Engine
@@ -100,7 +101,8 @@ __all__ = [
     "Tensor", "TesseraError", "TraceWarning", "UnknownNameError", "UsageError", "associative_scan",
     "autocast", "bf16", "bool", "checkpoint", "clear_caches", "cond", "custom_gradient", "data",
     "debug", "dist", "distribute", "distributed", "elastic", "f16", "f32", "fori_loop", "fp8_e4m3",
-    "fp8_e5m2", "from_jax", "from_jax_function", "from_jax_model", "function", "grad", "graph",
+    "fp8_e5m2", "from_jax", "from_jax_function", "from_jax_model", "from_torch",
+    "function", "grad", "graph",
     "hessian", "int8", "int32", "interop", "jacfwd", "jacrev", "jit", "jvp", "kernel", "linalg",
     "linearize", "map", "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim",
     "pipeline", "plan", "random", "remat", "scan", "schedule", "seed", "set_program_cache",
@@ -163,7 +165,7 @@ def from_jax(array: Any, on: Mesh | None = None) -> Tensor:
 _LATE = (
     "checkpoint", "data", "debug", "distributed", "elastic", "interop", "kernel", "pipeline",
     "plan", "schedule",
-    "interop.jax_models:from_jax_model", "lang.foreign.jax_program:from_jax_function",
-    "lang.jit.tuner:tune",
+    "interop.jax_models:from_jax_model", "interop.torch_module:from_torch",
+    "lang.foreign.jax_program:from_jax_function", "lang.jit.tuner:tune",
 )  # fmt: skip
 __getattr__ = public("ts", globals(), late=_LATE)

@@ -1,4 +1,4 @@
-"""Golden Graph IR files of a training step on several meshes.
+"""Golden Graph IR files of a training step on several meshes, as it is scheduled.
 
 `pytest tests/core/test_golden.py --refresh-golden` writes them anew; `git diff tests/golden` shows
 the effect of a change on layouts and collectives.
@@ -36,7 +36,7 @@ def step(model: Any, ids: ts.Tensor, labels: ts.Tensor) -> Any:
     return loss, {k: w - 0.1 * grads[k] for k, w in weights.items()}
 
 
-def recorded(case: str) -> graph.Graph:
+def recorded(case: str) -> Any:
     axes, plan = CASES[case]
     mesh = dist.Mesh(tuple(axes), shape=axes) if axes else None
     model = ts.nn.GPT(ts.nn.GPTConfig(vocab=64, seq=16, d=32, layers=1, heads=4))
@@ -49,7 +49,7 @@ def recorded(case: str) -> graph.Graph:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_step_is_what_was_reviewed(case: str, request: pytest.FixtureRequest) -> None:
-    text = graph.simplify(recorded(case)).text
+    text = recorded(case).stages["simplified"].text
     file = GOLDEN / f"gpt_step_{case}.txt"
     if request.config.getoption("--refresh-golden"):
         file.write_text(text)
@@ -61,8 +61,8 @@ def test_tensor_parallelism_costs_two_all_reduces_a_sublayer_pair_each_way() -> 
     """Megatron's count: per layer, two all_reduces of activations forward and two backward."""
     big = [
         n
-        for n, _ in graph.simplify(recorded("tp4")).collectives()
-        if n.op == "all_reduce" and n.type.shape == (8, 16, 32)
+        for n, _ in recorded("tp4").stages["simplified"].collectives()
+        if n.op == "all_reduce" and n.type.size == 8 * 16 * 32
     ]
     # one layer (2 + 2), the embedding's lookup and the gradient of the head's input
     assert len(big) == 6

@@ -17,8 +17,9 @@ from tessera.core.errors import UsageError
 from tessera.plan.candidates import Candidate
 from tessera.plan.machines import as_machine, cluster_of
 from tessera.plan.scaled import Scaled
-from tessera.plan.search import _choices_of, _rules, _Search, layouts
+from tessera.plan.search import _choices_of, _Search
 from tessera.plan.simulate import simulate
+from tessera.plan.weight_layouts import layouts, rules_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::tessera.core.errors.StrategyWarning")
 SIZES: dict[str, Any] = {
@@ -96,7 +97,7 @@ def test_the_recorded_mesh_has_its_simulated_time() -> None:
     scaled = Scaled(schedule, s.machine, {"dp": np.array([4.0]), "tp": np.array([4.0])})
     (step_s,) = scaled.step_s([kind.mesh])
     assert step_s == pytest.approx(simulate(schedule, s.machine).step_s, rel=1e-4)
-    assert scaled.least_s()[0] < step_s
+    assert scaled.least_s([kind.mesh])[0] < step_s
 
 
 def test_ten_rows_and_the_best_runs_as_planned() -> None:
@@ -129,24 +130,77 @@ def test_what_does_not_fit_is_dropped() -> None:
 
 def test_bounds_drop_what_computes_longer() -> None:
     found = ts.plan.best(build, cluster="h100x64")
-    assert found.dropped["their computation alone takes longer"] > 0
+    assert found.dropped["they take longer without communication over dp"] > 0
+
+
+def test_bounds_of_stage_3_hold_for_the_other_stages() -> None:
+    s = search(build, "h100x16")
+    choices = (("remat", False), ("sequence_parallel", None))
+    axes = (("dp", 8), ("tp", 2))
+    with as_machine(s.machine):
+        list(s._price(Candidate(axes, 3, choices)))
+        grid = s.grids[axes, choices]
+        for zero in (2, 1, 0):
+            scaled = s._scaled(s.record(Candidate(axes, zero, choices))[0], grid.points)
+            meshes = [p.mesh(Candidate(axes, zero, choices)) for p in grid.points]
+            assert (grid.least_s <= scaled.step_s(meshes) * 1.001).all()
+            assert (grid.least_bytes[zero] <= scaled.memory_bytes() * 1.001).all()
+    several = np.array([dict(p.axes)["dp"] > 1 for p in grid.points])
+    assert ((grid.least_bytes[0] > grid.least_bytes[1]) == several).all()
+    assert ((grid.least_bytes[1] > grid.least_bytes[3]) == several).all()
+
+
+def test_no_products_are_computed_again_that_have_room() -> None:
+    s = search(build, "h100x16", sequence_parallel=(None,))
+    axes, recorded = (("dp", 8), ("tp", 2)), list[Any]()
+    record = s.record
+    s.record = lambda c: (recorded.append(c), record(c))[1]  # type: ignore[method-assign]
+    with as_machine(s.machine):
+        for remat in ("products", True):
+            kind = Candidate(axes, 3, (("remat", remat), ("sequence_parallel", None)))
+            priced = list(s._price(kind))
+            assert bool(priced) is (remat == "products")
+    assert len(recorded) == 1
+    assert s.dropped["they compute products again that have room"] == s.priced
+
+
+def staged(mesh: Any, strategy: Any, *, remat: Any, pipeline: Any, microbatches: int) -> Any:
+    loss_of: Any = nn.GPT.loss
+    if pipeline:
+        loss_of = cut(("pp",), pipeline, microbatches, mesh=mesh)(loss_of)
+    return made(mesh, strategy, loss_of, stacked=not pipeline, remat=remat)
+
+
+cut = pipeline.run
 
 
 def test_stages_are_searched_where_build_names_a_pipeline() -> None:
-    def staged(mesh: Any, strategy: Any, *, pipeline: Any, microbatches: int) -> Any:
-        loss_of: Any = nn.GPT.loss
-        if pipeline:
-            loss_of = cut(("pp",), pipeline, microbatches, mesh=mesh)(loss_of)
-        return made(mesh, strategy, loss_of, stacked=not pipeline)
-
-    cut = pipeline.run
-    s = search(staged, "h100x8", microbatches=(8,))
+    s = search(staged, "h100x8", microbatches=(8,), remat=(False,))
     with as_machine(s.machine):
         priced = list(s._price(next(s._structures())))
     meshes = [dict(p.candidate.axes) for p in priced if p.staged]
     assert {m["pp"] for m in meshes} == {2, 4, 8}
-    assert all(p.candidate.choices == (("pipeline", "1F1B"), ("microbatches", 8))
-               for p in priced if p.staged)  # fmt: skip
+    assert all(dict(p.candidate.choices)["pipeline"] == "1F1B" for p in priced if p.staged)
+    assert all(dict(p.candidate.choices)["microbatches"] == 8 for p in priced if p.staged)
+
+
+@pytest.mark.filterwarnings("ignore::tessera.ir.schedule.pipelines.simulate.PipelineWarning")
+def test_prices_of_pipelines_rank_as_the_simulation() -> None:
+    s = search(staged, "h100x16", microbatches=(8, 16))
+    fast, full = [], []
+    with as_machine(s.machine):
+        for remat, zero in ((False, 0), (True, 3)):
+            kind = Candidate(
+                (("dp", 8), ("tp", 2)), zero,
+                (("remat", remat), ("pipeline", None), ("microbatches", 1)),
+            )  # fmt: skip
+            for p in s._price(kind):
+                if p.staged and p.candidate.axes[0][0] == "pp" and p.candidate.axes[-1][1] < 8:
+                    row = s.row(p.candidate, p.step_s)
+                    fast.append(p.step_s)
+                    full.append(row.step_s)
+    assert len(fast) >= 16
+    assert np.corrcoef(_rank(fast), _rank(full))[0, 1] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -177,7 +231,7 @@ def test_megatrons_layout_is_found_from_none(tp: int) -> None:
         start, megatron = s.row(replace(named, rules=()), 0.0), s.row(named, 0.0)
         found = layouts(lambda c: s.row(c, 0.0), start, whole)
     assert found.step_s <= megatron.step_s and found.wire_bytes <= megatron.wire_bytes
-    want = _rules({n: dim for n, (_, dim) in split.items()}, split)
+    want = rules_of({n: dim for n, (_, dim) in split.items()}, split)
     mine = {r[0]: r[1] for r in found.candidate.rules or ()}
     for name, dim, *_ in want:
         if "embed" not in name:

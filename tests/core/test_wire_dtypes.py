@@ -335,7 +335,7 @@ def test_everything_in_bf16_sends_half_of_the_bytes_of_f32(way: str, oracle: Ora
     plain = step_bytes(way, "f32")
     assert plain > 0 and step_bytes(way, "stored") <= 0.505 * plain
     if WAYS[way][-1]:
-        assert step_bytes(way, "autocast") <= 0.506 * plain
+        assert step_bytes(way, "autocast") <= 0.507 * plain
 
 
 def test_stage_3_with_f32_weights_sends_half_of_what_stage_1_sends(oracle: Oracle) -> None:

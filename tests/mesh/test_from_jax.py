@@ -97,7 +97,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Any, list[Any], Any, list[str]]] 
 
 def same(ours: Any, theirs: Any, tol: float = 1e-4) -> None:
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a.numpy(), b, rtol=tol, atol=tol)
+        largest = float(np.abs(b).max(initial=1.0))
+        np.testing.assert_allclose(a.numpy(), b, rtol=tol, atol=tol * largest)
 
 
 @pytest.mark.parametrize("how", ["at once", "jit", "mesh"])

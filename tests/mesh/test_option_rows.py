@@ -92,6 +92,37 @@ row("tessera.checkpoint.load_hf", in_folder(hf_loaded), {"mesh": TP},
     mesh=dist.Mesh(("tp",), shape={"tp": 2}), dtype="bf16",
     strategy=dist.strategy("tensor_parallel"))  # fmt: skip
 
+
+def of_torch(args: Any = (), **k: Any) -> Any:
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: Any, by: float = 1.0) -> Any:
+            return x * by
+
+    def told(use: Callable[[], Any]) -> Any:
+        try:
+            return use()
+        except ts.TesseraError as error:
+            return str(error)
+
+    model = told(lambda: ts.from_torch(Scaled(), args or (torch.ones(2, 3),), **k))
+    if isinstance(model, str):
+        return model
+    return [told(lambda s=s: model(np.ones(s, np.float32))) for s in ((2, 3), (4, 3))]
+
+
+def torch_changes() -> dict[str, Any]:
+    import torch
+
+    return {
+        "args": (torch.ones(4, 3),), "kwargs": {"by": 2.0},
+        "dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=2, max=8)}},
+    }  # fmt: skip
+
+
+row("tessera.from_torch", of_torch, **torch_changes())
+
 # -- checkpoints -----------------------------------------------------------------------------------
 W = {"w": ts.tensor(np.arange(8, dtype=np.float32)), "v": ts.tensor(np.ones(4, np.float32))}
 MORE = {"m": ts.tensor(np.ones(4, np.float32))}

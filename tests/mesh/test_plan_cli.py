@@ -161,3 +161,47 @@ def test_a_script_without_a_step(tmp_path: Path) -> None:
     path.write_text("raise SystemExit(3)\n")
     code, text = run(path, "--cluster", "h100x8")
     assert code == 2 and "empty.py ended with 3 before a step" in text
+
+
+BUILDER = """
+    import sys
+    import tessera as ts
+    from tessera import dist, nn, optim
+
+    rows = int(sys.argv[1]) if sys.argv[1:] else 64
+
+
+    def build(mesh, strategy, *, remat):
+        config = nn.GPTConfig(vocab=512, seq=128, d=256, layers=2, heads=8, remat=remat)
+        model = dist.place(nn.GPT(config).to(ts.bf16), strategy, mesh)
+
+        @ts.jit
+        def step(model, ids):
+            return ts.grad(model.loss(ids, ids), model.parameters(), layout=strategy)
+
+        ids = dist.tensor((rows, 128), dtype=ts.int32)
+        return step, (model, dist.place(ids, strategy, mesh, kind="batch"))
+
+
+    if __name__ == "__main__":
+        raise SystemExit("it trains")
+"""
+
+
+def test_search_of_a_script_with_a_builder(tmp_path: Path) -> None:
+    path, out = tmp_path / "train.py", tmp_path / "found.json"
+    path.write_text(dedent(BUILDER))
+    asked = ["plan", str(path), "--cluster", "h100x8", "--search"]
+    done = CliRunner().invoke(app, [*asked, "--json", str(out), "--", "32"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    assert found["rows"][0]["text"] in done.output and len(found["rows"]) == 10
+    assert all(r["why"] in done.output and r["why"] for r in found["rows"][1:])
+    sizes = [dict(r["candidate"]["axes"]) for r in found["rows"]]
+    assert all(32 % s["dp"] == 0 and s["dp"] * s.get("tp", 1) == 8 for s in sizes)
+    for more, said in (
+        (["--step", "make"], "has no make to search with"),
+        (["--price", "2"], "--search has no --price"),
+    ):
+        done = CliRunner().invoke(app, [*asked, *more])
+        assert done.exit_code == 2 and said in done.output

@@ -17,7 +17,8 @@ from .errors import UnknownNameError
 from .wording import nearest
 
 _OF_TENSORS = ("ts", "nn", "Tensor", "np")  # owners whose missing names are functions of tensors
-_FIRST = ("ts", "nn", "optim", "dist", "ts.linalg", "x", "model")  # preferred, in this order
+# Preferred, in this order.
+_FIRST = ("ts", "nn", "optim", "dist", "checkpoint", "ts.linalg", "x", "model")
 # Public names by the prefix that users write (ts, nn, ...); filled as modules are imported.
 SPACES: dict[str, Iterable[str]] = {}
 # Names that public modules import at their first use, in the form of `pkgutil.resolve_name`.
@@ -76,8 +77,11 @@ def name_fix(owner: str, name: str, names: tuple[str, ...]) -> str:
     for meant in fix_for("arguments", name):  # config.n_embd is config.d
         if meant in names:
             return f"write {meant}"
-    for late in sorted(LATE):  # a late module may have the name
-        resolve_name(late)
+    known: set[str] = set()
+    while more := LATE - known:  # a late module may have the name, or late modules of its own
+        known |= more
+        for late in sorted(more):
+            resolve_name(late)
     spaces = [s for s in _FIRST if s in SPACES] + [s for s in SPACES if s not in _FIRST]
     qualified = {f"{s}.{n}": n for s in spaces for n in SPACES[s] if not n.startswith("_")}
     if name.endswith("_") and (new := name_fix(owner, name[:-1], ())).startswith("write "):

@@ -1,4 +1,4 @@
-"""Models of other libraries: HuggingFace's files, JAX's models and functions."""
+"""Models of other libraries: HuggingFace's files, PyTorch's modules, JAX's models and functions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 from ..core.public import public
 
 if TYPE_CHECKING:
-    from .hf import load_hf as load_hf
-    from .hf import save_hf as save_hf
+    from .aten import rule
+    from .hf import load_hf, save_hf
     from .jax_models import from_jax_model, jax_rule
+    from .torch_module import from_torch, to_torch
 
-__all__ = ["from_jax_model", "jax_rule"]  # users know the others from ts.checkpoint
+__all__ = [
+    "from_jax_model", "from_torch", "jax_rule", "load_hf", "rule", "save_hf", "to_torch",
+]  # fmt: skip
 
-_LATE = ("hf:load_hf", "hf:save_hf", "jax_models:from_jax_model", "jax_models:jax_rule")
+_LATE = (
+    "aten:rule", "hf:load_hf", "hf:save_hf", "jax_models:from_jax_model", "jax_models:jax_rule",
+    "torch_module:from_torch", "torch_module:to_torch",
+)  # fmt: skip
 __getattr__ = public("ts.interop", globals(), late=_LATE)

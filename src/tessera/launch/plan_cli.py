@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from ..train.cli import one_line
 from .plan_table_cli import plan_table
 
 if TYPE_CHECKING:
+    from ..plan.candidates import Found
     from ..plan.reports import Report
 
 PRESET = "a .yaml file, dgx_h100:1024 or h100x1024"
@@ -43,7 +45,12 @@ def plan(
         list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="-- ARGS")
     ] = None,
     cluster: Annotated[str, typer.Option(help=f"The machine: {PRESET}.")] = "",
-    step: Annotated[str, typer.Option(help="The step's name (the first compiled call).")] = "",
+    step: Annotated[
+        str, typer.Option(help="The step's name (the first compiled call), or its builder's.")
+    ] = "",
+    search: Annotated[
+        bool, typer.Option("--search", help="Searches for the best plan, from build(mesh, ...).")
+    ] = False,
     tokens: Annotated[
         float | None, typer.Option(help="The tokens of the whole training, such as 15e12.")
     ] = None,
@@ -76,6 +83,19 @@ def plan(
         if not cluster:
             raise UsageError("plan: no cluster is named", fix=f"--cluster with {PRESET}", at="")
         machine = cluster_of(cluster)
+        if search:
+            others = {"--tokens": tokens, "--step-tokens": step_tokens, "--price": price,
+                      "--html": html, "--trace": trace}  # fmt: skip
+            if wrong := [name for name, value in others.items() if value is not None]:
+                raise UsageError(
+                    f"plan: --search has no {', '.join(wrong)}", fix="--json writes it", at=""
+                )
+            found = _searched(script, arguments or [], step or "build", machine)
+            typer.echo(found.text)
+            if json is not None:
+                found.save_json(json)
+                typer.echo(f"{json}: {json.stat().st_size:,} bytes")
+            return None
         report = _reported(
             script, arguments or [], step, machine,
             lambda fn, a, k: report_of(fn, a, k, machine, step_tokens, tokens, price),
@@ -89,6 +109,35 @@ def plan(
     except TesseraError as error:
         typer.echo(one_line(error), err=True)
         raise typer.Exit(2) from None
+
+
+def _searched(script: str, arguments: list[str], name: str, machine: Machine) -> Found:
+    """Returns the best plans of the builder `name` of the script, which is imported: what it does
+    as the main program does not run."""
+    from ..plan.search import best
+
+    with _as_program(script, arguments):
+        build = runpy.run_path(script).get(name)
+        if build is None:
+            raise UsageError(
+                f"plan: {script} has no {name} to search with",
+                fix="write build(mesh, strategy, *, remat) that returns the step and its"
+                " arguments; --step gives another name",
+                at="",
+            )
+        return best(build, cluster=machine)
+
+
+@contextmanager
+def _as_program(script: str, arguments: list[str]) -> Iterator[None]:
+    """Gives the script its arguments and the modules beside it."""
+    before = sys.argv, [*sys.path]
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
 
 
 def _reported(
@@ -121,11 +170,8 @@ def _reported(
             others[own] = None
             return fn(*args, **kwargs)
 
-    before = sys.argv, [*sys.path]
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        with as_machine(machine), replaced(called=called):
+        with as_machine(machine), replaced(called=called), _as_program(script, arguments):
             runpy.run_path(script, run_name="__main__")
     except _Done as done:
         if isinstance(done.outcome, TesseraError):
@@ -138,8 +184,6 @@ def _reported(
                 fix="run it as it is; its arguments stand after --",
                 at="",
             ) from None
-    finally:
-        sys.argv, sys.path[:] = before
     seen = f": it called {', '.join(others)}" if others else ""
     raise UsageError(
         f"plan: {script} ended without a call of {name or 'a compiled step'}{seen}",

@@ -152,12 +152,12 @@ def conv3d(
     return _conv("conv3d", x, weight, bias, stride, padding, dilation, groups)
 
 
-def _conv_transpose(
+def conv_transpose(
     name: str, x: Like, weight: Like, bias: Like | None, stride: Size, padding: Size,
     output_padding: Size, groups: int, dilation: Size,
 ) -> Tensor:  # fmt: skip
-    """The transposed convolution `name`: a convolution of x with zeros between its elements and a
-    flipped kernel."""
+    """The transposed convolution `name`, of 1 to 3 spatial dims: a convolution of x with zeros
+    between its elements and a flipped kernel."""
     rank = spatial_dims(name)
     t, w = F.narrowed(*matched(name, image(name, x, rank), image(name, weight, rank)))
     n, c, *sizes = t.shape
@@ -195,7 +195,7 @@ def conv_transpose1d(
     """The transpose of `conv1d` as a linear map, of x [N, C, L] with weight [C, O / groups, K];
     otherwise as `conv_transpose2d`."""
     name = "conv_transpose1d"
-    return _conv_transpose(name, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv_transpose(name, x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 def conv_transpose2d(
@@ -210,7 +210,7 @@ def conv_transpose2d(
     is not a number that fits.
     """
     name = "conv_transpose2d"
-    return _conv_transpose(name, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv_transpose(name, x, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
 # -- norms ----------------------------------------------------------------------------------------

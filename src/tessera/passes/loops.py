@@ -19,9 +19,10 @@ from ..core.layout import TensorType, dim_axes, without
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
 from ..ir.graph.remat import choose_saved, free_nodes
-from ..ops.cast import narrowed
-from ..ops.control import in_memory
+from ..ops.cast import cast, narrowed
+from ..ops.control import in_memory, stacked
 from ..ops.elementwise import add, save_for_backward
+from ..ops.redistribute import all_reduce, reduce_scatter, shard
 from .regions import behind, offloaded
 
 Pairs = Sequence[tuple[Node, Node]]
@@ -202,7 +203,9 @@ def _backwards(
     partials.update({i: _transposed(inner, partials[i]) for i in transposed})
     sums, added = _summed(inner, {i: p for i, p in partials.items() if i < consts})
     per_iteration = [i for i in partials if i >= first_x]
-    outs = [*carried, *added, *(_narrow_source(inner, partials[i]) for i in per_iteration)]
+    pending = {i: x for i in per_iteration if (x := _pending(partials[i])) is not None}
+    rows = [pending.get(i) or _narrow_source(inner, partials[i]) for i in per_iteration]
+    outs = [*carried, *added, *rows]
     # One graph has both the forward and the backward nodes; it is cut in two.
     whole = inner.graph([*body.outputs, *outs])
     ends, outs = whole.outputs[: len(body.outputs)], list(whole.outputs[len(body.outputs) :])
@@ -258,6 +261,9 @@ def _backwards(
     out: list[Node | None] = [None] * len(node.args)
     for k, i in enumerate([*(consts + i for i in g_carry), *sums, *per_iteration]):
         result = b("item", loop, index=k)
+        if i in pending:
+            done = stacked(partials[i].type, result.type.shape[0])
+            result = b.redistribute(result, done.with_dtype(result.type.dtype))
         if i in sums:
             result = _rounded(b, result, partials[i])
         elif i in per_iteration and result.type.dtype is not partials[i].type.dtype:
@@ -282,6 +288,18 @@ def _narrow_source(inner: Builder, n: Node) -> Node:
     """`n`, or the narrower float that it was cast from, in which it is stacked and sent."""
     narrow = narrowed(inner, n)
     return n if narrow is None else narrow
+
+
+def _pending(n: Node) -> Node | None:
+    """The partial sum from which `n` follows by casts and by collectives that complete it over an
+    axis in time. A loop that returns it can run turn by turn. None if `n` is another value."""
+    time = n.type.mesh.time if n.type.mesh is not None else ()
+    x, found = n, None
+    while time and x.op in (cast.name, all_reduce.name, reduce_scatter.name, shard.name):
+        ends_here = any(a in time for a in x.attrs.get("axes", ()))
+        x = x.args[0]
+        found = x if ends_here else found
+    return found
 
 
 def _times(b: Builder, x: Node, g: Node) -> Node:

@@ -12,6 +12,7 @@ from ..ir.schedule.schedule import Schedule
 from ..ir.schedule.verify import verify_schedule
 from ..ops.user import parse_groups, user
 from .algorithms import algorithms
+from .partial_sums import complete_once
 from .simplify import simplify
 from .time import lower_time
 
@@ -26,8 +27,8 @@ def plan(graph: Graph) -> Schedule:
 
 
 def prepared(graph: Graph) -> Graph:
-    """`graph` simplified, without axes in time and regions, ready to be scheduled. Raises
-    UsageError if it cannot keep its determinism level."""
+    """`graph` simplified, without axes in time and regions, and with its partial sums completed
+    where that sends the fewest bytes. Raises UsageError if it cannot keep its determinism level."""
     graph = simplify(graph)
     verify(graph, "simplify")
     if any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types):
@@ -37,6 +38,10 @@ def prepared(graph: Graph) -> Graph:
     if plain is not graph:
         graph = simplify(plain)
         verify(graph, "written_out")
+    once = complete_once(graph)
+    if once is not graph:
+        graph = once
+        verify(graph, "complete_once")
     if graph.options.mesh_invariant:
         need_kept(graph)
     return graph

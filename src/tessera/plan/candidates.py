@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..core.mesh import Mesh
@@ -13,6 +15,10 @@ from ..lang.parallel.strategy import Strategy
 
 Values = tuple[tuple[str, Any], ...]
 GIB = 1 << 30
+NO_ROOM = "they do not fit in memory"
+TOO_SLOW = "they take longer without communication over dp"
+ROOMY = "they compute products again that have room"
+BOUNDS = (NO_ROOM, TOO_SLOW, ROOMY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,12 @@ class Found:
     priced_s: float
 
     @property
+    def considered(self) -> int:
+        """The number of candidates that have a price, or a bound of their memory or time that
+        dropped them."""
+        return self.priced + sum(self.dropped.get(why, 0) for why in BOUNDS)
+
+    @property
     def best(self) -> Row:
         return self.rows[0]
 
@@ -108,13 +120,26 @@ class Found:
     def options(self) -> dict[str, Any]:
         return dict(self.best.candidate.options)
 
+    def data(self) -> dict[str, Any]:
+        """Returns all that it holds as plain data; `save_json` writes it. Times are in seconds."""
+        rows = [{**asdict(r), "candidate": asdict(r.candidate), "text": r.candidate.text}
+                for r in self.rows]  # fmt: skip
+        return {
+            "machine": self.machine, "considered": self.considered, "priced": self.priced,
+            "dropped": dict(self.dropped), "seconds": self.seconds, "rows": rows,
+        }  # fmt: skip
+
+    def save_json(self, path: str | Path) -> None:
+        """Writes `data`; values of choices that JSON has not are written as text."""
+        text = json.dumps(self.data(), indent=1, default=str)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
     @property
     def text(self) -> str:
         """The rows as a table, with why each lost."""
-        total = self.priced + sum(self.dropped.values())
         lines = [
-            f"best of {total:,} candidates on {self.machine}: {self.priced:,} priced in full,"
-            f" {len(self.rows)} shown, {self.seconds:.0f} s"
+            f"best of {self.considered:,} candidates on {self.machine}:"
+            f" {self.priced:,} priced in full, {len(self.rows)} shown, {self.seconds:.0f} s"
         ]
         lines += [f"  {n:,} dropped: {why}" for why, n in self.dropped.items()]
         for i, r in enumerate(self.rows, 1):

@@ -28,7 +28,7 @@ from .simulate import Simulator
 REACHED = {"nvlink": 0.8, "infiniband": 0.92}
 # The part of a single product's rate that products reach in a training step, where chips are hot
 # and other kernels disturb: fitted, one number a chip (docs/accuracy.md says on what).
-SUSTAINED = {"a100": 0.907, "h100": 0.69, "h200": 0.69, "b200": 0.69}  # the last two: estimates
+SUSTAINED = {"a100": 0.89, "h100": 0.69, "h200": 0.69, "b200": 0.69}  # the last two: estimates
 # The rate of the first FlashAttention, in that of the second: forward 30 to 50 % of an A100's peak,
 # backward 25 to 35 % (Dao 2023), so 32 % for both, of 56 %.
 FIRST_FLASH = 0.57

@@ -6,14 +6,18 @@ is simulated as in simulate.py, where each time is an array with an element for 
 scales in the same way: the values that are alive at the recorded peak, each by its own axes.
 
 What this leaves out, and a full recording has: padding of uneven blocks, other numbers of blocks in
-a loop over rows, and the steps of a pipeline. Its stages are taken as equal, each computes the
-parts of a step that have rows for each microbatch, and the rest, such as the optimizer, once.
+a loop over rows, and the single actions of a pipeline. Its stages have whole halves of layers, cut
+by FLOPs as the recording cuts them, and the last one also the work outside of layers. Each computes
+the parts of a step that have rows for each microbatch, and the rest, such as the optimizer, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, assert_never
 
 import numpy as np
@@ -22,6 +26,7 @@ from numpy.typing import NDArray
 from ..core.layout import TensorType
 from ..core.machine.machine import Machine
 from ..core.mesh import Mesh
+from ..core.topology import Link, Topology
 from ..cost.collective_time import collective_time
 from ..cost.liveness import Liveness
 from ..cost.program import of_schedule
@@ -29,7 +34,7 @@ from ..cost.schedule_collectives import priced_as, whole_bytes
 from ..cost.step_time import Kernel, kernels
 from ..ir.graph.node import Graph, Node
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send
-from ..ops.redistribute import all_gather
+from ..ops.redistribute import all_gather, reduce_scatter
 from .simulate import groups_of
 
 Array = NDArray[np.float64]
@@ -38,13 +43,12 @@ BATCH = "dp"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The times of a step on each mesh: simulated (`span_s`), and the sums over its steps for one
-    microbatch (`rows_s`) and once (`once_s`). `compute_s` is the part of `span_s` that computes."""
+    """The times of a step of one microbatch on each mesh: simulated (`span_s`), and the sums over
+    its steps, [2, 3, meshes]: computation and communication, each of the layers, of other work for
+    a microbatch, and of what is done once."""
 
     span_s: Array
-    compute_s: Array
-    rows_s: Array
-    once_s: Array
+    sums_s: Array
 
 
 class Scaled:
@@ -62,7 +66,17 @@ class Scaled:
         self.microbatches = one if microbatches is None else microbatches
         self.stages = sizes.get("pp", one)
         self._factors: dict[tuple[bool, frozenset[str]], Array] = {}
-        self._computed: dict[Graph, tuple[Array, Array]] = {}
+        self._computed: dict[Graph, Array] = {}
+        self._kernels: dict[Graph, list[Kernel]] = {}
+
+    def part(self, chosen: Sequence[int]) -> Scaled:
+        """Returns the prices for the meshes of these indices, which may repeat."""
+        index = np.array(chosen)
+        sizes = {a: x[index] for a, x in self.sizes.items()}
+        made = Scaled(self.schedule, self.machine, sizes, self.microbatches[index])
+        made._kernels = self._kernels
+        made.__dict__["_layers"] = self._layers
+        return made
 
     def factor(self, axes: Iterable[str], rows: bool = False) -> Array:
         """Returns how much of a recorded block that is split over `axes` a block has; of one
@@ -82,75 +96,161 @@ class Scaled:
     # -- memory -----------------------------------------------------------------------------------
     def memory_bytes(self) -> Array:
         """Returns an estimate of the peak of a device of the fullest stage."""
-        held = [self.schedule.buffers[b] for b in self.schedule.inputs]
-        total: Array = sum(t.local_bytes * self.of_type(t) for t in held) / self.stages
-        live = Liveness(of_schedule(self.schedule), False, gpu=not self.chip.shared)
+        waiting, size = self._waiting()
+        rest = max(0, self._live.peak - size)
+        axes = {a for n in _running(self._live) for t in n.types for a in t.split_axes}
+        return self._held({}) + waiting + rest * self.factor(axes, rows=True)
+
+    def least_bytes(self, zero: int, weights: Iterable[TensorType]) -> Array:
+        """Returns a lower bound of the peak with another stage of ZeRO, for a schedule of stage 3:
+        arguments and kept activations. Below stage 3 the `weights` are whole, at 0 all state."""
+        whole = Counter(self.schedule.buffers[b] for b in self.schedule.inputs)
+        chosen = whole if zero == 0 else Counter(weights) if zero < 3 else {}
+        return self._held(chosen) + self._waiting()[0]
+
+    @cached_property
+    def _live(self) -> Liveness:
+        return Liveness(of_schedule(self.schedule), False, gpu=not self.chip.shared)
+
+    def _held(self, whole: Mapping[TensorType, int]) -> Array:
+        """Returns the bytes of the arguments, of which so many of a type are not split at rest."""
+        total = np.zeros_like(self.microbatches)
+        for t, n in Counter(self.schedule.buffers[b] for b in self.schedule.inputs).items():
+            times = n + np.zeros_like(total)
+            if BATCH in t.rest_axes:
+                times += whole.get(t, 0) * (self.sizes[BATCH] - 1)
+            total = total + t.local_bytes * self.of_type(t) * times
+        return total / self.stages
+
+    def _waiting(self) -> tuple[Array, int]:
+        """Returns the bytes of what is kept at the recorded peak, and those as recorded."""
         # 1F1B: a stage holds as many microbatches as there are stages after it
         several = np.minimum(self.microbatches, self.stages) / self.stages
-        rest = live.peak
-        for t, size, _ in live.waiting():
-            rest -= size
-            part = several if has_rows(t) else 1 / self.stages
-            total = total + size * self.of_type(t) * part
-        axes = {a for n in _running(live) for t in n.types for a in t.split_axes}
-        return total + max(0, rest) * self.factor(axes, rows=True)
+        total, recorded = np.zeros_like(self.stages), 0
+        for t, size, _ in self._live.waiting():
+            recorded += size
+            total = total + size * self.of_type(t) * (several if has_rows(t) else 1 / self.stages)
+        return total, recorded
 
     # -- times ------------------------------------------------------------------------------------
-    def least_s(self) -> Array:
-        """Returns a lower bound of the step: its computation, without communication."""
-        return self._in_stages(self.parts(None))
+    def least_s(self, meshes: Sequence[Mesh]) -> Array:
+        """Returns a lower bound of the step under all stages of ZeRO: without communication over
+        the batch's axis."""
+        return self._in_stages(self._run(self.schedule, meshes, True)[0], self._sends_s(meshes))
 
     def step_s(self, meshes: Sequence[Mesh]) -> Array:
         """Returns the time of the step on each of `meshes`, which have the sizes in their order."""
-        return self._in_stages(self.parts(meshes))
+        return self._in_stages(self._run(self.schedule, meshes)[0], self._sends_s(meshes))
 
-    def _in_stages(self, p: Parts) -> Array:
-        turns = self.microbatches + self.stages - 1
-        staged = p.rows_s / self.stages * turns + p.once_s / self.stages
-        staged = staged + 2 * turns * self.chip.program_s
+    def _in_stages(self, p: Parts, sends_s: Array) -> Array:
+        """Returns the time of the step. A stage waits for the slowest one, or for its oldest
+        microbatch to return: 1F1B holds as many as there are stages."""
+        done_s, wires_s = p.sums_s
+        hidden_s = np.maximum(0.0, p.sums_s.sum((0, 1)) - p.span_s)
+        shown = 1 - hidden_s / np.maximum(wires_s.sum(0), 1e-12)
+        layers_s, others_s, once_s = done_s + wires_s * shown
+        usual, last = self._halves()
+        launch_s = 2 * self.chip.program_s
+        trip_s = layers_s + others_s + 2 * sends_s + self.stages * launch_s
+        slowest_s = launch_s + np.maximum(usual * layers_s, last * layers_s + others_s)
+        turn_s = np.maximum(slowest_s, trip_s / self.stages)
+        staged = trip_s + (self.microbatches - 1) * turn_s + once_s / self.stages
         return np.where(self.stages > 1, staged, p.span_s + self.chip.program_s)
 
-    def parts(self, meshes: Sequence[Mesh] | None) -> Parts:
-        """Returns the times of the schedule on `meshes`; None: without communication."""
-        return self._run(self.schedule, meshes)[0]
+    def _halves(self) -> tuple[Array, Array]:
+        """Returns the part of the layers in the fullest of the first stages, and in the last one,
+        when halves of layers are cut so that the most FLOPs of a stage are few."""
+        _, depth, part = self._layers
+        last = np.arange(2 * depth + 1)[:, None]
+        usual = np.ceil((2 * depth - last) / np.maximum(1, self.stages - 1))
+        most = np.maximum(usual, last + 2 * depth * (1 - part) / part)
+        best = most.argmin(0)
+        chosen = np.take_along_axis(usual, best[None], 0)[0]
+        return chosen / (2 * depth), best / (2 * depth)
 
-    def _run(self, s: Schedule, meshes: Sequence[Mesh] | None) -> tuple[Parts, Array]:
+    @cached_property
+    def _layers(self) -> tuple[str, int, float]:
+        """The first name in the scopes of the layers, which is that with most FLOPs; the number of
+        layers, by which the counts of their products divide; and their part of all FLOPs."""
+        counts, flops = Counter[tuple[str, float]](), Counter[str]()
+        for k, times in self._every(self.schedule, 1):
+            if k.work.dense:
+                flops[k.scope.split("/")[0]] += k.work.dense * times
+                counts[k.scope, k.work.dense] += times
+        name = max((n for n in flops if n), key=flops.__getitem__, default="")
+        depth = math.gcd(*(n for (at, _), n in counts.items() if at.split("/")[0] == name))
+        return name, max(1, depth), flops[name] / flops.total() if flops else 1.0
+
+    def _every(self, s: Schedule, times: int) -> Iterator[tuple[Kernel, int]]:
+        """Yields the kernels of `s`, with how often each runs."""
+        for step in s.steps:
+            if isinstance(step, Loop | Region):
+                more = step.times if isinstance(step, Loop) else 1
+                yield from self._every(step.body, times * more)
+            elif isinstance(step, Compute):
+                yield from ((k, times * k.times) for k in self._kernels_of(step.graph))
+
+    def _sends_s(self, meshes: Sequence[Mesh]) -> Array:
+        """Returns the time in which a microbatch passes from each stage to the next."""
+        found, links = np.zeros(len(meshes)), self.machine.topology
+        if not (self.stages > 1).any():
+            return found
+        size = self._row_bytes()
+        for i, mesh in enumerate(meshes):
+            if mesh.sizes.get("pp", 1) > 1:
+                found[i] = sum(
+                    link.latency_s + size[i] * sharing / link.bytes_per_s
+                    for link, sharing in _hops(mesh, links)
+                )
+        return found
+
+    def _row_bytes(self) -> Array:
+        """Returns the bytes of a device of the value between two layers: of those with rows that
+        their kernels read, the one that most of them read."""
+        name, _, _ = self._layers
+        read = Counter[tuple[int, tuple[str, ...]]]()
+        for k, times in self._every(self.schedule, 1):
+            if k.scope.split("/")[0] == name and k.work.dense:
+                read[k.work.moved[0]] += times
+        size, axes = max(read, key=read.__getitem__, default=(0, ()))
+        return size * self.factor(axes, BATCH in axes)
+
+    def _run(
+        self, s: Schedule, meshes: Sequence[Mesh], least: bool = False
+    ) -> tuple[Parts, NDArray[np.bool_]]:
         """Returns the times of one run of `s`, and which streams it uses: a row for computation
-        and for each level of links."""
-        zero = np.zeros_like(self.microbatches)
-        streams = 1 + len(self.machine.topology.levels)
-        free, every = np.zeros((streams, len(zero))), np.zeros((streams, len(zero)), bool)
+        and for each level of links. With `least` nothing is sent over the batch's axis."""
+        n, streams = len(self.microbatches), 1 + len(self.machine.topology.levels)
+        free, every = np.zeros((streams, n)), np.zeros((streams, n), bool)
         ready: dict[int, Array] = {}
         ends: list[Array] = []
-        span = compute_s = rows_s = once_s = zero
+        span, sums = np.zeros(n), np.zeros((2, 3, n))
         for step in s.steps:
             used = np.zeros_like(every)
+            took = np.zeros(n)
             match step:
                 case Compute():
-                    rows, once = self._compute(step.graph)
-                    took, own_s = rows + once, rows + once
-                    used[0] = True
+                    own = self._compute(step.graph)
+                    took, used[0] = own.sum(0), True
+                    sums[0] += own
                 case Collective():
-                    took, own_s = zero, zero
-                    rows = once = zero
-                    if meshes is not None:
+                    if not (least and BATCH in step.axes):
                         took, used[1:] = self._collective(step.graph, step, meshes)
-                        rows, once = (took, zero) if has_rows(step.nodes[0].type) else (zero, took)
+                        sums[1, self._place(step.nodes[0].scope, _each(step))] += took
                 case Loop() | Region():
-                    inner, used = self._run(step.body, meshes)
+                    inner, used = self._run(step.body, meshes, least)
                     times = step.times if isinstance(step, Loop) else 1
-                    took, own_s = times * inner.span_s, times * inner.compute_s
-                    rows, once = times * inner.rows_s, times * inner.once_s
-                    used[0] = True
+                    took, used[0] = times * inner.span_s, True
+                    sums += times * inner.sums_s
                 case Send():
-                    took = own_s = rows = once = zero
+                    pass
                 case _:
                     assert_never(step)
             used = used & (took > 0)  # what takes no time waits for no stream
             every |= used
             if self.chip.shared:  # one thing at a time
                 used = np.vstack([took[None] > 0, np.zeros_like(used[1:])])
-            start = zero
+            start = np.zeros(n)
             waits = [ready[b] for b in step.reads if b in ready]
             for x in [*waits, *(ends[i] for i in step.after)]:
                 start = np.maximum(start, x)
@@ -159,21 +259,26 @@ class Scaled:
             free = np.where(used, end, free)
             ready.update(dict.fromkeys(step.writes, end))
             ends.append(end)
-            span, compute_s = np.maximum(span, end), compute_s + own_s
-            rows_s, once_s = rows_s + rows, once_s + once
-        return Parts(span, compute_s, rows_s, once_s), every
+            span = np.maximum(span, end)
+        return Parts(span, sums), every
 
-    def _compute(self, graph: Graph) -> tuple[Array, Array]:
-        """Returns the time of the kernels of `graph` with rows of the batch, and of the others."""
+    def _place(self, scope: str, each: bool) -> int:
+        """The row of `Parts.sums_s` of work in `scope`, done for each microbatch if `each`."""
+        return 2 if not each else int(scope.split("/")[0] != self._layers[0])
+
+    def _kernels_of(self, graph: Graph) -> list[Kernel]:
+        if graph not in self._kernels:
+            self._kernels[graph] = kernels(graph, self.chip)
+        return self._kernels[graph]
+
+    def _compute(self, graph: Graph) -> Array:
+        """Returns the time of the kernels of `graph`: of layers, other ones with rows, the rest."""
         if graph not in self._computed:
-            rows = once = np.zeros_like(self.microbatches)
-            for k in kernels(graph, self.chip):
-                took_s = self._kernel_s(k)
-                if BATCH in k.work.axes and not k.scope.startswith("optim"):
-                    rows = rows + took_s
-                else:
-                    once = once + took_s
-            self._computed[graph] = rows, once
+            times = np.zeros((3, len(self.microbatches)))
+            for k in self._kernels_of(graph):
+                each = BATCH in k.work.axes and not k.scope.startswith("optim")
+                times[self._place(k.scope, each)] += self._kernel_s(k)
+            self._computed[graph] = times
         return self._computed[graph]
 
     def _kernel_s(self, k: Kernel) -> Array:
@@ -211,6 +316,28 @@ class Scaled:
                 times[i] = found.time_s
                 used[list(found.levels), i] = True
         return times, used
+
+
+def _each(step: Collective) -> bool:
+    """Returns whether each microbatch runs `step`: it moves rows, or a weight at rest that is
+    gathered where it is used, or the gradient of one."""
+    n = step.nodes[0]
+    weights = n.op in (all_gather.name, reduce_scatter.name)
+    return has_rows(n.type) or (weights and not n.scope.startswith(("optim", "grad")))
+
+
+@lru_cache(maxsize=4096)
+def _hops(mesh: Mesh, links: Topology) -> list[tuple[Link, int]]:
+    """Returns the link between each stage and the next, and how many devices share it."""
+    inner, size = math.prod(mesh.shape[mesh.axes.index("pp") + 1 :]), mesh.sizes["pp"]
+    found = []
+    for stage in range(size - 1):
+        a, z = links.coords(stage * inner), links.coords((stage + 1) * inner)
+        at = next(i for i in range(len(a)) if a[i] != z[i])
+        level = links.levels[at]
+        among = min(mesh.size // size, math.prod(links.shape[at + 1 :]))
+        found.append((level.link, among if level.shared else 1))
+    return found
 
 
 def has_rows(t: TensorType) -> bool:

@@ -2,22 +2,22 @@
 
 Two levels. All candidates are priced from few recordings: one for each choice that changes the
 steps themselves (ZeRO's stage, recomputation, ...), scaled to every mesh (scaled.py). Those that do
-not fit in memory, or whose computation alone takes longer than the best so far, are dropped before
-their collectives are priced. The first ones are then recorded and simulated in full, and only these
+not fit in memory, or take longer than the best so far by a bound, are dropped; if a kind has no
+others, it is not recorded. The first ones are then recorded and simulated in full, and only these
 decide. At last single weights may get another layout, if that is faster.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import math
-import re
 import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,20 +26,21 @@ import numpy as np
 from ..core.checks import shown
 from ..core.declared import Positive
 from ..core.errors import TesseraError, UsageError
+from ..core.layout import TensorType
 from ..core.machine.machine import Machine
-from ..core.mesh import Mesh
 from ..core.options import ScheduleOptions
 from ..core.public import checked
 from ..ir.schedule.schedule import Schedule
 from ..lang.jit.jit import Jit, jit
-from ..lang.parallel.builtin_strategies import Rule
 from ..lang.program.training_step import TrainingStep
-from .candidates import Candidate, Found, Row, Values, why_lost
+from .candidates import NO_ROOM, ROOMY, TOO_SLOW, Candidate, Found, Row, Values, why_lost
+from .grid import Floats, Grid, Point, divides, divisors, orders
 from .machines import as_machine, cluster_of
 from .reports import Cluster, memory_of, weights_of
 from .scaled import Scaled
 from .simulate import simulate
 from .timeline import Timeline
+from .weight_layouts import better, layouts
 
 Build = Callable[..., tuple[Any, tuple[Any, ...]]]
 KNOWN: dict[str, tuple[Any, ...]] = {
@@ -57,9 +58,11 @@ OPTIONS: tuple[Values, ...] = (
     (("overlap", True), ("bucket_bytes", 32 << 20)),
     (("overlap", True), ("reshard_after_forward", False)),
 )
+ZEROS = (3, 1, 2, 0)  # each needs no less memory than those before
 MOST_TP, MOST_CP, MOST_PP = 64, 16, 32
 FINALISTS, ROWS, LEADERS = 20, 10, 3
 SLACK = 1.1  # the estimate of memory may be this much too high
+NEARLY = 0.99  # stages of ZeRO fuse some kernels otherwise, so a bound may be this much lower
 WINS = 0.995  # of the step's time, for which single weights get another layout
 
 
@@ -77,15 +80,27 @@ def best(
     "tp", "cp" and "pp". It must compute the same training step for all of them, take its layouts
     from `strategy` alone, and make nothing larger than a recipe. Its keyword arguments are the
     choices that the search varies: the names of `KNOWN`, of which "context" adds the axis cp and
-    "pipeline" the axis pp, or names of its own. `choices` gives the values of a name. Nothing is
-    compiled or run. Raises UsageError if `build` has a choice without values, or if no candidate
-    can be recorded and fits.
+    "pipeline" the axis pp, or names of its own. `choices` gives the values of a name. A step alone
+    does not do: its model is placed already, and only its builder knows which layouts of it came
+    from a strategy, and what a choice changes in it. Nothing is compiled or run. Raises UsageError
+    if `build` has a choice without values, or if no candidate can be recorded and fits.
     """
     machine = cluster_of(cluster)
     search = _Search(build, machine, _choices_of(build, choices or {}), limit_s)
-    with as_machine(machine), warnings.catch_warnings():
+    with as_machine(machine), warnings.catch_warnings(), _rare_collection():
         warnings.simplefilter("ignore")  # of candidates that nobody asked for
         return search.run()
+
+
+@contextmanager
+def _rare_collection() -> Iterator[None]:
+    """Collects garbage less often: a fifth of a recording's time goes there otherwise."""
+    usual = gc.get_threshold()
+    gc.set_threshold(200_000, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _choices_of(build: Any, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
@@ -126,6 +141,11 @@ class _Search:
         self.begun = time.monotonic()
         self.dropped: Counter[str] = Counter()
         self.priced = 0
+        self.plans = [v for v in choices.get("pipeline", ()) if v is not None]
+        self.grids: dict[object, Grid] = {}
+        self.roomy: set[tuple[Point, int, Values]] = set()  # fit with room to spare
+        assert machine.chip is not None
+        self.room = SLACK * machine.chip.memory_bytes
         # The time that a design must beat, without and with stages.
         self.bound_s = {False: math.inf, True: math.inf}
 
@@ -189,72 +209,106 @@ class _Search:
         rest = [(n, alone[n]) for n in self.choices if n in alone]
         n = self.machine.size
         kinds = [dict(zip(names, values, strict=True)) for values in itertools.product(*given)]
-        for cp in [c for c in _divisors(n) if c <= MOST_CP]:  # the most costly to record come last
-            for chosen, zero, tp in itertools.product(kinds, (3, 1, 2, 0), self._bases(cp)):
+        for cp in [c for c in divisors(n) if c <= MOST_CP]:  # the most costly to record come last
+            # what computes least comes first: its prices are bounds of the others
+            for zero, chosen in sorted(
+                itertools.product(ZEROS, kinds), key=lambda x: _work(x[1].get("remat"))
+            ):
                 if (chosen.get("context") is None) == (cp == 1):
                     more = [("cp", cp)] if cp > 1 else []
+                    tp = self._base(cp)
                     sizes = ("dp", n // (tp * cp)), *more, ("tp", tp)
                     yield Candidate(sizes, zero, (*chosen.items(), *rest))
 
-    def _bases(self, cp: int) -> list[int]:
-        """The sizes of tp for which a kind is recorded: the blocks of its loops depend on them."""
+    def _base(self, cp: int) -> int:
+        """The size of tp for which a kind is recorded: between 1 and that of a host."""
         most = math.gcd(self.machine.shape[-1], max(1, self.machine.size // (2 * cp)))
-        return sorted({most, max(1, most // 2), min(2, most)}) if cp == 1 else [most]
+        return min(divisors(most), key=lambda d: abs(math.log(d * d / most)))
 
     def _price(self, kind: Candidate) -> Iterator[_Priced]:
         """Yields the prices of the candidates with the steps of `kind` that may be among the
-        best."""
-        schedule, _, _ = self.record(kind)
-        n, cp, base = self.machine.size, dict(kind.axes).get("cp", 1), dict(kind.axes)["tp"]
-        bases = self._bases(cp)
-        turns = self.choices.get("microbatches", (1,))
-        plans = [v for v in self.choices.get("pipeline", ()) if v is not None]
-        stages = [p for p in _divisors(n) if p <= MOST_PP and (p == 1 or plans)]
-        points = [
-            {"dp": n // (tp * cp * pp), "cp": cp, "tp": tp, "pp": pp, "mb": mb}
-            for tp in _divisors(n)
-            for pp in stages
-            for mb in (turns if pp > 1 else (1,))
-            if tp <= MOST_TP and n % (tp * cp * pp) == 0 and (pp == 1 or mb >= pp)
-            if base == min(bases, key=lambda b: abs(math.log(tp / b)))
-        ]
-        points = [p for p in points if _divides(schedule, p)]
-        if dict(kind.choices).get("sequence_parallel"):
-            points = [p for p in points if p["tp"] > 1]
-        if not points:
-            return
-        scaled = self._scaled(schedule, points)
-        chip = self.machine.chip
-        assert chip is not None
-        fits = scaled.memory_bytes() <= SLACK * chip.memory_bytes
-        low = scaled.least_s()
-        orders = [_orders(p) for p in points]
-        kept: list[tuple[dict[str, int], tuple[str, ...]]] = []
-        for i, p in enumerate(points):
-            variants = len(orders[i]) * (max(1, len(plans)) if p["pp"] > 1 else 1)
-            if not fits[i]:
-                self.dropped["they do not fit in memory"] += variants
-            elif low[i] > self.bound_s[p["pp"] > 1]:
-                self.dropped["their computation alone takes longer"] += variants
-            else:
-                kept += [(p, order) for order in orders[i]]
+        best. Bounds of the same choices with ZeRO-3 may drop all before `kind` is recorded."""
+        key, schedule = (kind.axes, kind.choices), None
+        least = self.grids.get((kind.axes, _less_work(kind.choices)))
+        if key not in self.grids and least is not None:
+            none = np.zeros(len(least.points))
+            if not self._kept(kind, least.points, none, least.least_s, count=False):
+                self._kept(kind, least.points, none, least.least_s)
+                return
+        if key not in self.grids:
+            schedule, step, args = self.record(kind)
+            self.grids[key] = self._grid(kind, schedule, [*weights_of(step, args).values()])
+        grid = self.grids[key]
+        kept = self._kept(kind, grid.points, grid.least_bytes[kind.zero], grid.least_s)
         if not kept:
             return
-        meshes = [Mesh(order, shape={a: p[a] for a in order}) for p, order in kept]
-        times = self._scaled(schedule, [p for p, _ in kept]).step_s(
-            [_with_all(m, kind.axes) for m in meshes]
-        )
-        for (p, order), step_s in zip(kept, times, strict=True):
-            for plan in plans if p["pp"] > 1 else [None]:
+        points = [grid.points[i] for i in kept]
+        scaled = self._scaled(schedule or self.record(kind)[0], points)
+        needs = scaled.memory_bytes()
+        kept = self._kept(kind, points, needs, np.zeros(len(points)))
+        if not kept:
+            return
+        times = scaled.part(kept).step_s([points[i].mesh(kind) for i in kept])
+        for i, step_s in zip(kept, times, strict=True):
+            p = points[i]
+            if needs[i] * SLACK**2 < self.room:
+                self.roomy.add((p, kind.zero, _less_work(kind.choices)))
+            for plan in self.plans if p.staged else [None]:
                 self.priced += 1
-                own = {"pipeline": plan, "microbatches": p["mb"]}
+                own = {"pipeline": plan, "microbatches": p.microbatches}
                 chosen = tuple((k, own.get(k, v)) for k, v in kind.choices)
-                axes = tuple((a, p[a]) for a in order)
-                yield _Priced(Candidate(axes, kind.zero, chosen, kind.options), float(step_s))
+                yield _Priced(Candidate(p.axes, kind.zero, chosen, kind.options), float(step_s))
 
-    def _scaled(self, schedule: Schedule, points: list[dict[str, int]]) -> Scaled:
-        sizes = {a: np.array([float(p[a]) for p in points]) for a in ("dp", "cp", "tp", "pp", "mb")}
-        return Scaled(schedule, self.machine, sizes, sizes.pop("mb"))
+    def _kept(
+        self, kind: Candidate, points: Sequence[Point], needs: Floats, least_s: Floats,
+        count: bool = True,
+    ) -> list[int]:  # fmt: skip
+        """Returns the indices of the points that may be among the best, and counts the others: one
+        that computes products again loses to one that has room for them."""
+        kept, dropped, less = [], Counter[str](), _less_work(kind.choices)
+        for i, p in enumerate(points):
+            plans = len(self.plans) if p.staged else 1
+            if less != kind.choices and (p, kind.zero, less) in self.roomy:
+                dropped[ROOMY] += plans
+            elif needs[i] > self.room:
+                dropped[NO_ROOM] += plans
+            elif least_s[i] > self.bound_s[p.staged]:
+                dropped[TOO_SLOW] += plans
+            else:
+                kept.append(i)
+        self.dropped.update(dropped if count else {})
+        return kept
+
+    def _grid(self, kind: Candidate, schedule: Schedule, weights: list[TensorType]) -> Grid:
+        """Returns the points of a kind, with bounds that hold for each stage of ZeRO from that of
+        `kind` on down."""
+        n, cp = self.machine.size, dict(kind.axes).get("cp", 1)
+        turns = self.choices.get("microbatches", (1,))
+        sizes = [
+            {"dp": n // (tp * cp * pp), "cp": cp, "tp": tp, "pp": pp, "mb": mb}
+            for tp in divisors(n)
+            for pp in divisors(n)
+            for mb in (turns if pp > 1 else (1,))
+            if tp <= MOST_TP and n % (tp * cp * pp) == 0
+            if pp == 1 or (self.plans and mb >= pp and pp <= MOST_PP)
+            if tp > 1 or not dict(kind.choices).get("sequence_parallel")
+        ]
+        sizes = [p for p in sizes if divides(schedule, p)]
+        points = [
+            Point(tuple((a, p[a]) for a in order), p["mb"]) for p in sizes for order in orders(p)
+        ]
+        if not points:
+            return Grid(points, np.zeros(0), dict.fromkeys(ZEROS, np.zeros(0)))
+        scaled = self._scaled(schedule, points)
+        least_s = NEARLY * scaled.least_s([p.mesh(kind) for p in points])
+        return Grid(points, least_s, {z: scaled.least_bytes(z, weights) for z in ZEROS})
+
+    def _scaled(self, schedule: Schedule, points: Sequence[Point]) -> Scaled:
+        of = [dict(p.axes) for p in points]
+        sizes = {a: np.array([float(p.get(a, 1)) for p in of]) for a in ("dp", "cp", "tp", "pp")}
+        return Scaled(
+            schedule, self.machine, sizes, np.array([float(p.microbatches) for p in points])
+        )
 
     # -- the second level: recorded and simulated in full -----------------------------------------
     def record(self, c: Candidate) -> tuple[Schedule, Any, tuple[Any, ...]]:
@@ -294,7 +348,7 @@ class _Search:
                     break
                 with suppress(TesseraError):  # a pipeline cannot be planned under each of them
                     new = self.row(replace(r.candidate, options=options), r.fast_s)
-                    if new.fits and _better(new, best_row):
+                    if new.fits and better(new, best_row):
                         best_row = new
             if best_row is not r:
                 yield best_row
@@ -323,85 +377,25 @@ class _Search:
         }  # fmt: skip
 
 
-def layouts(
-    price: Callable[[Candidate], Row],
-    start: Row,
-    weights: Mapping[str, tuple[int, int | None]],
-    stop: Callable[[], bool] = lambda: False,
-) -> Row:
-    """Returns the best row that a change of one weight's split dim at a time leads to, from `start`
-    on. `weights` has the number of dims and the split dim of each. Faster is better; at the same
-    time fewer bytes, then less memory."""
-    now = {name: dim for name, (_, dim) in weights.items()}
-    best_row, changed = start, True
-    while changed:
-        changed = False
-        for name, (rank, _) in weights.items():
-            for dim in [None, *range(rank)]:
-                if dim == now[name] or stop():
-                    continue
-                rules = _rules({**now, name: dim}, weights)
-                try:
-                    row = price(replace(start.candidate, rules=rules))
-                except TesseraError:  # the dim does not divide, or no op takes it
-                    continue
-                if row.fits and _better(row, best_row):
-                    best_row, now[name], changed = row, dim, True
-    return best_row
-
-
 def _rank(r: Row) -> tuple[bool, float]:
     return not r.fits, r.step_s
 
 
-def _better(a: Row, b: Row) -> bool:
-    if abs(a.step_s - b.step_s) > 1e-3 * b.step_s:
-        return a.step_s < b.step_s
-    return (a.wire_bytes, a.memory_bytes) < (b.wire_bytes, b.memory_bytes)
-
-
-def _rules(
-    dims: Mapping[str, int | None], weights: Mapping[str, tuple[int, int | None]]
-) -> tuple[Rule, ...]:
-    """Returns rules of tensor parallelism that split exactly these dims, counted from the end."""
-    return tuple(
-        (f"^{re.escape(n)}$", dim - weights[n][0]) for n, dim in dims.items() if dim is not None
-    )
-
-
 # -- small parts ----------------------------------------------------------------------------------
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+def _work(remat: object) -> int:
+    """Returns the rank of a value of `remat` by how much it computes again."""
+    known = KNOWN["remat"]
+    return known.index(remat) if remat in known else len(known)
 
 
-def _orders(point: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """The orders of the axes that are longer than 1, "dp" always among them."""
-    used = [a for a in ("pp", "dp", "cp", "tp") if point[a] > 1 or a == "dp"]
-    return list(itertools.permutations(used))
-
-
-def _with_all(mesh: Mesh, axes: tuple[tuple[str, int], ...]) -> Mesh:
-    """`mesh` with the axes of a recording that it has not, of size 1."""
-    more = [a for a, _ in axes if a not in mesh.sizes]
-    return Mesh((*mesh.axes, *more), shape={**mesh.sizes, **dict.fromkeys(more, 1)})
-
-
-def _divides(schedule: Schedule, point: Mapping[str, int]) -> bool:
-    """Returns whether the sizes divide the dims of the arguments that they split."""
-    for b in schedule.inputs:
-        t = schedule.buffers[b]
-        for dim in t.dims:
-            for f in dim:
-                used = [a for a in f.axes if a not in t.rest_axes]
-                parts = math.prod(point[a] for a in used)
-                parts *= point["mb"] if "dp" in used else 1
-                if f.size % parts:
-                    return False
-    return True
+def _less_work(choices: Values) -> Values:
+    """`choices` that keep products, if these compute all again. Those that keep all are no bound:
+    to compute a value again may take less time than to read it."""
+    return tuple((k, "products" if k == "remat" and v is True else v) for k, v in choices)
 
 
 def _wire_bytes(line: Timeline) -> int:
     return sum(t.bytes for t in line.traffic)
 
 
-__all__ = ["best", "layouts"]
+__all__ = ["best"]

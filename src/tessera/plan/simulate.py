@@ -1,8 +1,9 @@
 """Simulation of a schedule on a machine: when each step runs, and what the devices wait for.
 
-A device has a stream for computation and one for each level of links. A step begins when the steps
-that it depends on have ended and its streams are free; so communication overlaps with the
-computation that does not need it, and two collectives overlap if they use different links. All
+A device has a stream for computation, one for each level of links, and one on each level for what
+it sends to another stage. A step begins when the steps that it depends on have ended and its
+streams are free; so communication overlaps with the computation that does not need it, and two
+collectives overlap if they use different links. All
 devices of a stage behave alike, so one of them is simulated: the cost does not grow with the
 machine.
 
@@ -144,6 +145,8 @@ class Simulator:
             event, busy = self._event(s, step)
             took_s = event.end_s + (launch_s if event.end_s and event.kind != "send" else 0.0)
             names = (COMPUTE,) if self.one else event.streams
+            if event.kind == "send" and not self.one:
+                names = tuple(f"send {name}" for name in names)
             streams = [(0 if self.chip.shared else i, name) for i in busy for name in names]
             if not took_s:
                 streams = []  # nothing moves

@@ -209,7 +209,7 @@ class Builder:
             made = self._spread(x, to, reason)
         elif not to.partial and not to.varying and _makeable(x) and not self._wakes(x, to):
             made = self._created_in(x, to, reason)
-        elif not exact and not as_is and not to.varying and (narrow := self._narrow(x, to)):
+        elif not exact and not as_is and not to.varying and (narrow := self.narrow(x, to)):
             narrow = self.redistribute(narrow, to.with_dtype(narrow.type.dtype), reason)
             made = self("cast", narrow, dtype=x.type.dtype)
         else:
@@ -245,7 +245,7 @@ class Builder:
             return self.onto(self.redistribute(x, to.on(mesh), reason), to.mesh)
         return x
 
-    def _narrow(self, x: Node, to: TensorType) -> Node | None:
+    def narrow(self, x: Node, to: TensorType) -> Node | None:
         """A narrower value to send in place of `x`, in fewer bytes; None if there is none."""
         found: Node | None = narrowed(self, x)
         if found is None and not to.partial and not x.type.varying:

@@ -82,7 +82,7 @@ def cast(x: Array, dtype: DType) -> Array:
 
 
 def bitcast(x: Array, dtype: DType) -> Array:
-    return np.ascontiguousarray(x).view(dtype.numpy)
+    return np.ascontiguousarray(x).reshape(np.shape(x)).view(dtype.numpy)  # scalars stay scalars
 
 
 def full(shape: tuple[int, ...], value: float, dtype: DType | str) -> Array:

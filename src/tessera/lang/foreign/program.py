@@ -55,18 +55,7 @@ def play(program: Program, args: Sequence[Any], rules: Rules, caller: str) -> li
     last_use = _last_uses(program)
 
     def read(x: Any) -> Any:
-        match x:
-            case Ref():
-                return values[x.index]
-            case Program():
-                return bound(x, rules, caller)
-            case dict():
-                return {k: read(v) for k, v in x.items()}
-            case tuple() if hasattr(x, "_fields"):
-                return x  # a record of the library, such as dimension numbers
-            case list() | tuple():
-                return type(x)(map(read, x))
-        return x
+        return _read(x, values, lambda body: bound(body, rules, caller))
 
     for i, call in enumerate(program.calls):
         operands = [read(x) for x in call.args]
@@ -81,6 +70,23 @@ def play(program: Program, args: Sequence[Any], rules: Rules, caller: str) -> li
         for dead in last_use.get(i, ()):
             del values[dead]
     return [read(x) for x in program.outs]
+
+
+def _read(x: Any, values: dict[int, Any], function: Callable[[Program], Any]) -> Any:
+    """The operand `x` with its values, and its programs as functions. (A function inside of `play`
+    that calls itself would keep the values alive.)"""
+    match x:
+        case Ref():
+            return values[x.index]
+        case Program():
+            return function(x)
+        case dict():
+            return {k: _read(v, values, function) for k, v in x.items()}
+        case tuple() if hasattr(x, "_fields"):
+            return x  # a record of the library, such as dimension numbers
+        case list() | tuple():
+            return type(x)([_read(v, values, function) for v in x])
+    return x
 
 
 def bound(program: Program, rules: Rules, caller: str) -> Callable[[Sequence[Any]], list[Any]]:

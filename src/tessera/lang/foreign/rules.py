@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from ...core.errors import UsageError
 from ..value.tensor import Tensor
 
 Rule = Callable[..., Any]  # operands as the library passes them, with tensors of ours
+R = TypeVar("R", bound=Rule)
+
+
+def stem(name: str) -> str:
+    """The op's own name in "library.op.overload", or the whole name."""
+    parts = name.split(".")
+    return parts[1] if len(parts) == 3 else name
 
 
 class Rules:
@@ -20,10 +27,10 @@ class Rules:
         self.library, self.adder = library, adder
         self.table: dict[str, Rule] = {}
 
-    def rule(self, *names: str) -> Callable[[Rule], Rule]:
+    def rule(self, *names: str) -> Callable[[R], R]:
         """A decorator that makes a function the rule for calls of these names."""
 
-        def add(f: Rule) -> Rule:
+        def add(f: R) -> R:
             self.table.update(dict.fromkeys(names, f))
             return f
 
@@ -34,7 +41,8 @@ class Rules:
         found = self.table.get(name)
         if found is not None:
             return found
-        near = get_close_matches(name, self.table, n=3, cutoff=0.6)
+        stems = {stem(n): n for n in reversed(self.table)}
+        near = [stems[s] for s in get_close_matches(stem(name), stems, n=3, cutoff=0.5)]
         tensors = [(f"arg {i}", x.type) for i, x in enumerate(operands) if isinstance(x, Tensor)]
         raise UsageError(
             f"{caller}: {name} of {self.library} has no rule here",

@@ -303,7 +303,7 @@ def cumprod(x: Like, dim: int = -1) -> Tensor:
     """
     t = as_tensor(x)
     t = widened(t.to(summed(t.dtype)))
-    return along(lambda t, d: _running(lambda a, b: [a[0] * b[0]], [t], d)[0], "cumprod", t, dim)
+    return along(lambda t, d: running(lambda a, b: [a[0] * b[0]], [t], d)[0], "cumprod", t, dim)
 
 
 def cummax(x: Like, dim: int = -1) -> tuple[Tensor, Tensor]:
@@ -335,13 +335,13 @@ def _running_extreme(name: str, beats: str, x: Like, dim: int) -> tuple[Tensor, 
     def place(t: Tensor, d: int) -> Tensor:
         shape = tuple(n if i == d else 1 for i, n in enumerate(t.shape))
         line = emit("broadcast_to", emit("iota", dtype=int32, shape=shape, dim=d), shape=t.shape)
-        return _running(later, [stop_gradient(t), line], d)[1]
+        return running(later, [stop_gradient(t), line], d)[1]
 
     ids = along(place, name, t, dim)
     return (gather_or_zero(t, ids, dim) if t.ndim else t), ids
 
 
-def _running(
+def running(
     join: Callable[[list[Tensor], list[Tensor]], list[Tensor]], xs: list[Tensor], dim: int
 ) -> list[Tensor]:
     """The associative scan of `xs` along `dim` by `join`, each element included: by doubling

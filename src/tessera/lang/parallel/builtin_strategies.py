@@ -43,6 +43,14 @@ TRANSFORMER: tuple[Rule, ...] = (
     (r"(^|\.)(embed|wte|embed_tokens|tok_embeddings)(\.weight)?$", -2),
     (r"(^|\.)(head|lm_head)(\.weight)?$", -1),
     (r"^(weight|bias)$", -1),
+    # GPT-2, GPT-Neo, GPT-NeoX, BLOOM, Falcon, Phi, Phi-3, BERT, ViT and T5 of transformers
+    (r"\.(query_key_value|dense_h_to_4h|query|key|value)\.(weight|bias)$", -1),
+    (r"\.(intermediate\.dense|(Self|EncDec)Attention\.[qkv]|wi(_[01])?)\.(weight|bias)$", -1),
+    (r"\.gate_up_proj(\.weight)?$", -1, 2),
+    (r"\.(c_proj|dense_4h_to_h|(Self|EncDec)Attention\.o)\.weight$", -2),
+    (r"\.(attention|self_attention|self_attn|output)\.dense\.weight$", -2),
+    (r"\.(word_embeddings|embed_in|shared)\.weight$|^shared\.weight$", -2),
+    (r"(^|\.)embed_out\.weight$", -1),
 )
 # The weights of stacked experts [experts, in, out] are split by expert.
 EXPERTS: tuple[Rule, ...] = ((r"(^|\.)(moe|experts)\.(up|gate|down)$", -3),)
@@ -182,6 +190,21 @@ class TensorParallel(ByRules):
 
     def too_much(self, whole: int, every: int) -> bool:
         return 2 * whole > every
+
+    @property
+    def for_out_in(self) -> AxisStrategy:
+        return OutInTensorParallel(self.axis) if self.rules == TRANSFORMER else self
+
+
+class OutInTensorParallel(TensorParallel):
+    """Tensor parallelism of weights [out, in], by the rules for their transposes."""
+
+    def lay_weight(self, name: str, t: TensorType) -> TensorType:
+        return _transposed(super().lay_weight(name, _transposed(t)))
+
+
+def _transposed(t: TensorType) -> TensorType:
+    return t.with_dims((*t.dims[:-2], *t.dims[:-3:-1]))
 
 
 @checked

@@ -49,6 +49,12 @@ class Strategy:
             return NotImplemented
         return Combined((*self.parts, *other.parts))
 
+    @property
+    def for_out_in(self) -> Strategy:
+        """The strategy for weights [out, in], such as PyTorch's linear layers have; rules of a
+        user's own count the dims of such a weight as they are."""
+        return Combined(tuple([p.for_out_in for p in self.parts]))
+
     def weight(self, name: str, t: TensorType) -> TensorType:
         """The layout in which the weight `name` is kept."""
         return self._stored("weight", name, t)
@@ -134,6 +140,11 @@ class AxisStrategy(Strategy):
     def parts(self) -> tuple[AxisStrategy, ...]:  # type: ignore[override]
         """A tuple of this strategy alone."""
         return (self,)
+
+    @property
+    def for_out_in(self) -> AxisStrategy:
+        """The strategy for weights [out, in]."""
+        return self
 
     @property
     def _call(self) -> str:
@@ -329,7 +340,8 @@ def place(
         if id(x) in done:
             return done[id(x)][1]
         base, name = _plain_on(x, mesh), path_name(path)
-        want = layout_rule(laid_by, kind)(name, base) if laid_by is not None else base
+        by = laid_by.for_out_in if laid_by is not None and x.out_in else laid_by
+        want = layout_rule(by, kind)(name, base) if by is not None else base
         given = x
         if x.drawn and x._data is None and x._pending is not None:
             x.type, x.drawn = want, kind != "batch"

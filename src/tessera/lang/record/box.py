@@ -191,7 +191,7 @@ class Box(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Box:
         other = type(self).__new__(type(self))
         other.name, other.remake, other.drawn = self.name, self.remake, self.drawn
-        other.frozen, other._first = self.frozen, self._first
+        other.frozen, other.out_in, other._first = self.frozen, self.out_in, self._first
         recorder = current()
         held = None if recorder is None else recorder.holds(self)
         if held is not None:

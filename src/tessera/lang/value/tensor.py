@@ -115,6 +115,7 @@ class Tensor:
     _host_values: np.ndarray[Any, Any] | None = None  # a number, or integers, from the host
     drawn: bool = False  # made by dist.tensor: a weight, which a training step may name
     frozen: bool = False  # a parameter that is not trained
+    out_in: bool = False  # a linear layer's weight [out, in], as PyTorch has it
     box: Tensor | None = None  # the box whose value this is or was
     of: Tensor | None = None  # the tensor that this is a separate copy of, for gradients
     home: Any = None  # a weak reference to the module whose attribute this became

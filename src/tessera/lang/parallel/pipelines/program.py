@@ -6,7 +6,7 @@ stages (division.py), and scheduled by a table of actions (ir/schedule/pipelines
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ....core.errors import UsageError, lines_up
@@ -15,7 +15,7 @@ from ....core.mesh_input import ids_text
 from ....ir.graph.node import Node
 from ....ir.schedule.pipelines.pipeline import Pipelined, pipelined
 from ....ir.schedule.pipelines.simulate import FEWER, LAUNCH_S, warn_if_few
-from ....ir.schedule.pipelines.stages import balanced
+from ....ir.schedule.pipelines.stages import balanced, depends
 from ....ir.schedule.pipelines.tables import Table
 from ....ir.schedule.schedule import Schedule
 from ...record.recorder import Recorder
@@ -126,7 +126,7 @@ def divided(m: Microbatch, count: int) -> Division:
     """Divides `m` into `count` stages. Raises UsageError if it has fewer parts."""
     parts = m.parts
     if len(parts) == 1:
-        parts = _pieces(parts[0])
+        parts = _pieces(parts[0], m.rows)
     if len(parts) < count:
         pipe = m.state.pipe
         raise UsageError(
@@ -162,8 +162,10 @@ def _weight_bytes(nodes: Sequence[Node], other: set[Node]) -> int:
     return sum(a.type.local_bytes for a in inputs if a.type.dtype.is_float)
 
 
-def _pieces(nodes: list[Node]) -> list[list[Node]]:
-    """Cuts `nodes` wherever only one value other than scalars crosses, of two dims or more."""
+def _pieces(nodes: list[Node], rows: Iterable[Node]) -> list[list[Node]]:
+    """Cuts `nodes` wherever only one float value other than scalars crosses that is computed from
+    `rows` of the batch, if it has two dims or more. Masks and tables of positions do not count."""
+    of_rows = depends(nodes, rows)
     last_use = {a: i for i, n in enumerate(nodes) for a in n.args}
     alive: set[Node] = set()
     here = set(nodes)
@@ -171,7 +173,7 @@ def _pieces(nodes: list[Node]) -> list[list[Node]]:
     for i, n in enumerate(nodes):
         alive.add(n)
         alive = {a for a in alive if last_use.get(a, -1) > i and a in here}
-        large = [a for a in alive if a.type.rank]
+        large = [a for a in alive if a.type.rank and a.type.dtype.is_float and a in of_rows]
         if len(large) == 1 and large[0].type.rank > 1:
             cuts.append(i + 1)
     pairs = zip(cuts, [*cuts[1:], len(nodes)], strict=True)

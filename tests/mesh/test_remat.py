@@ -5,23 +5,28 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import tessera as ts
 from tessera import dist, nn, op
+from tessera.cost.flops import device_flops
 from tessera.cost.memory import memory_plan
+from tessera.plan.changes import model_flops, recomputed
+from tessera.show.plan_view import planned, recomputation, render_plan
 from tessera.train.memory import program_bytes
 
 RNG = np.random.default_rng(0)
 LAYERS, WIDTH = 12, 64
 POLICIES: dict[str, Any] = {
     "nothing": "nothing", "dots": "dots", "everything": "everything",
-    "of tanh": lambda n: n.op == "tanh",
+    "of tanh": lambda n: n.op == "tanh", "offload": "offload",
 }  # fmt: skip
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
@@ -89,6 +94,37 @@ def test_the_plan_knows_the_memory_of_each_policy(policy: Any) -> None:
     planned = memory_plan(step.graph).temporary
     assert abs(program_bytes(step).temporary - planned) < 0.2 * planned
     assert memory_plan(stepped(Model(kept()))[0].graph).temporary > 1.4 * planned
+
+
+@every_policy
+def test_the_plan_shows_what_recomputation_saves_and_costs(policy: Any) -> None:
+    plain, step = (stepped(Model(kept(p)))[0] for p in (None, policy))
+    r = recomputation(step.graph)
+    assert r.temporary == memory_plan(step.graph).temporary < r.temporary_kept
+    assert r.temporary_kept == memory_plan(plain.graph).temporary
+    assert r.flops == device_flops(step.graph) > r.flops_kept
+    assert r.flops_kept == pytest.approx(device_flops(plain.graph))
+    up_bytes = 512 * 4 * WIDTH * 4  # of h @ up in a layer
+    away = LAYERS * up_bytes if policy == "offload" else 0
+    assert r.on_host == 0 and recomputation(step.graph, on="gpu").on_host == away
+    first, other = (s.programs[0].schedule for s in (plain, step))
+    assert model_flops(first) == model_flops(other)
+    assert not recomputed(first).all
+
+
+def test_the_line_of_the_plan() -> None:
+    mesh = dist.Mesh(("dp",), devices=1)
+    texts = []
+    for policy in (None, "offload"):
+        model = dist.place(Model(kept(policy)), dist.strategy("data_parallel"), mesh)
+        x = dist.tensor((512, WIDTH), mesh=mesh)
+        graph = planned(lambda m, x: ts.grad(m(x), m), model, x)
+        weights = model.parameters()
+        console = Console(record=True, file=StringIO(), width=200)
+        console.print(render_plan(mesh, graph, weights, {"weights": weights}))
+        texts.append(console.export_text())
+    line = "recomputation: temporaries 9.2 MiB instead of 21.5 MiB; 144.7 MFLOP more"
+    assert line in texts[1] and "recomputation" not in texts[0]
 
 
 # -- values ---------------------------------------------------------------------------------------

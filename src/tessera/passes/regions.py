@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Graph, Node
+from ..ir.graph.node import Emit, Graph, Node
 from ..ops.control import after, in_memory, item
+from .simplify import simplify
 
 
 def behind(
@@ -53,6 +54,15 @@ def offloaded(forward: Graph, ends: int) -> Graph:
     ]
     nodes, outputs = (*forward.nodes, *away), (*forward.outputs[:ends], *away)
     return replace(forward, nodes=nodes, outputs=outputs)
+
+
+def all_kept(graph: Graph) -> Graph:
+    """`graph`, whose regions are written out, as if they kept all values on the device."""
+
+    def rule(was: Node, n: Node, emit: Emit) -> Node | None:
+        return n.args[0] if n.op in (after.name, in_memory.name) else None
+
+    return simplify(graph.rewrite(rule, all_kept))
 
 
 def _early(

@@ -72,23 +72,24 @@ def _inside(
     new = {n: shaped(x, n.type) for n, x in zip(body.inputs, args, strict=True)}
     nodes.update(dict.fromkeys(copied([n for n in body.nodes if n.op != "input"], new)))
     ends = [new[n] for n in body.outputs]
-    away: list[Node] = []
+    away: dict[Node, Node] = {}
     # A copy is made in the shape in which the gradient reads it: a reshape on the host would make
     # the compiler copy it once more.
     for i, (x, t) in enumerate(zip(ends[carries:], region.types[carries:], strict=True), carries):
-        if _is_on_host(x):
+        if x not in away and _is_on_host(x):
             del nodes[x]
-            ends[i] = put(in_memory.name, (shaped(x.args[0], t),), (t,), **x.attrs)
-            away.append(ends[i])
-    for copy in copies if away else ():
-        ends = [n if n in away else put(after.name, (n, copy), n.types, copied=True) for n in ends]
+            away[x] = put(in_memory.name, (shaped(x.args[0], t),), (t,), **x.attrs)
+        ends[i] = away.get(x, x)
+    made = list(away.values())
+    for copy in copies if made else ():
+        ends = [n if n in made else put(after.name, (n, copy), n.types, copied=True) for n in ends]
     if any(n.op == in_memory.name for n in args):
         # The gradient ends as a whole, or the compiler would compute the gradients of weights
         # last, from values of all regions.
         last = reduce(lambda x, n: put(after.name, (x, n), x.types), ends)
         ends = [last, *(put(after.name, (n, last), n.types) for n in ends[1:])]
     rows = [shaped(x, t) for x, t in zip(ends[carries:], region.types[carries:], strict=True)]
-    return [*ends[:carries], *rows], away or copies
+    return [*ends[:carries], *rows], made or copies
 
 
 def _is_on_host(n: Node) -> bool:

@@ -233,10 +233,9 @@ def recomputation(program: Graph, on: str | None = None) -> Recomputation:
     kept = all_kept(need_graph("recomputation", program))
     nodes = () if (on or platform()) == "cpu" else program.nodes
     host = (n for n in nodes if n.op == in_memory.name and n.attrs["space"] == "host")
-    sizes = [memory_plan(g, on=on).temporary for g in (program, kept)]
-    return Recomputation(
-        *sizes, device_flops(program), device_flops(kept), sum(n.type.local_bytes for n in host)
-    )
+    size, size_kept = (memory_plan(g, on=on).temporary for g in (program, kept))
+    on_host = sum(n.type.local_bytes for n in host)
+    return Recomputation(size, size_kept, device_flops(program), device_flops(kept), on_host)
 
 
 def planned_stages(program: Graph | Schedule, held: Mapping[str, Any]) -> list[MemoryPlan]:

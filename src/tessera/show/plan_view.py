@@ -228,8 +228,8 @@ class Recomputation(NamedTuple):
 
 
 def recomputation(program: Graph, on: str | None = None) -> Recomputation:
-    """What the calls of `ts.remat` in `program`, a graph from `planned`, save and cost. `on` is the
-    kind of device, as in `memory_plan`."""
+    """The savings and the cost of the calls of `ts.remat` in `program`, a graph from `planned`.
+    `on` is the kind of device, as in `memory_plan`."""
     kept = all_kept(need_graph("recomputation", program))
     nodes = () if (on or platform()) == "cpu" else program.nodes
     host = (n for n in nodes if n.op == in_memory.name and n.attrs["space"] == "host")

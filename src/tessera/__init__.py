@@ -61,11 +61,15 @@ from .core.version import VERSION
 from .ir.graph.node import Graph
 from .ir.schedule.schedule import Schedule
 from .lang.autodiff import linalg
+from .lang.autodiff.associative_scan import associative_scan
+from .lang.autodiff.branches import cond, switch
 from .lang.autodiff.custom import custom_gradient, value_and_grad, vjp
 from .lang.autodiff.forward import jvp
 from .lang.autodiff.grad import grad
+from .lang.autodiff.jacobians import hessian, jacfwd, jacrev, linearize
 from .lang.autodiff.map_chunks import map_chunks
-from .lang.autodiff.scan import scan
+from .lang.autodiff.map_rows import map
+from .lang.autodiff.scan import fori_loop, scan
 from .lang.autodiff.tape import stop_gradient
 from .lang.autodiff.vmap import vmap
 from .lang.autodiff.while_loop import while_loop
@@ -84,6 +88,7 @@ from .lang.record.recorder import named_scope
 from .lang.record.static_arguments import StaticWarning
 from .lang.value.engine import set_engine
 from .lang.value.tensor import Tensor
+from .nn.remat import remat
 from .runtime.cpu.malloc import share_heap
 
 if TYPE_CHECKING:
@@ -108,19 +113,98 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "BackendError", "CheckpointError", "DTypeError", "DeviceLostError", "DonatedError",
-    "EngineWarning", "EnvironmentVariableWarning",
-    "GraphError", "LayoutError", "MeshError", "OptionWarning", "Pad", "ShapeError", "StaticWarning",
-    "StrategyError", "StrategyWarning", "Tensor", "TesseraError", "TraceWarning",
-    "UnknownNameError", "UsageError", "autocast", "bf16", "bool", "checkpoint", "clear_caches",
-    "complex64", "complex128", "custom_gradient", "data",
-    "debug", "dist", "distribute", "distributed", "elastic", "export", "f16", "f32", "f64", "fft",
-    "fp8_e4m3", "fp8_e5m2", "from_jax", "from_jax_function", "from_jax_model", "from_torch",
-    "function", "grad", "graph", "int8", "int32",
-    "int64", "interop", "jit", "jvp", "kernel", "linalg",
-    "map_chunks", "mesh", "named_scope", "nn", "no_grad", "op", "optim", "pipeline", "plan",
-    "random", "scan", "schedule", "seed", "set_program_cache", "stop_gradient", "strict", "tensor",
-    "tune", "uint8", "uint32", "uint64", "value_and_grad", "vjp", "vmap", "while_loop",
+    "BackendError",
+    "CheckpointError",
+    "DTypeError",
+    "DeviceLostError",
+    "DonatedError",
+    "EngineWarning",
+    "EnvironmentVariableWarning",
+    "GraphError",
+    "LayoutError",
+    "MeshError",
+    "OptionWarning",
+    "Pad",
+    "ShapeError",
+    "StaticWarning",
+    "StrategyError",
+    "StrategyWarning",
+    "Tensor",
+    "TesseraError",
+    "TraceWarning",
+    "UnknownNameError",
+    "UsageError",
+    "associative_scan",
+    "autocast",
+    "bf16",
+    "bool",
+    "checkpoint",
+    "clear_caches",
+    "complex64",
+    "complex128",
+    "cond",
+    "custom_gradient",
+    "data",
+    "debug",
+    "dist",
+    "distribute",
+    "distributed",
+    "elastic",
+    "export",
+    "f16",
+    "f32",
+    "f64",
+    "fft",
+    "fori_loop",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "from_jax",
+    "from_jax_function",
+    "from_jax_model",
+    "from_torch",
+    "function",
+    "grad",
+    "graph",
+    "hessian",
+    "int8",
+    "int32",
+    "int64",
+    "interop",
+    "jacfwd",
+    "jacrev",
+    "jit",
+    "jvp",
+    "kernel",
+    "linalg",
+    "linearize",
+    "map",
+    "map_chunks",
+    "mesh",
+    "named_scope",
+    "nn",
+    "no_grad",
+    "op",
+    "optim",
+    "pipeline",
+    "plan",
+    "random",
+    "remat",
+    "scan",
+    "schedule",
+    "seed",
+    "set_program_cache",
+    "stop_gradient",
+    "strict",
+    "switch",
+    "tensor",
+    "tune",
+    "uint8",
+    "uint32",
+    "uint64",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+    "while_loop",
 ]  # fmt: skip
 __all__ += _functions.__all__  # fmt: skip
 

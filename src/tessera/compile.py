@@ -50,8 +50,8 @@ from .runtime import (
     pytrees,
 )
 from .runtime.lower import NONE, lower
-from .runtime.picked import picked
 from .runtime.offload import Lowered
+from .runtime.picked import picked
 from .runtime.processes import exchange, first_process
 from .runtime.processes.call_order import compare_calls
 from .runtime.processes.flight import flight

@@ -151,7 +151,33 @@ def looped(**k: Any) -> str:
     return traced(run, A[0], A)
 
 
-row("tessera.scan", looped, reverse=True, policy="recompute", name="layers")
+row("tessera.scan", looped, reverse=True, policy="recompute", name="layers", unroll=2)
+row("tessera.scan without rows", lambda **k: traced(
+    lambda x: ts.scan(lambda h, _: (ts.tanh(h), ()), x, **k)[0], A), {"length": 3},
+    length=2, xs=A)  # fmt: skip
+row("tessera.fori_loop", lambda **k: traced(
+    lambda x: ts.grad(ts.fori_loop(0, 4, lambda i, h: ts.tanh(h), x, **k).sum(), x), A),
+    policy="recompute", unroll=2)  # fmt: skip
+row("tessera.map", lambda **k: traced(
+    lambda x: ts.grad(ts.map(lambda r: ts.tanh(ts.exp(r)), x, **k).sum(), x), A),
+    policy="recompute", batch_size=2)  # fmt: skip
+row("tessera.associative_scan", lambda **k: seen(
+    ts.associative_scan(lambda a, b: a * 0.5 + b, ts.tensor(SQUARE), **k)),
+    reverse=True, dim=1)  # fmt: skip
+row("tessera.remat", lambda **k: traced(
+    lambda x, w: ts.grad(ts.remat(lambda r: ts.tanh(r @ w), **k)(x).sum(), w), A, SQUARE),
+    policy="everything")  # fmt: skip
+for name in ("jacfwd", "jacrev", "hessian"):
+    row(f"tessera.{name}", lambda name=name, **k: seen(getattr(ts, name)(
+        lambda x, y: ts.sum(ts.sin(x) * y, -1) if name != "hessian" else ts.sum(ts.sin(x) * y**3),
+        **k)(ts.tensor(A), ts.tensor(A))), argnums=1)  # fmt: skip
+row("tessera.nonzero", lambda **k: [seen(t) for t in ts.nonzero(ts.tensor(A > 0), **k)],
+    {"size": 14}, size=13, fill_value=7)  # fmt: skip
+row("tessera.scatter", lambda **k: seen(ts.scatter(
+    ts.tensor(SQUARE), ts.tensor([[1, 0, 2, 3]]), ts.tensor(SQUARE[:1] * 9.0), **k)),
+    {"dim": 0}, dim=1, op="add")  # fmt: skip
+row("tessera.scatter outside", lambda **k: seen(ts.jit(
+    lambda i: ts.scatter(ts.zeros(3), i + 3, 1.0, **k))(ts.tensor([1]))), mode="drop")  # fmt: skip
 row("tessera.map_chunks", lambda **k: traced(
     lambda x, w: ts.grad(ts.map_chunks(lambda r: ts.tanh(r @ w), x, rows=1, **k).sum(), w),
     A, SQUARE), policy="save")  # fmt: skip

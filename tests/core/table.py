@@ -137,6 +137,7 @@ row(
 )
 row("logical_not", bits(3, 8), expect=lambda x: x == False, kinds=("bool",))  # noqa: E712
 row("save_for_backward", X, expect=lambda x: x, kinds=ANY, free=True)
+row("in_memory", X, space="host", expect=lambda x: x, free=True)
 row("stop_gradient", X, expect=lambda x: x, kinds=ANY, free=True, smooth=False)
 
 # ---- elementwise, two arguments ----------------------------------------------------------------
@@ -148,6 +149,7 @@ row("add", COLUMN, LINE, expect=lambda x, y: x + y[None], kinds=FIELD, tag="oute
 row("sub", X, Y, expect=lambda x, y: x + (-y), kinds=FIELD)
 row("sub", SCALAR, Y, expect=lambda x, y: x + (-y), kinds=FIELD, tag="scalar")
 row("straight_through", X, Y, expect=lambda x, y: x, free=True, smooth=False)
+row("after", X, Y, expect=lambda x, y: x, free=True)
 row("mul", X, Y, expect=lambda x, y: x / (1 / y), kinds=FIELD)
 row("mul", X, COLUMN, expect=lambda x, y: x / (1 / y), kinds=FIELD, tag="column")
 row("complex", X, Y, expect=lambda x, y: x + 1j * y, result=complex64, smooth=False)

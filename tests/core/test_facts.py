@@ -216,6 +216,7 @@ ROUNDS = {
 OTHER = ROUNDS | {
     "core/reshard.py", "core/layout.py", "ir/graph/oracle.py", "runtime/fixed_order.py",
     "lang/math/functions.py", "lang/autodiff/linalg.py", "lang/math/shape.py",
+    "lang/math/scatter.py",
     "lang/record/operands.py", "lang/math/operators.py", "lang/parallel/collectives.py",
     "interop/aten/", "lang/foreign/jax_rules", "runtime/jax_keys.py", "runtime/jaxprs.py",
     "ttnn/elementwise.py", "lang/program/kernel_trace.py",

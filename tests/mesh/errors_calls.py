@@ -82,7 +82,7 @@ row('ts.nn.functional.one_hot(X, 3)', ts.UnknownNameError, lambda: ts.nn.functio
 row('ts.nn.functional.Linear(2, 3)', ts.UnknownNameError, lambda: ts.nn.functional.Linear(2, 3))
 row('ts.mesh.make((2, 2))', ts.UnknownNameError, lambda: ts.mesh.make((2, 2)))
 row('ts.zeros((2, 3), mesh=None)', ts.UsageError, lambda: ts.zeros((2, 3), mesh=None))
-row('ts.scan(loss, X, X, length=3)', ts.UsageError, lambda: ts.scan(loss, X, X, length=3))
+row('ts.scan(loss, X, X, length=3)', ts.ShapeError, lambda: ts.scan(loss, X, X, length=3))
 row('ts.grad(loss, argnums=0)', ts.UsageError, lambda: ts.grad(loss, argnums=0))
 row('ts.optim.SGD(0.1, momentum=0.9)', ts.UsageError, lambda: ts.optim.SGD(0.1, momentum=0.9))
 row('ts.dist.Mesh(dp=2)', ts.UsageError, lambda: ts.dist.Mesh(dp=2))

@@ -105,3 +105,29 @@ row("a slice from where a loop has come to", ts.UsageError,
     lambda: ts.scan(lambda c, i: (c, c[i : i + 2]), ts.ones((4,)), ts.arange(2)))
 row("a key of jax.random among the arguments", ts.DTypeError,
     lambda: ts.jit(lambda key, x: x + ts.random.normal((4,)))(jax.random.key(0), ts.ones((4,))))
+
+
+def a_branch_chosen_by_each_device() -> Any:
+    def body(x):
+        return ts.cond(ts.sum(x) > 0, lambda v: dist.all_reduce(v, axis="dp"), lambda v: v, x)
+    return op.kernel(body)(ts.tensor(np.ones((4, 4), np.float32), mesh=MESH, layout="[4@dp, 4]"))
+
+
+row("a branch with a collective, chosen by each device", ts.LayoutError,
+    a_branch_chosen_by_each_device)
+row("branches of other dtypes", ts.ShapeError,
+    lambda: ts.cond(ts.tensor(True), lambda: ts.ones(3), lambda: ts.arange(3)))
+row("a branch by many bools", ts.ShapeError, lambda: ts.cond(ONES > 0, lambda: 1.0, lambda: 2.0))
+row("a branch by a number", ts.DTypeError, lambda: ts.cond(ts.tensor(1), lambda: 1.0, lambda: 2.0))
+row("unrolling of a loop of unknown length", ts.UsageError,
+    lambda: ts.fori_loop(0, ts.tensor(3), lambda i, v: v, ONES, unroll=2))
+row("prefixes of another shape", ts.ShapeError,
+    lambda: ts.associative_scan(lambda a, b: ts.sum(a), ONES))
+row("a mask whose size is not known", ts.UsageError, lambda: ts.jit(lambda x: x[x > 0])(ONES))
+row("values for a mask whose size is not known", ts.UsageError,
+    lambda: ts.jit(lambda x: x.at[x > 0].set(ts.ones(3)))(ONES))
+row("a value that does not fit its places", ts.ShapeError,
+    lambda: ts.ones((8, 4)).at[0].set(ts.ones(9)))
+row("floats written into integers", ts.DTypeError, lambda: ts.arange(3).at[0].set(0.5))
+row("a policy that does not exist", ts.UsageError, lambda: ts.remat(lambda x: x, policy="all"))
+row("derivatives by integers", ts.DTypeError, lambda: ts.jacfwd(lambda x: x * 1.0)(ts.arange(3)))

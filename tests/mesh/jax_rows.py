@@ -62,6 +62,7 @@ row("neg", lax.neg, I)
 row("not", lambda x, y: (~x, ~y), I, B)
 row("stop_gradient", lambda x: lax.stop_gradient(x) * x, X, smooth=True)
 row("copy", lambda x: jnp.array(x, copy=True), X, smooth=True)
+row("remat2", jax.checkpoint(lambda x: jnp.sin(x) * x), X, smooth=True)
 row("name", lambda x: checkpoint_name(jnp.sin(x), "s"), X, smooth=True)
 
 

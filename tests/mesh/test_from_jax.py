@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import tessera as ts
+from tessera.train.memory import program_bytes
 from tests.quickly import quickly
 
 MESH = ts.dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 4})
@@ -56,6 +57,13 @@ def branches(w: Any, x: Any) -> Any:
     return jnp.sum(lax.switch(jnp.int32(1), [jnp.exp, jnp.cos], y))
 
 
+def again(w: Any, x: Any) -> Any:
+    layer = jax.checkpoint(
+        lambda h: jnp.tanh(h @ w) + h, policy=jax.checkpoint_policies.dots_saveable
+    )
+    return jnp.sum(jax.checkpoint(lambda h: jnp.exp(layer(layer(h))))(x))
+
+
 def images(w: Any, x: Any) -> Any:
     y = lax.conv_general_dilated(
         x, w["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -79,6 +87,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Any, list[Any], Any, list[str]]] 
     "rnn": (rnn, {"in": floats(8, 16), "hidden": floats(16, 16) / 4}, [floats(4, 5, 8)],
             {"in": "[8, 16@tp]", "hidden": "[16, 16@tp]"}, ["[4@dp, 5, 8]"]),
     "branches": (branches, floats(8, 8), [floats(4, 8)], "[8, 8@tp]", ["[4@dp, 8]"]),
+    "again": (again, floats(8, 8), [floats(4, 8)], "[8, 8@tp]", ["[4@dp, 8]"]),
     "images": (images, {"kernel": floats(3, 3, 4, 8), "out": floats(32, 4)}, [floats(4, 8, 8, 4)],
                {"kernel": "[3, 3, 4, 8@tp]", "out": "[32, 4]"}, ["[4@dp, 8, 8, 4]"]),
     "tables": (tables, floats(16, 8), [RNG.integers(0, 16, (4, 6)).astype(np.int32)],
@@ -198,3 +207,22 @@ def test_a_rule_of_the_user() -> None:
         assert ts.from_jax_function(lax.lgamma)(ts.tensor([3.0])).item() == 6.0
     finally:
         del RULES.table["lgamma"]
+
+
+def test_what_jax_computes_again_is_computed_again() -> None:
+    def memory(wrap: Any) -> int:
+        def layers(w: Any, x: Any) -> Any:
+            for _ in range(8):
+                x = wrap(lambda h: jnp.tanh(jnp.sin(h @ w) * h))(x)
+            return jnp.sum(x**2)
+
+        f = ts.from_jax_function(layers)
+
+        @ts.jit
+        def step(w: Any, x: Any) -> Any:
+            return ts.grad(f(w, x), w)
+
+        step(ts.ones((32, 32)), ts.ones((512, 32)))
+        return program_bytes(step).temporary
+
+    assert memory(jax.checkpoint) < 0.6 * memory(lambda f: f)

@@ -16,6 +16,7 @@ from torch import nn
 
 import tessera as ts
 from tessera import dist
+from tessera.interop.aten.higher_order import _checkpoint
 from tests.messages import Golden
 
 MESH = dist.Mesh(("dp", "tp"), shape={"dp": 2, "tp": 2})
@@ -253,8 +254,15 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_cond(sign: float) -> None:
-    x = torch.rand(3) * sign
-    near(ts.from_torch(Branches(), (x,))(x.numpy()), Branches()(x))
+    x = (torch.rand(3) * sign).requires_grad_()
+    ours = ts.from_torch(Branches(), (x,))
+    run = ts.jit(lambda x: (y := ours(x), ts.grad(ts.sum(y * y), x)))
+    y, slope = run(ts.tensor(x.detach().numpy()))
+    want = Branches()(x)
+    (want * want).sum().backward()
+    near(y, want)
+    near(slope, x.grad)
+    assert "cond" in {n.op for n in run.graph.nodes}  # one side runs
 
 
 class Loop(nn.Module):
@@ -299,6 +307,19 @@ class Checkpointed(nn.Module):
 
 def test_checkpoint_and_autocast() -> None:
     compare(Checkpointed(), torch.randn(3, 4))
+
+
+def test_a_checkpoint_is_computed_again() -> None:
+    def f(x: ts.Tensor) -> Any:  # torch.export writes checkpoints out; programs of Dynamo have them
+        (y,) = _checkpoint(lambda xs: [ts.exp(ts.sin(xs[0]))], x)
+        return ts.grad(ts.sum(y), x)
+
+    run = ts.jit(f)
+    x = torch.tensor([0.1, -0.7], requires_grad=True)
+    slope = run(ts.tensor(x.detach().numpy()))
+    torch.exp(torch.sin(x)).sum().backward()
+    near(slope, x.grad)
+    assert "after" in {n.op for n in run.graph.nodes}
 
 
 class Narrow(nn.Module):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..core.layout import TensorType
 from ..ir.graph.node import Graph, Node
+from ..ops.control import after, in_memory
 from ..ops.redistribute import all_reduce
 from .program import Program, of_graph
 
@@ -73,7 +74,7 @@ class Liveness:
         return sizes
 
     def _size(self, n: Node) -> int:
-        size = _bytes(n)
+        size = 0 if n.op == in_memory.name and n.attrs["space"] == "host" else _bytes(n)
         return size * 2 if size and self._is_widened(n) else size
 
     def _is_widened(self, n: Node) -> bool:
@@ -253,6 +254,8 @@ class _Fusion:
         self._conv: dict[Node, bool] = {}
 
     def has_buffer(self, n: Node) -> bool:
+        if self.gpu and n.op in (in_memory.name, after.name):
+            return n.op == in_memory.name  # a copy; a barrier on a GPU copies nothing
         if n.kind.memory == "view":
             return False
         if not n.kind.fuses:
@@ -293,6 +296,8 @@ def _fuses_into(n: Node, reader: Node, gpu: bool) -> bool:
     """Returns whether `reader` computes `n` element by element. A product does so for values
     without operands, and reads a transposed operand in the other order of dims. On a GPU every sum
     does so."""
+    if gpu and reader.op == after.name:
+        return False
     match reader.kind.memory:
         case "product":
             return n.kind.memory in ("created", "transposed")

@@ -25,8 +25,8 @@ from . import run as launcher
 from .calibrate_cli import calibrate
 from .ckpt_cli import ckpt
 from .doctor.command import doctor
-from .info_cli import info
 from .generate_cli import generate
+from .info_cli import info
 from .mesh_cli import mesh
 from .plan_cli import plan
 from .train_cli import train

@@ -7,7 +7,6 @@ unrolled: each stage then holds the weights of its own layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -15,15 +14,17 @@ from ..core.declared import Count, Flag
 from ..core.errors import UsageError
 from ..core.public import checked
 from ..cost.loops import write_out
+from ..lang.autodiff.regions import region
 from ..lang.autodiff.scan import scan
 from ..lang.math import functions as F
 from ..lang.record.operands import emit_many
 from ..lang.record.parameter import Parameter
 from ..lang.record.recorder import choose
-from ..lang.record.tree import Path, flatten, paths, unflatten
+from ..lang.record.tree import Path, flatten, unflatten
 from ..lang.value.tensor import Tensor
 from .module import Module
 from .module_scopes import name_part
+from .module_state import changed_tensors, set_tensors
 
 
 @checked
@@ -102,11 +103,9 @@ class Stack(Module):
             out = block(h, told, **options) if told else block(h)
             x, more = out if isinstance(out, tuple) else (out, ())
             changed.clear()
-            changed.update(_changed(block, now))
+            changed.update(changed_tensors("Stack", block, now))
             return x, (more, tuple(changed.values()))
 
-        # The compiler merges a recomputed layer with the original if they are unrolled, so
-        # recomputation needs a loop.
         again = self._policy != "save"
         own_tensors, own_spec = flatten(each)
         weights = [tuple(x[i] for i in at) for (x, _), at in zip(opened, inside, strict=True)]
@@ -122,7 +121,7 @@ class Stack(Module):
             if looped:
                 xs = (weights[0], own_tensors) if own_tensors else weights[0]
                 x, (more, new) = scan(layer, x, xs, policy=self._policy)
-                _write(blocks[0], zip(changed, new, strict=True))
+                set_tensors(blocks[0], zip(changed, new, strict=True))
                 return x if _nothing(more) else (x, more)
             weights = list(zip(*(emit_many("unstack", w) for w in weights[0]), strict=True))
         owned = zip(*(emit_many("unstack", t) for t in own_tensors), strict=True)
@@ -131,13 +130,14 @@ class Stack(Module):
         own = "layers" in self.__dict__
         for i, parts in enumerate(slices):
             run = partial(layer, of=i if own else 0, name=str(i))
-            x, (more, new) = self._once(run, x, parts) if again else run(x, parts)
+            call = partial(run, x, parts)
+            x, (more, new) = region("layer", call, self._policy) if again else call()
             found.append(more)
             news.append(new)
             if own:
-                _write(blocks[i], zip(changed, new, strict=True))
+                set_tensors(blocks[i], zip(changed, new, strict=True))
         if not own:
-            _write(blocks[0], zip(changed, map(F.stack, zip(*news, strict=True)), strict=True))
+            set_tensors(blocks[0], zip(changed, map(F.stack, zip(*news, strict=True)), strict=True))
         if _nothing(found[0]):
             return x
         spec = flatten(found[0])[1]
@@ -150,49 +150,6 @@ class Stack(Module):
             return self.remat
         return "recompute" if self.remat else "save"
 
-    def _once(self, layer: Any, x: Tensor, parts: Any) -> tuple[Tensor, Any]:
-        """One layer as a loop of one iteration, whose intermediates are recomputed in the backward
-        pass."""
-        leaves, spec = flatten(parts)
-        one = unflatten(spec, [w.reshape(1, *w.shape) for w in leaves])
-        x, more = scan(layer, x, one, policy=self._policy)
-        leaves, spec = flatten(more)
-        return x, unflatten(spec, [t.reshape(t.shape[1:]) for t in leaves])
-
 
 def _nothing(more: Any) -> bool:
     return isinstance(more, tuple) and not more
-
-
-def _changed(block: Module, old_tensors: list[Any]) -> dict[Path, Tensor]:
-    """The tensors that a layer set in `block`, which had the tensors `old_tensors`. Raises
-    UsageError if it set a new tensor, or one of another shape or dtype."""
-    leaves = flatten(block)[0]
-    same = len(leaves) == len(old_tensors) and all(
-        isinstance(new, Tensor) == isinstance(old, Tensor)
-        and (not isinstance(new, Tensor) or (new.shape, new.dtype) == (old.shape, old.dtype))
-        for new, old in zip(leaves, old_tensors, strict=True)
-    )
-    if not same:
-        raise UsageError(
-            "Stack: a layer sets a tensor that it did not have, or of another shape or dtype",
-            block=type(block).__name__,
-            fix="make each tensor in __init__, and keep its shape and dtype",
-        )
-    return {
-        path: new
-        for path, new, old in zip(paths(block), leaves, old_tensors, strict=True)
-        if isinstance(new, Tensor) and (new._node is not old._node or new._data is not old._data)
-    }
-
-
-def _write(block: Module, values: Iterable[tuple[Path, Tensor]]) -> None:
-    """Sets the tensors of `block` at these paths."""
-    for (*way, last), value in values:
-        at: Any = block
-        for step in way:
-            at = getattr(at, step) if isinstance(at, Module) else at[step]
-        if isinstance(at, Module):
-            setattr(at, last, value)
-        else:
-            at[last] = value

@@ -1,4 +1,5 @@
-"""Ops with structure: `scan` runs a body graph over the leading dim, `item` selects one result.
+"""Ops with structure: `scan` runs a body graph over the leading dim, `item` selects one result,
+`after` orders two values, `in_memory` moves one to host memory or back.
 
 A `scan` with length None is a while loop: it runs while its first carry, a bool, is true. `scan`
 implements repeated layers (the carry is the activation, the weights are scanned), losses and MLPs
@@ -14,7 +15,7 @@ from ..core.dtypes import bool_
 from ..core.errors import LayoutError, ShapeError
 from ..core.layout import Factor, TensorType, dim_axes, same_type, without
 from .cast import narrowed
-from .op import Array, Attrs, Build, Call, Inferred, Op, define
+from .op import Array, Attrs, Batched, Build, Call, Inferred, Op, define
 
 
 def stacked(t: TensorType, length: int | None) -> TensorType:
@@ -172,4 +173,38 @@ item = define(
     Op("item", _item_rule, _item_local, flops=lambda ins, outs, attrs: 0, varying=True,
        attrs="index",
        memory="view", invariance="moves", linear="each")
+)  # fmt: skip
+
+
+def _after_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, ins[:1])
+
+
+def _after_batch(
+    attrs: Attrs, which: tuple[bool, ...], ins: tuple[TensorType, ...], size: int
+) -> Batched | None:
+    return Batched(attrs) if which[0] else None
+
+
+# Its first argument, which exists only after the second: the compiler neither merges what is
+# computed from it with an equal computation before it, nor moves that forward. With `copied` the
+# second is in host memory, and the copy to it has ended.
+after = define(
+    Op("after", _after_rule, lambda c, x, first: c.xp.after(x, first, "copied" in c.attrs),
+       lambda b, n, g: [g, None], flops=lambda ins, outs, attrs: 0, varying=True, attrs="copied?",
+       batch=_after_batch, elements="same", memory="cheap", linear="joint")
+)  # fmt: skip
+
+
+def _in_memory_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
+    return Inferred(ins, ins)
+
+
+# Its argument in host memory (`space` "host"), where nothing is computed with it, or back in the
+# device's ("device"). A CPU has one memory.
+in_memory = define(
+    Op("in_memory", _in_memory_rule, lambda c, x: c.xp.in_memory(x, c.attrs["space"]),
+       lambda b, n, g: [g], flops=lambda ins, outs, attrs: 0, varying=True, attrs="space",
+       batch=lambda attrs, which, ins, size: Batched(attrs), elements="same", memory="view",
+       linear="each")
 )  # fmt: skip

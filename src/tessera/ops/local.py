@@ -236,7 +236,8 @@ broadcast = define(
 # -- each device its own way ----------------------------------------------------------------------
 def _cond_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
     """The rule of `cond`: both branches take the arguments after the bool and return the same
-    types."""
+    types. Results vary along the axes of the bool, and along those of arguments that the branches
+    take as one device's own."""
     yes, no = attrs["yes"], attrs["no"]
     outs = tuple(n.type for n in yes.outputs)
     if not ins or ins[0].dtype is not bool_ or ins[0].rank:
@@ -260,7 +261,21 @@ def _cond_rule(ins: tuple[TensorType, ...], attrs: Attrs) -> Inferred:
             no=", ".join(map(str, ends)),
             fix="give values of one shape, dtype and layout from both",
         )
-    return Inferred((ins[0], *(n.type for n in yes.inputs)), outs)
+    if ins[0].varying and any(True for body in (yes, no) for _ in body.collectives()):
+        raise LayoutError(
+            "cond: devices choose by their own bools, and wait for each other in a branch",
+            which=ins[0],
+            fix="decide together, e.g. dist.all_reduce(which, axis, op='max'); or leave the"
+            " collectives out of the branches",
+        )
+    wants, own = [ins[0].complete()], {*ins[0].varying}
+    for body_input, t in zip(yes.inputs, ins[1:], strict=True):
+        inside = body_input.type.varying
+        wants.append(body_input.type.with_varying({*inside, *t.varying}))
+        own |= {*t.varying} - {*inside}
+    # A sum that is pending has each device's own term already.
+    outs = tuple([t.with_varying({*t.varying, *own} - {*t.partial_axes}) for t in outs])
+    return Inferred(tuple(wants), outs)
 
 
 def _cond_local(c: Call, pick: Array, *args: Array) -> tuple[Array, ...]:
@@ -274,9 +289,9 @@ def _cond_flops(ins: tuple[TensorType, ...], outs: tuple[TensorType, ...], attrs
     return max(int(attrs["yes"].flops), int(attrs["no"].flops))
 
 
-# One of two bodies, chosen by each device's own bool. Bodies have no collectives, so devices that
-# take different branches never wait for each other. The gradient is in passes/differentiate.py.
+# One of two bodies. If devices choose by bools of their own, the bodies have no collectives: they
+# never wait for each other. The gradient is in passes/branches.py.
 cond = define(
-    Op("cond", _cond_rule, _cond_local, flops=_cond_flops, attrs="yes no",
+    Op("cond", _cond_rule, _cond_local, flops=_cond_flops, varying=True, attrs="yes no",
        bodies=True, many=True, invariance="body")
 )  # fmt: skip

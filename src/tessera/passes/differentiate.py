@@ -15,12 +15,13 @@ from ..core.errors import GraphError
 from ..core.layout import Partial, TensorType, dim_axes
 from ..core.reshard import completed, gathered
 from ..ir.graph.build import Builder
-from ..ir.graph.node import Graph, Node, reachable
+from ..ir.graph.node import Node, reachable
 from ..ops.elementwise import add, stop_gradient
 from ..ops.local import reinterpret
 from ..ops.movement import pad
 from ..ops.redistribute import NAMES
-from .loops import Differentiate, resume, scan_gradient, zeros
+from .branches import cond_gradient
+from .loops import scan_gradient
 
 Grads = dict[tuple[Node, int], list[Node]]
 
@@ -66,7 +67,7 @@ def differentiate(
         if node.op == "scan":
             parts = scan_gradient(b, node, gs, [a in active for a in node.args], differentiate)
         elif node.op == "cond":
-            parts = cond_gradient(b, node, gs, differentiate)
+            parts = cond_gradient(b, node, gs, [a in active for a in node.args], differentiate)
         else:
             rule = node.kind.grad
             if rule is None:
@@ -172,53 +173,6 @@ def _joins(n: Node, active: set[Node]) -> bool:
         and n.type.rank > 1
         and all(a in active and a.type.shape == n.type.shape for a in n.args)
     )
-
-
-# The gradient of a `cond`: a second `cond` between the gradients of the two bodies.
-
-
-def cond_gradient(
-    b: Builder, node: Node, gs: Sequence[Node | None], differentiate: Differentiate
-) -> list[Node | None]:
-    """One gradient (or None) per argument of `node`, from the gradients of its results. The bodies
-    are recomputed."""
-    given = [i for i, g in enumerate(gs) if g is not None]
-    wanted = [i for i, a in enumerate(node.args) if i and a.type.dtype.is_float]
-    seeds = []
-    for i in given:
-        g = gs[i]
-        assert g is not None
-        seeds.append(b.redistribute(g, node.types[i].complete(), "for cond"))
-    bodies = {k: _backward(b, node.attrs[k], given, wanted, differentiate) for k in ("yes", "no")}
-    made = b("cond", *node.args, *seeds, **bodies)
-    out: list[Node | None] = [None] * len(node.args)
-    for k, i in enumerate(wanted):
-        out[i] = b("item", made, index=k)
-    return out
-
-
-def _backward(
-    b: Builder,
-    body: Graph,
-    output_indices: Sequence[int],
-    wanted: Sequence[int],
-    differentiate: Differentiate,
-) -> Graph:
-    """The graph of a branch's gradients: the branch recomputed, then the derivatives of the results
-    `output_indices` by the inputs `wanted`. An input without a gradient gets zeros, as the other
-    branch may have one."""
-    inner = resume(body, b)
-    gs = [inner.input(body.outputs[i].type.complete(), f"g_{i}") for i in output_indices]
-    wrt = [body.inputs[i - 1] for i in wanted]
-    parts = differentiate(
-        inner, [(body.outputs[i], g) for i, g in zip(output_indices, gs, strict=True)], wrt
-    )
-    outs = []
-    for n, part in zip(wrt, parts, strict=True):
-        t = n.type.complete()
-        outs.append(zeros(inner, t) if part is None else inner.redistribute(part, t, "for cond"))
-    whole = inner.graph(outs)
-    return whole.part([*body.inputs, *gs], whole.outputs)
 
 
 # Gradients of slices of one value, concatenated if the slices are adjacent.

@@ -20,9 +20,10 @@ from ..ir.graph.build import Builder
 from ..ir.graph.node import Graph, Node, input_node, reachable
 from ..ir.graph.remat import choose_saved, free_nodes
 from ..ops.cast import cast, narrowed
-from ..ops.control import stacked
+from ..ops.control import in_memory, stacked
 from ..ops.elementwise import add, save_for_backward
 from ..ops.redistribute import all_reduce, reduce_scatter, shard
+from .regions import behind, offloaded
 
 Pairs = Sequence[tuple[Node, Node]]
 Differentiate = Callable[[Builder, Pairs, Sequence[Node]], "list[Node | None]"]
@@ -197,7 +198,8 @@ def _backwards(
         carried.append(
             zeros(inner, g.type) if part is None else inner.redistribute(part, g.type, "for scan")
         )
-    transposed = {i for i, p in partials.items() if i < consts and _is_tall(p)}
+    once = attrs["length"] == 1
+    transposed = {i for i, p in partials.items() if i < consts and _is_tall(p) and not once}
     partials.update({i: _transposed(inner, partials[i]) for i in transposed})
     sums, added = _summed(inner, {i: p for i, p in partials.items() if i < consts})
     per_iteration = [i for i in partials if i >= first_x]
@@ -211,7 +213,7 @@ def _backwards(
     if attrs["policy"] == "save":
         saved = _read_across(whole, outs, late, {*body.inputs[:consts], *body.inputs[first_x:]})
     else:
-        saved = _marked(whole, outs, late, attrs["policy"] == "products")
+        saved = _marked(whole, outs, late, attrs["policy"] in ("products", "offload"))
     needed = reachable(outs, {*saved, *_before(saved)})
     saved += [n for n in body.inputs[consts:first_x] if n in needed]
     kept = {s: input_node(s.type, f"kept{k}") for k, s in enumerate(saved)}
@@ -224,6 +226,7 @@ def _backwards(
     run = node
     if saved:
         forward = whole.part(body.inputs, [*ends, *saved])
+        forward = offloaded(forward, len(ends)) if attrs["policy"] == "offload" else forward
         told = {**attrs, "body": forward}
         if node in b.replaced:
             run = b("scan", *node.args, **told)
@@ -233,14 +236,20 @@ def _backwards(
         zeros(b, n.type) if (given := gs[i]) is None else b.redistribute(given, n.type, "for scan")
         for i, n in g_carry.items()
     ]
+    kept_stacks = [b("item", run, index=len(ends) + k) for k in range(len(saved))]
+    args = [
+        *node.args[:consts], *starts, *(zeros(b, s.type) for s in sums.values()),
+        *node.args[first_x:], *g_stack.values(), *kept_stacks,
+    ]  # fmt: skip
+    if once:
+        last = len(args) - len(kept_stacks)
+        places = {*range(consts, consts + len(starts)), *range(last - len(g_stack), last)}
+        away = range(last, len(args)) if attrs["policy"] == "offload" else ()
+        args = behind(b, backward, args, places, b("item", run, index=0), away)
+        args[last:] = [b(in_memory.name, x, space="device") if away else x for x in args[last:]]
     loop = b(
         "scan",
-        *node.args[:consts],
-        *starts,
-        *(zeros(b, s.type) for s in sums.values()),
-        *node.args[first_x:],
-        *g_stack.values(),
-        *(b("item", run, index=len(ends) + k) for k in range(len(saved))),
+        *args,
         **{
             **attrs,
             "body": backward,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from ..core.errors import UsageError
 from ..ir.graph.node import Graph, Node
 from ..ir.graph.verify import verify
+from ..ir.graph.write_out import written_out
 from ..ir.schedule.build import build_schedule
 from ..ir.schedule.schedule import Schedule
 from ..ir.schedule.verify import verify_schedule
@@ -26,13 +27,17 @@ def plan(graph: Graph) -> Schedule:
 
 
 def prepared(graph: Graph) -> Graph:
-    """`graph` simplified, without axes in time, and with its partial sums completed where that
-    sends the fewest bytes. Raises UsageError if it cannot keep its determinism level."""
+    """`graph` simplified, without axes in time and regions, and with its partial sums completed
+    where that sends the fewest bytes. Raises UsageError if it cannot keep its determinism level."""
     graph = simplify(graph)
     verify(graph, "simplify")
     if any(t.mesh is not None and t.mesh.time for n in graph.nodes for t in n.types):
         graph = simplify(lower_time(graph))
         verify(graph, "lower_time")
+    plain = written_out(graph)
+    if plain is not graph:
+        graph = simplify(plain)
+        verify(graph, "written_out")
     once = complete_once(graph)
     if once is not graph:
         graph = once

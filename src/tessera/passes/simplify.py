@@ -51,14 +51,14 @@ def common_subexpressions(graph: Graph) -> Graph:
         if n.op == "input" or not n.kind.pure:
             return None
         try:
-            return seen.setdefault((n.op, n.args, n.types, _key(n.attrs)), n)
+            return seen.setdefault((n.op, n.args, n.types, attrs_key(n.attrs)), n)
         except TypeError:  # an attribute that cannot be hashed
             return None
 
     return graph.rewrite(again, common_subexpressions)
 
 
-def _key(attrs: Attrs) -> object:
+def attrs_key(attrs: Attrs) -> object:
     # 0.0 and -0.0 compare equal but are different values; their texts differ.
     return tuple([(k, str(v) if type(v) is float else v) for k, v in attrs.items()])
 

@@ -20,9 +20,11 @@ from ..core.options import ProgramOptions, ScheduleOptions
 from ..cost.flops import counted
 from ..ir.graph.node import Graph, Node, Scope, copied, input_node
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from ..ops.control import after, in_memory
 from ..ops.create import full
 from ..ops.redistribute import all_reduce, reduce_scatter
 from ..passes.plan import plan
+from ..passes.simplify import attrs_key
 from .simulate import simulate
 from .timeline import Timeline
 
@@ -172,9 +174,11 @@ class Again:
 
 
 def recomputed(schedule: Schedule) -> Again:
-    """Returns what `schedule` computes again: nodes of a later body (of a loop, or of a pipeline's
-    region) that were recorded in the same visit of a module. Functions without modules show no such
+    """Returns what `schedule` computes again: nodes that an earlier one of the same steps equals
+    (`ts.remat`), and nodes of a later body (of a loop, or of a pipeline's region) that were
+    recorded in the same visit of a module. Bodies of functions without modules show no such
     nodes."""
+    equal = set[Node]()
     first: dict[tuple[str, str, tuple[int, ...]], object] = {}
     own = set[tuple[str, str, tuple[int, ...]]]()  # of loops inside of one visit
     found: dict[Node, tuple[str, str, tuple[int, ...]]] = {}
@@ -196,6 +200,7 @@ def recomputed(schedule: Schedule) -> Again:
                 own.add(key)
 
     def walk(s: Schedule, around: tuple[int, ...]) -> None:
+        equal.update(_equal(s))
         for step in s.steps:
             match step:
                 case Compute():
@@ -210,7 +215,30 @@ def recomputed(schedule: Schedule) -> Again:
                     assert_never(step)
 
     walk(schedule, ())
-    return Again(frozenset(found), frozenset(n for n, key in found.items() if key not in own))
+    layers = {n for n, key in found.items() if key not in own}
+    return Again(frozenset({*found, *equal}), frozenset(layers | equal))
+
+
+def _equal(schedule: Schedule) -> set[Node]:
+    """Returns the nodes of the steps of `schedule`, without bodies, that compute what an earlier
+    one computes, where a value in host memory, or after another, counts as that value."""
+    found, values = set[Node](), dict[object, object]()  # of buffers, of nodes, and of equal nodes
+    for step in schedule.steps:
+        if not isinstance(step, Compute | Collective):
+            continue
+        for n, buffer in zip(step.graph.inputs, step.reads, strict=True):
+            values[n] = values.get(buffer, buffer)
+        for n in step.graph.nodes:
+            args = tuple([values[a] for a in n.args])
+            if n.op in (after.name, in_memory.name):
+                values[n] = args[0]
+            elif n.op != "input":
+                key = (n.op, args, n.types, str(attrs_key(n.attrs))) if n.kind.pure else n
+                values[n] = values.setdefault(key, n)
+                found.update([n] if values[n] is not n else ())
+        for n, buffer in zip(step.graph.outputs, step.writes, strict=True):
+            values[buffer] = values[n]
+    return found
 
 
 def _visits(scope: str) -> tuple[int, ...]:

@@ -21,7 +21,10 @@ from .jax_private import scan_counts, user_line
 # Params that hold the jaxpr of a called function.
 _INLINED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
-_LOOPS = ("scan", "while", "cond", "reduce", "reduce_window", "pallas_call", "custom_linear_solve")
+_WITH_BODIES = (
+    "scan", "while", "cond", "remat2", "reduce", "reduce_window", "pallas_call",
+    "custom_linear_solve",
+)  # fmt: skip
 Types = Sequence[tuple[tuple[int, ...], Any, str]]
 
 
@@ -104,7 +107,7 @@ class _Writer:
         inner = next((params[k] for k in _INLINED if k in params), None)
         if name in _CUSTOM and self.customs:
             return self.custom(e, ins, line)
-        if inner is not None and name not in _LOOPS:
+        if inner is not None and name not in _WITH_BODIES:
             return self.inlined(_closed(inner), ins)
         of_keys = primitive_of_keys(e)
         if of_keys is not None:
@@ -114,6 +117,9 @@ class _Writer:
             params["num_consts"], params["num_carry"] = scan_counts(params)
             params = {k: params[k] for k in ("jaxpr", "length", "reverse", "num_consts",
                                              "num_carry")}  # fmt: skip
+        if name == "remat2":
+            policy = getattr(params["policy"], "__name__", "")
+            params = {"jaxpr": params["jaxpr"], "policy": policy}
         params = {k: self.value(v) for k, v in params.items()}
         return self.add(name, ins, params, len(e.outvars), line)
 

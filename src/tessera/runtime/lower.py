@@ -86,7 +86,7 @@ def run_steps(schedule: Schedule, args: Sequence[Blocks], under: ProgramOptions)
             behind = [e for j in late for e in ends[j][:1]]
             values, _ = lax.optimization_barrier((values, behind))
             if isinstance(step, Collective) and step.nodes[0].attrs.get("again"):
-                values = [Blocks(xp_jax.after(x, behind[0][0]) for x in v) for v in values]
+                values = [Blocks(xp_jax.dependent(x, behind[0][0]) for x in v) for v in values]
         outs = run_step(step, values, interpreter)
         env.update(zip(step.writes, outs, strict=True))
         ends.append(outs)

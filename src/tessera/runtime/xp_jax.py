@@ -211,29 +211,41 @@ def scan(
         made[:] = [of(ys)]
         return carry, jax.tree.map(bits_of, ys)
 
-    if length == 1 and reverse:
-        # The compiler takes one iteration for its body, and would merge a layer that is computed
-        # again for its gradient with the layer itself. The loop of a gradient is in reverse.
-        xs = _behind(xs, carry)
     carry, ys = lax.scan(
         scan_step, carry, jax.tree.map(bits_of, xs), length=length, reverse=reverse
     )
     return carry, jax.tree.map(floats_of, ys, made[0])
 
 
-def _behind(xs: tuple[Array, ...], carry: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Returns `xs` as values that exist only after `carry`."""
-    if not (first := jax.tree.leaves(carry)):
-        return xs
-    late, _ = lax.optimization_barrier((xs, carry))
-    return jax.tree.map(lambda x: after(x, first[0]), late)
+def in_memory(x: Array, space: str) -> Array:
+    """Returns `x` in host memory, or in the device's. A CPU has one memory."""
+    if platform() == "cpu":
+        return x
+    spaces = {"host": jax.memory.Space.Host, "device": jax.memory.Space.Device}
+    return jax.device_put(x, spaces[space])
 
 
-def after(x: Array, first: Array) -> Array:
-    """Returns `x` with a data dependency on `first`. XLA for CPUs drops barriers early, and would
-    merge two equal collectives or layers with one operand."""
+def after(x: Array, first: Array, copied: bool) -> Array:
+    """Returns `x`, which the compiler computes with only after `first`. `copied`: that is in host
+    memory, and one element of it is read."""
+    if not first.size:
+        return x
+    if copied and platform() != "cpu":
+        corner = lax.slice(first, (0,) * first.ndim, (1,) * first.ndim)
+        return _computed_from(x, in_memory(corner, "device"))
+    late, before = lax.optimization_barrier((x, first))
+    return dependent(late, before)
+
+
+def dependent(x: Array, first: Array) -> Array:
+    """Returns `x` with a data dependency on `first` on CPUs: XLA drops barriers early there, and
+    would merge two equal collectives or layers with one operand."""
     if platform() != "cpu" or not first.size:
         return x
+    return _computed_from(x, first)
+
+
+def _computed_from(x: Array, first: Array) -> Array:
     bits = lax.bitcast_convert_type(first.ravel()[0].astype(jnp.float32), jnp.int32)
     never = (bits * bits) & 3 == 2  # no square is 2 mod 4, which the compiler does not know
     return jnp.where(never, jnp.zeros_like(x), x)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -27,6 +27,7 @@ from rich.text import Text
 
 from ..core.checks import mapping, unfit
 from ..core.declared import Function, Given, NonNegative
+from ..core.devices import platform
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.public import checked
@@ -40,7 +41,9 @@ from ..lang.record.operands import type_like
 from ..lang.record.tree import flatten
 from ..lang.value.host_data import is_array
 from ..lang.value.tensor import Tensor
+from ..ops.control import after, in_memory
 from ..passes.plan import prepared
+from ..passes.regions import all_kept
 from .mesh_picture import render_mesh
 
 MOST_WEIGHTS, MOST_ROWS = 24, 10
@@ -151,7 +154,7 @@ def render_plan(
         Text(),
         _traffic_table(program),
         Text(),
-        Text(_flops_text(program, mesh, model_flops)),
+        Text(_flops_text(program, mesh, model_flops) + _again_text(program)),
     )
 
 
@@ -207,6 +210,32 @@ def planned_memory(program: Graph | Schedule, held: Mapping[str, Any]) -> Memory
     """The peak of one run of `program`; `held` is as in `render_plan`. Gradients count where the
     program computes them, all other trees as its arguments."""
     return memory_plan(program, *_kinds(held))
+
+
+class Recomputation(NamedTuple):
+    """The cost of `ts.remat` in one step, on one device.
+
+    `temporary` and `flops` are those of the step, `temporary_kept` and `flops_kept` those that it
+    would have if all values were kept in the device's memory, in bytes and FLOPs; `on_host` are the
+    bytes that it keeps in the memory of the host. A CPU has one memory, which `temporary` counts.
+    """
+
+    temporary: int
+    temporary_kept: int
+    flops: int
+    flops_kept: int
+    on_host: int
+
+
+def recomputation(program: Graph, on: str | None = None) -> Recomputation:
+    """The savings and the cost of the calls of `ts.remat` in `program`, a graph from `planned`.
+    `on` is the kind of device, as in `memory_plan`."""
+    kept = all_kept(need_graph("recomputation", program))
+    nodes = () if (on or platform()) == "cpu" else program.nodes
+    host = (n for n in nodes if n.op == in_memory.name and n.attrs["space"] == "host")
+    size, size_kept = (memory_plan(g, on=on).temporary for g in (program, kept))
+    on_host = sum(n.type.local_bytes for n in host)
+    return Recomputation(size, size_kept, device_flops(program), device_flops(kept), on_host)
 
 
 def planned_stages(program: Graph | Schedule, held: Mapping[str, Any]) -> list[MemoryPlan]:
@@ -278,6 +307,18 @@ def _flops_text(program: Graph | Schedule, mesh: Mesh, model_flops: float | None
     if model_flops is not None:
         text += f"; the model's own products are {flops_text(model_flops)}"
     return text
+
+
+def _again_text(program: Graph | Schedule) -> str:
+    """A line about `ts.remat`, if the program has calls of it."""
+    if isinstance(program, Schedule) or not any(n.op == after.name for n in program.nodes):
+        return ""
+    r = recomputation(program)
+    away = f", {size_text(r.on_host)} are in host memory" if r.on_host else ""
+    return (
+        f"\nrecomputation: temporaries {size_text(r.temporary)} instead of "
+        f"{size_text(r.temporary_kept)}{away}; {flops_text(r.flops - r.flops_kept)} more"
+    )
 
 
 def flops_text(n: float) -> str:

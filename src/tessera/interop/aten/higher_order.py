@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...core.dtypes import bf16
+from ...lang.autodiff.branches import cond
+from ...lang.autodiff.regions import chosen, region
 from ...lang.autodiff.scan import scan
 from ...lang.autodiff.while_loop import while_loop
-from ...lang.math import functions as F
 from ...lang.math.elementwise import stop_gradient
 from ...lang.record.contexts import autocast
 from ...lang.record.operands import as_tensor
@@ -37,18 +38,14 @@ def _with_autocast(
 
 @rule("tag_activation_checkpoint", "wrap_activation_checkpoint")
 def _checkpoint(body: Body, *args: Any, **options: Any) -> list[Any]:
-    """The plan of memory decides what is computed again."""
-    return body(args)
+    """A region that the gradient computes again, as PyTorch does."""
+    return list(region("checkpoint", lambda: body(args), *chosen("checkpoint", "nothing")))
 
 
 @rule("cond")
-def _cond(chosen: Any, then: Body, other: Body, operands: Sequence[Any] = ()) -> list[Any]:
-    """Both sides are computed, if which one counts is a value of the program."""
-    if not isinstance(chosen, Tensor):
-        return (then if chosen else other)(operands)
-    pick = chosen.reshape(())
-    pairs = zip(then(operands), other(operands), strict=True)
-    return [a if a is None else F.where(pick, a, b) for a, b in pairs]
+def _cond(which: Any, then: Body, other: Body, operands: Sequence[Any] = ()) -> list[Any]:
+    pick = which.reshape(()) if isinstance(which, Tensor) else bool(which)
+    return list(cond(pick, then, other, list(operands)))
 
 
 @rule("while_loop")

@@ -240,7 +240,8 @@ class Graph:
         return parse, (self.text,)
 
     def collectives(self) -> Iterator[tuple[Node, int]]:
-        """Yields (node, number of runs) for each collective, including those in loops."""
+        """Yields (node, number of runs) for each collective, including those in loops and in both
+        bodies of branches."""
         yield from _collectives(self.nodes, 1)
 
     @property
@@ -343,6 +344,9 @@ def _collectives(nodes: Iterable[Node], times: int) -> Iterator[tuple[Node, int]
             yield n, times
         elif n.op == "scan":
             yield from _collectives(n.attrs["body"].nodes, times * iterations(n.attrs["length"]))
+        elif n.op == "cond":  # both branches, of which one runs
+            for branch in ("yes", "no"):
+                yield from _collectives(n.attrs[branch].nodes, times)
 
 
 def reachable(outputs: Iterable[Node], stop: Container[Node] = ()) -> set[Node]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from ...core.options import ScheduleOptions
 from ..graph.node import Graph, Node, input_node, scope_prefixes
 from ..graph.remat import is_free
+from ..graph.write_out import written_out
 from .order import ordered
 from .schedule import Collective, Compute, Loop, Region, Schedule, Step
 
@@ -64,7 +65,7 @@ def with_regions(s: Schedule) -> Schedule:
         if not isinstance(x, Compute) or not any(True for _ in x.graph.collectives()):
             return x
         if x.graph not in bodies:
-            bodies[x.graph] = build_schedule(x.graph)
+            bodies[x.graph] = build_schedule(written_out(x.graph))
         body = bodies[x.graph]
         return Region(x.reads, x.writes, body, stage=x.stage, after=x.after, note=x.note)
 

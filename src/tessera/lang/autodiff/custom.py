@@ -37,7 +37,7 @@ from ..value.eager import history_entry
 from ..value.host_data import is_array
 from ..value.tensor import Tensor
 from .grad import grad, grad_holding, held_constant, separate
-from .scan import _body
+from .iteration import body_of
 from .tape import stop_gradient
 
 P = ParamSpec("P")
@@ -92,16 +92,16 @@ def custom_gradient(
                 f"custom_gradient: the backward function of {name} draws random numbers",
                 fix="draw them in the function itself",
             )
-        body, extras = _body(r, [r.node(g) for g in gs], gradients)
+        body, extras = body_of(r, [r.node(g) for g in gs], gradients)
         if not pairs:
             return unflatten(spec, [F.stop_gradient(t) for t in outs])  # type: ignore[no-any-return]
         inputs = [*outs, *(x for x, _ in pairs), *extras]
-        return unflatten(spec, _passed(inputs, {"values": len(outs), "backward": body}))  # type: ignore[no-any-return]
+        return unflatten(spec, passed(inputs, {"values": len(outs), "backward": body}))  # type: ignore[no-any-return]
 
     return run
 
 
-def _passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+def passed(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """Returns the values as results of `custom`. Outside a recording they need no program: they are
     the same arrays, with another history."""
     values = attrs["values"]

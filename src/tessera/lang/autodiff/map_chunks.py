@@ -23,7 +23,7 @@ from ..record.recorder import Recorder, current, recording
 from ..record.tree import flatten, tree_map
 from ..value.checks import asked_function
 from ..value.tensor import Tensor
-from .scan import Iteration, Policy, finished, length_of, settled
+from .iteration import Iteration, Policy, finished, length_of, settled
 
 R = TypeVar("R")
 NOTHING = flatten(())[1]

@@ -1,300 +1,232 @@
-"""Loops inside a program: `scan` over a leading dim, on which `map_chunks` is built.
+"""Loops over the leading dim of tensors, and over numbers: `scan` and `fori_loop`.
 
 A loop's body is recorded once. Its gradient is a second loop; `policy` chooses the values that the
-first loop stores for it (passes/loops.py). Random numbers in a body are those of the same
-iterations written out.
+first loop stores for it (passes/loops.py).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 
-from ...core.declared import Flag, OneOf
+from ...core.checks import whole
+from ...core.declared import Flag
+from ...core.dtypes import int32
 from ...core.errors import ShapeError, UsageError
-from ...core.layout import TensorType, dim_axes, without
-from ...ir.graph.node import Graph, Node, input_node
-from ...ops.cast import cast as to
-from ...ops.elementwise import add
-from ...ops.redistribute import NAMES, all_reduce
-from ..math.functions import relayout, reshape
-from ..math.random import keys
-from ..record.operands import as_tensor, cast, emit, emit_many
-from ..record.recorder import Recorder, current, recording, symbolic
-from ..record.tree import Spec, fitted, flatten, unflatten
+from ...core.layout import dim_axes, without
+from ...core.value_checks import is_whole
+from ..math.functions import arange, concat, relayout, reshape, stack
+from ..math.shape import sliced
+from ..record.operands import as_tensor, emit_many
+from ..record.recorder import current
+from ..record.tree import Spec, flatten, tree_map, unflatten
 from ..value.checks import asked_function
-from ..value.eager import current_trace
-from ..value.host_outputs import each_iteration
 from ..value.tensor import Tensor
-
-Policy = Annotated[str, OneOf("save", "recompute", "products", "together")]
+from .iteration import Call, Policy, called, finished, length_of, settled, tensors
+from .regions import region
+from .while_loop import while_loop
 
 
 def scan(
     body: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
-    xs: Any,
+    xs: Any = None,
     *,
+    length: int | None = None,
     reverse: Flag = False,
     policy: Policy = "save",
+    unroll: int | bool = 1,
     name: str = "scan",
 ) -> tuple[Any, Any]:
     """Runs `carry, y = body(carry, x)` for each slice x of `xs` along dim 0, as `jax.lax.scan`.
 
     Returns (the last carry, the ys stacked along a new dim 0). `carry`, `xs` and `y` are trees of
-    tensors. The carry keeps one structure, up to the order of dict keys; the body may use tensors
-    from outside. `policy` chooses the values that the forward loop stores for the backward pass:
+    tensors; without `xs` there are `length` iterations, whose x is None. The carry keeps one
+    structure, up to the order of dict keys; the body may use tensors from outside. `unroll`
+    iterations are written out in each turn of the loop; with True all are, without a loop (random
+    numbers stay the same, except in reverse). `policy` chooses the values that the forward loop
+    stores for the backward pass:
 
     - "save": those that the gradient reads, or the fewest bytes from which they follow elementwise.
     - "recompute": only the carries; the body is computed again.
     - "products": the carries and the results of matrix products and of inner loops.
     - "together": none; the gradient of a scalar carry is computed in the forward loop.
 
-    Raises UsageError if `policy` is unknown or the body does not return a pair; ShapeError if the
-    tensors of `xs` differ in length, or the carry changes its shape, dtype or structure.
+    Raises UsageError if `policy` is unknown, `unroll` is no number of iterations or the body does
+    not return a pair; ShapeError if the tensors of `xs` differ in length or from `length`, or the
+    carry changes its shape, dtype or structure.
     """
     body = asked_function("scan", "the body", body)
     start, carry_spec = tensors(carry)
     rows, xs_spec = flatten(xs)
     rows = [_unsplit_first(as_tensor(t)) for t in rows]
-    length = length_of("scan", rows)
+    count = _length(rows, length)
+    block = unroll_of("scan", unroll, count)
 
     def call(c: Sequence[Tensor], x: Sequence[Tensor]) -> Any:
         return body(unflatten(carry_spec, c), unflatten(xs_spec, x))
 
-    iteration = settled(name, call, carry_spec, start, rows)
-    ends, ys = finished(iteration, start, rows, length, reverse, policy)
+    if block > 1:
+        run = partial(
+            _Blocks(call, carry_spec, block, reverse, policy, name).run, start, rows, count
+        )
+        # At once it is one program, whose random numbers are those of a loop.
+        ends, ys = region(name, run, "save") if current() is None else run()
+    else:
+        iteration = settled(name, call, carry_spec, start, rows)
+        ends, ys = finished(iteration, start, rows, count, reverse, policy)
     return unflatten(carry_spec, ends), ys
 
 
-def finished(
-    iteration: Iteration,
-    start: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    length: int,
-    reverse: bool,
-    policy: str,
-) -> tuple[list[Tensor], Any]:
-    """Returns (the last carry, the stacked ys) of a `scan` with the body `iteration`, and registers
-    its host outputs."""
-    ends, ys, seen = emitted(iteration, start, rows, length, reverse, policy)
-    for output in each_iteration(iteration.recorder.host_outputs, length, reverse, seen):
-        current_trace().show(output.tensors, output.act)
-    return ends, unflatten(iteration.y_spec, ys)
+def unroll_of(name: str, unroll: int | bool, count: int) -> int:
+    """The number of iterations of one turn of a loop of `count` iterations."""
+    if isinstance(unroll, bool):
+        return count if unroll else 1
+    return min(whole(name, "unroll", unroll, 1), max(count, 1))
 
 
-def tensors(tree: Any) -> tuple[list[Tensor], Spec]:
-    """Returns (the leaves of `tree` as tensors, the structure of the tree of tensors)."""
-    leaves, spec = flatten(tree)
-    made = [as_tensor(t) for t in leaves]
-    return made, flatten(unflatten(spec, made))[1]
-
-
-def length_of(name: str, rows: Sequence[Tensor]) -> int:
-    """The common leading length of the tensors. Raises ShapeError if there is none."""
-    if not rows:
-        fix = "give ts.arange(n) as xs for n turns"
-        raise ShapeError(f"{name}: there is no tensor to take turns over", fix=fix)
-    lengths = {t.shape[0] if t.shape else -1 for t in rows}
-    if len(lengths) != 1 or -1 in lengths:
+def _length(rows: Sequence[Tensor], length: int | None) -> int:
+    if length is None:
+        return length_of("scan", rows, "give length=n for n iterations")
+    whole("scan", "length", length, 0)
+    if rows and length_of("scan", rows) != length:
         raise ShapeError(
-            f"{name}: the tensors need one leading length",
+            f"scan: there are other rows than {length}",
             rows=[(f"x{i}", t.type) for i, t in enumerate(rows)],
-            fix="give tensors whose first dims are equal"
-            if any(t.shape for t in rows)
-            else "join what the turns take in one tensor: ts.tensor(numbers), ts.stack(tensors)",
+            fix="leave out length: it is that of xs",
         )
-    return lengths.pop()
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """A recorded loop body: inputs `carry` and `xs`, results `ends` and `ys`."""
-
-    recorder: Recorder
-    carry: list[Tensor]
-    xs: list[Tensor]
-    ends: list[Tensor]
-    ys: list[Tensor]
-    y_spec: Spec
-
-    def carry_types(self, decides: bool) -> list[TensorType]:
-        """The types of the carry after this iteration, before the layout is forced. `decides`: see
-        `settled`."""
-        types = []
-        alike = self.ends[0].type.varying if decides else ()
-        for end, start in zip(self.ends, self.carry, strict=True):
-            last, first = self.recorder.node(end), self.recorder.node(start)
-            t = _natural(last, first)
-            if decides and not (last.op == add.name and first in last.args):
-                t = t.complete()
-            own = (*start.type.varying, *alike)
-            if own and t.mesh is None:
-                t = t.on(start.type.mesh or self.ends[0].type.mesh)
-            types.append(t.with_varying((*t.varying, *own)))
-        return types
-
-
-Call = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
-
-
-def settled(
-    name: str,
-    call: Call,
-    carry_spec: Spec,
-    start: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    decides: bool = False,
-) -> Iteration:
-    """Records the body with the carry layout that the body itself produces: a sum stays partial
-    until after the loop. In a while loop the first carry `decides` whether to go on. All carries
-    then vary over the devices over which it varies; a sum stays partial only if the body does no
-    more than add to it, as the condition may read the carry."""
-    types = [t.type for t in start]
-    for attempt in itertools.count():
-        iteration = _recorded(name, call, carry_spec, types, rows)
-        carry_types = iteration.carry_types(decides)
-        grown = any(a.varying != b.varying for a, b in zip(types, carry_types, strict=True))
-        if carry_types == types or (attempt and not grown):
-            break
-        types = carry_types
-    with recording(iteration.recorder):
-        ends = [relayout(e, c.type) for e, c in zip(iteration.ends, iteration.carry, strict=True)]
-    return replace(iteration, ends=ends)
-
-
-def _recorded(
-    name: str,
-    call: Call,
-    carry_spec: Spec,
-    types: Sequence[TensorType],
-    rows: Sequence[Tensor],
-) -> Iteration:
-    """Records the body with a carry of these `types`. Raises UsageError if it returns no pair,
-    ShapeError if the carry changes."""
-    r = Recorder(name, current())
-    r.draws = []
-    with recording(r):
-        carry = [r.input(t, f"carry{i}") for i, t in enumerate(types)]
-        xs = [r.input(t.type.with_dims(t.type.dims[1:]), f"x{i}") for i, t in enumerate(rows)]
-        results = call(carry, xs)
-        if not isinstance(results, tuple) or len(results) != 2:
-            raise UsageError(
-                f"scan: the body gave a {type(results).__name__}, not a pair",
-                fix="return (carry, y); y may be ()",
-            )
-        (ends, new_spec), (ys, y_spec) = tensors(results[0]), flatten(results[1])
-        ends = fitted(
-            "scan: the carry changes its shape, dtype or structure", ("before", "after"),
-            carry_spec, carry, new_spec, ends, "return a carry like the one that came in",
-        )  # fmt: skip
-    return Iteration(r, carry, xs, ends, ys, y_spec)
-
-
-def emitted(
-    iteration: Iteration,
-    start: Sequence[Tensor],
-    rows: Sequence[Tensor],
-    length: int | None,
-    reverse: bool,
-    policy: str,
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Returns (the last carry, the stacked ys, the stacked host outputs) of a `scan` with the body
-    `iteration`."""
-    r = iteration.recorder
-    draws = r.draws or []
-    host_tensors = r.host_tensors
-    outs = [r.node(t) for t in (*iteration.ends, *map(as_tensor, iteration.ys), *host_tensors)]
-    every = list(rows) if length is None else [*rows, *iteration_keys(length, draws)]
-    graph, consts = _body(r, [r.node(t) for t in (*iteration.carry, *iteration.xs, *draws)], outs)
-    carry = [relayout(t, c.type) for t, c in zip(start, iteration.carry, strict=True)]
-    results = emit_many(
-        "scan",
-        *consts,
-        *carry,
-        *every,
-        body=graph,
-        consts=len(consts),
-        carries=len(carry),
-        length=length,
-        reverse=reverse,
-        policy=policy,
-    )
-    k, stop = len(carry), len(results) - len(host_tensors)
-    return results[:k], results[k:stop], results[stop:]
-
-
-def iteration_keys(length: int, draws: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the stacked keys of all iterations for each key in `draws`: the keys that the same
-    iterations draw with when they are written out."""
-    counts = [t.size // 2 for t in draws]
-    each = sum(counts)
-    if not each:
-        return []
-    every = reshape(keys(length * each), (length, each, 2))
-    made, at = [], 0
-    for t, count in zip(draws, counts, strict=True):
-        starts, stops = (0, at, 0), (length, at + count, 2)
-        part = emit("slice", every, starts=starts, stops=stops, steps=(1, 1, 1))
-        made.append(reshape(part, (length, *t.shape)))
-        at += count
-    return made
-
-
-def _natural(end: Node, start: Node) -> TensorType:
-    """The type that a carry takes on by itself. A sum completed only to be added to the carry is
-    added partial instead, so that a sum over all iterations is completed once, after them."""
-    if end.op == add.name and start in end.args:
-        other = end.args[end.args[0] is start]
-        summed = other.args[0] if other.op == to.name else other
-        first = summed
-        while first.op == all_reduce.name and first.note == "for add":
-            first = first.args[0]
-        if first is not summed and other.type is end.type:
-            return first.type.with_dtype(end.type.dtype)
-    return end.type if all(k == "sum" for _, k in end.type.partial) else end.type.complete()
-
-
-def _body(r: Recorder, inner: list[Node], outs: list[Node]) -> tuple[Graph, list[Tensor]]:
-    """Returns (the body, the tensors from outside that it takes as constants).
-
-    A change of layout or dtype of a constant is the same in every iteration, so it is moved out of
-    the loop.
-    """
-    graph = r.builder.graph(outs)
-    consts = {node: t for t, node in r.captured}
-    moved: dict[Node, Node] = {}
-    for n in graph.nodes:
-        source = moved.get(n.args[0], n.args[0]) if n.op in NAMES or n.op == to.name else None
-        if source in consts:
-            moved[n] = input_node(n.type, f"moved{len(moved)}")
-            consts[moved[n]] = _outside(consts[source], n)
-    body = graph.part([*consts, *inner], graph.outputs, moved)
-    used = {a for n in body.nodes for a in n.args} | set(body.outputs)
-    kept = [n for n in consts if n in used]
-    inputs = (*kept, *inner)
-    nodes = (*inputs, *(n for n in body.nodes if n.op != "input"))
-    return replace(body, nodes=nodes, inputs=inputs), [consts[n] for n in kept]
-
-
-def _outside(t: Tensor, n: Node) -> Tensor:
-    """Applies the change of layout or dtype `n` to the tensor `t`, outside of the loop."""
-    recorder = current()
-    if n.op == to.name:
-        return cast(t, n.type.dtype)
-    if recorder is None:
-        return relayout(t, n.type)
-    recorder.builder.loc = n.loc
-    made = recorder.builder.redistribute(recorder.node(t), n.type, n.note)
-    recorder.builder.loc = None
-    return symbolic(made, recorder)
+    return length
 
 
 def _unsplit_first(t: Tensor) -> Tensor:
     if not t.ndim:
         return t
     d = t.type.dims[0]
-    whole = without(d, dim_axes(d), t.type.sizes)
-    return relayout(t, t.type.with_dims((whole, *t.type.dims[1:])))
+    first = without(d, dim_axes(d), t.type.sizes)
+    return relayout(t, t.type.with_dims((first, *t.type.dims[1:])))
+
+
+class _Blocks:
+    """A loop whose turns have `block` iterations each, written out; what is left over is written
+    out after the loop, or before one in reverse."""
+
+    def __init__(
+        self, call: Call, carry_spec: Spec, block: int, reverse: bool, policy: str, name: str
+    ) -> None:
+        self.call, self.carry_spec, self.block = call, carry_spec, block
+        self.reverse, self.policy, self.name = reverse, policy, name
+        self.y_spec: Spec = None
+
+    def run(
+        self, start: Sequence[Tensor], rows: Sequence[Tensor], count: int
+    ) -> tuple[list[Tensor], Any]:
+        """Returns (the last carry, the stacked ys) of `count` iterations."""
+        turns, left = divmod(count, self.block)
+        if turns == 1:
+            turns, left = 0, count
+        inside = count - left
+        spans = [(0, inside), (inside, count)]
+        carry, found = list(start), dict[int, list[Tensor]]()
+        for first, last in reversed(spans) if self.reverse else spans:
+            if first == last:
+                continue
+            part = [_rows(t, first, last) for t in rows]
+            run = self.looped if first == 0 and turns else self.written
+            carry, found[first] = run(carry, part, last - first)
+        columns = zip(*(found[k] for k in sorted(found)), strict=True)
+        ys = [concat(list(parts), 0) if len(parts) > 1 else parts[0] for parts in columns]
+        return carry, unflatten(self.y_spec, ys)
+
+    def looped(
+        self, carry: list[Tensor], rows: Sequence[Tensor], count: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        turns = count // self.block
+        blocks = [reshape(t, (turns, self.block, *t.shape[1:])) for t in rows]
+
+        def turn(c: Sequence[Tensor], xs: Sequence[Tensor]) -> Any:
+            ends, ys = self.written(c, xs, self.block)
+            return unflatten(self.carry_spec, ends), ys
+
+        iteration = settled(self.name, turn, self.carry_spec, carry, blocks)
+        ends, ys = finished(iteration, carry, blocks, turns, self.reverse, self.policy)
+        return ends, [reshape(t, (count, *t.shape[2:])) for t in ys]
+
+    def written(
+        self, carry: Sequence[Tensor], rows: Sequence[Tensor], count: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns (the carry, the stacked ys) of iterations that are written out."""
+        slices = [emit_many("unstack", t) for t in rows]
+        found: list[list[Tensor]] = [[]] * count
+        now = list(carry)
+        alone = self.policy in ("save", "together")
+        for i in reversed(range(count)) if self.reverse else range(count):
+            xs = [parts[i] for parts in slices]
+
+            def one(c: list[Tensor] = now, xs: list[Tensor] = xs) -> Any:
+                ends, ys, self.y_spec = called(self.call, self.carry_spec, c, xs)
+                return ends, [as_tensor(y) for y in ys]
+
+            now, found[i] = one() if alone else region(self.name, one, self.policy)
+        return now, [stack(list(column)) for column in zip(*found, strict=True)]
+
+
+def _rows(t: Tensor, first: int, last: int) -> Tensor:
+    return t if last - first == t.shape[0] else sliced(t, {0: (first, last, 1)})
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body: Callable[[Any, Any], Any],
+    init: Any,
+    *,
+    unroll: int | bool = 1,
+    policy: Policy = "save",
+) -> Any:
+    """Runs `value = body(i, value)` from `init` on for i from `lower` to `upper` - 1, as
+    `jax.lax.fori_loop`.
+
+    `init` and the results of `body` are trees of tensors of one structure, with the same shapes and
+    dtypes; i is an int32 tensor. If both bounds are Python integers, the loop is a `ts.scan`, with
+    its gradient, `policy` and `unroll`. If one is a tensor it is a `ts.while_loop`, which has no
+    gradient.
+
+    Raises UsageError if `body` is no function, or `policy` or `unroll` are given where the number
+    of iterations is not known; ShapeError if `body` changes a shape, a dtype or the structure, or a
+    bound is not one integer.
+
+    >>> import tessera as ts
+    >>> ts.fori_loop(0, 5, lambda i, v: v * 2 + i, ts.tensor(1)).item()
+    58
+    """
+    body = asked_function("fori_loop", "the body", body)
+    if is_whole(lower) and is_whole(upper):
+        count = upper - lower
+        if count <= 0:
+            return tree_map(as_tensor, init)
+        steps = arange(lower, upper, dtype=int32)
+        return scan(
+            lambda v, i: (body(i, v), ()), init, steps, policy=policy, unroll=unroll,
+            name="fori_loop",
+        )[0]  # fmt: skip
+    if policy != "save" or (unroll is not False and unroll != 1):
+        raise UsageError(
+            "fori_loop: `policy` and `unroll` need a known number of iterations",
+            bounds=f"{lower}, {upper}",
+            fix="leave them out, or give Python integers as bounds",
+        )
+    first, last = (_bound(x) for x in (lower, upper))
+    value = tree_map(as_tensor, init)
+    return while_loop(lambda v: v[0] < last, lambda v: (v[0] + 1, body(*v)), (first, value))[1]
+
+
+def _bound(x: Any) -> Tensor:
+    t = as_tensor(x)
+    if not t.dtype.is_int or t.shape:
+        raise ShapeError(
+            "fori_loop: a bound is not one integer",
+            bound=t.type,
+            fix="give one, such as x.argmax()",
+        )
+    return t.to(int32)

@@ -30,9 +30,7 @@ from ..value.checks import asked_function
 from ..value.host_data import is_array
 from ..value.tensor import Tensor
 from .scan import scan
-
-Rows = tuple[Tensor, bool]
-"""A value, and whether it has a leading dim of rows."""
+from .vmap_bodies import Rows, of_rows
 
 
 def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callable[..., Any]:
@@ -133,7 +131,7 @@ def _of_rows(
     rows = _count(leaves_in)
     around = current()
     r = Recorder(f"vmap_{getattr(fn, '__name__', 'function')}", around)
-    r.draws = []
+    r.draws, r.of_row = [], True
     inputs: list[Tensor] = []
     with recording(r):
         leaves = []
@@ -175,6 +173,13 @@ def _applied(graph: Graph, values_of: dict[Node, list[Rows]], rows: int) -> None
                 values_of[n] = _of_node(n, [values_of[a] for a in n.args], rows, local)
 
 
+def _of_graph(graph: Graph, given: Sequence[Rows], rows: int) -> list[Rows]:
+    """The results of `graph`, the body of a loop or branch, for all rows."""
+    values_of = {n: [x] for n, x in zip(graph.inputs, given, strict=True)}
+    _applied(graph, values_of, rows)
+    return [values_of[n][0] for n in graph.outputs]
+
+
 def _of_node(n: Node, arg_values: list[list[Rows]], rows: int, local: bool) -> list[Rows]:
     if n.op == item.name:
         return [arg_values[0][n.attrs["index"]]]
@@ -182,7 +187,8 @@ def _of_node(n: Node, arg_values: list[list[Rows]], rows: int, local: bool) -> l
     if n.op in NAMES or n.op == reinterpret.name:
         return [_laid(n, *args[0])] if local else args
     if any(has for _, has in args):
-        return [(t, True) for t in _node_of_rows(n, args, rows)]
+        found = of_rows(n, args, rows, lambda graph, given: _of_graph(graph, given, rows))
+        return found or [(t, True) for t in _node_of_rows(n, args, rows)]
     return [(t, False) for t in emit_many(n.op, *(t for t, _ in args), **n.attrs)]
 
 

@@ -1,6 +1,6 @@
 """`while_loop`: a loop whose number of iterations depends on its values.
 
-It is a loop of lang/autodiff/scan.py that carries its condition beside the user's values, and
+It is a loop of lang/autodiff/iteration.py that carries its condition beside the user's values, and
 stacks nothing.
 """
 
@@ -16,7 +16,7 @@ from ..record.operands import as_tensor
 from ..record.tree import Spec, fitted, flatten, unflatten
 from ..value.checks import asked_function
 from ..value.tensor import Tensor
-from .scan import emitted, settled, tensors
+from .iteration import emitted, settled, tensors
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:

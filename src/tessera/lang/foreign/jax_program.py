@@ -49,9 +49,8 @@ def from_jax_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     and of the shapes and dtypes of tensors; its operations become ops, so that the function has
     gradients, is recorded by `ts.jit`, and takes tensors in any layout, which the results follow. A
     gradient rule of `jax.custom_vjp` or `jax.custom_jvp` is kept. A random key is its data, u32
-    [2], and draws the numbers of JAX. All branches of `cond` are computed; shardings, and hints to
-    recompute, are left out; 64-bit dtypes become those of 32 bits. Raises UsageError if `fn` fails
-    for these arguments or has an operation without a rule.
+    [2], and draws the numbers of JAX. Shardings are left out; 64-bit dtypes become those of 32
+    bits. Raises UsageError if `fn` fails for these arguments or has an operation without a rule.
     """
     fn = asked_function("from_jax_function", "the function", fn)
     traced = Traced("from_jax_function", fn)

@@ -1,4 +1,4 @@
-"""Rules for JAX's loops, branches, functions with their own gradients, and random bits.
+"""Rules for JAX's loops, branches, recomputation, own gradients, and random bits.
 
 The shards that a program asks of its loops and branches are those that their ops give.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..autodiff.branches import cond, switch
 from ..autodiff.custom import custom_gradient
+from ..autodiff.regions import chosen, region
 from ..autodiff.scan import scan
 from ..autodiff.while_loop import while_loop
 from ..math import functions as F
 from ..record.operands import scalar
 from ..value.tensor import Tensor
 from .jax_rules import rule, tensor
-from .jax_rules_elementwise import select
 
 Body = Callable[[list[Any]], list[Any]]
 
@@ -52,11 +53,27 @@ def _while(
 
 @rule("cond")
 def _branches(which: Tensor, *args: Tensor, branches: Any, **_: Any) -> list[Tensor]:
-    """All branches are computed, and one is selected: a branch may need all devices."""
-    if which.dtype.kind != "bool":
-        which = F.clip(which, 0, len(branches) - 1)
-    every = [list(map(tensor, branch(list(args)))) for branch in branches]
-    return [select(which, *row) for row in zip(*every, strict=True)]
+    calls = [lambda *xs, b=branch: list(map(tensor, b(list(xs)))) for branch in branches]
+    if which.dtype.kind == "bool":
+        return cond(which, calls[1], calls[0], *args)  # type: ignore[no-any-return]
+    return switch(which, calls, *args)  # type: ignore[no-any-return]
+
+
+@rule("remat2")
+def _again(*args: Tensor, jaxpr: Body, policy: str) -> list[Tensor]:
+    how = chosen("checkpoint", _POLICIES.get(policy, "nothing"))
+    out: list[Tensor] = region("checkpoint", lambda: list(map(tensor, jaxpr(list(args)))), *how)
+    return out
+
+
+# By the names of JAX's functions; one of a user gets equations of JAX, so it is left out.
+_POLICIES = {
+    "everything_saveable": "everything",
+    "dots_saveable": "dots",
+    "checkpoint_dots": "dots",
+    "dots_with_no_batch_dims_saveable": "dots",
+    "checkpoint_dots_with_no_batch_dims": "dots",
+}
 
 
 @rule("custom_gradient")

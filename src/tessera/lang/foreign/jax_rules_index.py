@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.dtypes import beyond, bool_, f32, int32, uint8
+from ...core.dtypes import beyond, int32
 from ..math import functions as F
+from ..math.scatter import Combine, rows_at, written
 from ..math.shape import sliced
-from ..record.operands import emit, scalar
+from ..record.operands import scalar
 from ..value.tensor import Tensor
 from .jax_rules import inverse, permuted, reshaped, rule
 
@@ -84,15 +85,6 @@ def _places(
     return (out if out.shape == whole else F.broadcast_to(out, whole)), inside
 
 
-def _rows(x: Tensor, at: Tensor, nb: int) -> Tensor:
-    """The rows of x [*batch, places, *rest] at [*batch, *ids]: [*batch, *ids, *rest]."""
-    if not nb:
-        return F.take_or_zero(x, at, 0)
-    tail = x.shape[nb + 1 :]
-    line = reshaped(at, (*at.shape[:nb], math.prod(at.shape[nb:]), *(1,) * len(tail)))
-    return reshaped(F.gather_or_zero(x, line, nb), (*at.shape, *tail))
-
-
 @rule("gather")
 def _gather(
     x: Tensor, ids: Tensor, dimension_numbers: Any, slice_sizes: Any, mode: Any = None,
@@ -102,7 +94,7 @@ def _gather(
     drops = getattr(mode, "name", "") == "FILL_OR_DROP"
     dims = _dims(x.shape, slice_sizes, n.start_index_map, n.operand_batching_dims)
     at, inside = _places(ids, n.start_indices_batching_dims, x.shape, dims, drops)
-    out = _rows(dims.flat(x), at, len(dims.batch))
+    out = rows_at(dims.flat(x), at, len(dims.batch))
     if inside is not None:
         fill = beyond(x.dtype) if fill_value is None else fill_value
         ones = (1,) * (out.ndim - inside.ndim)
@@ -121,9 +113,6 @@ def _gather(
 
 
 # -- scatter --------------------------------------------------------------------------------------
-Combine = Callable[[Tensor, Tensor], Tensor]
-
-
 def _scatter(combine: Combine | None) -> Callable[..., Tensor]:
     """A rule that writes each update, or what `combine` makes of it and what is there."""
 
@@ -131,9 +120,6 @@ def _scatter(combine: Combine | None) -> Callable[..., Tensor]:
         x: Tensor, ids: Tensor, updates: Tensor, dimension_numbers: Any, mode: Any = None,
         unique_indices: bool = False, **_: Any,
     ) -> Tensor:  # fmt: skip
-        if x.dtype is bool_:
-            args = (x.to(uint8), ids, updates.to(uint8), dimension_numbers, mode, unique_indices)
-            return run(*args) != 0
         n = dimension_numbers
         batch, ids_batch = n.operand_batching_dims, n.scatter_indices_batching_dims
         own = [d for d in range(x.ndim) if d not in (*n.inserted_window_dims, *batch)]
@@ -153,63 +139,10 @@ def _scatter(combine: Combine | None) -> Callable[..., Tensor]:
         tail = [window_of[d] for d in (*dims.places, *dims.rest) if d in window_of]
         rows = permuted(updates, [*(lead[i] for i in (*ids_batch, *others)), *tail])
         rows = reshaped(rows, (*at.shape, *(x.shape[d] for d in dims.rest)))
-        done = _written(dims.flat(x), at, rows, len(dims.batch), combine, unique_indices)
+        done = written(dims.flat(x), at, rows, len(dims.batch), combine, unique_indices)
         return dims.unflat(done, x.shape)
 
     return run
-
-
-def _put(at: Tensor, rows: Tensor, nb: int, size: int) -> Tensor:
-    """Zeros with `rows` [*batch, *ids, *rest] added at [*batch, *ids]; a place of -1 is left
-    out."""
-    if not nb:
-        return emit("put", at, rows, dim=0, into=str(size))
-    return emit("put_along", at, rows, dim=nb, into=str(size))
-
-
-def _written(
-    x: Tensor, at: Tensor, rows: Tensor, nb: int, combine: Combine | None, unique: bool
-) -> Tensor:
-    """x [*batch, places, *rest] with `rows` written at the places `at`."""
-    count, size = math.prod(at.shape[nb:]), x.shape[nb]
-    if not count:
-        return x
-    tail = rows.shape[at.ndim :]
-    line = (*at.shape[:nb], count)
-    if nb or combine is not operator.add:
-        at, rows = reshaped(at, line), reshaped(rows, (*line, *tail))
-    if combine is not operator.add and not unique and count > 1:
-        at, rows = _one_each(at, rows, nb, combine)
-
-    def wide(ids: Tensor) -> Tensor:
-        return reshaped(ids, (*line, *(1,) * len(tail))) if nb else ids
-
-    if combine is operator.add:
-        return x + _put(wide(at), rows, nb, size)
-    ones = F.full((*line, *(1,) * len(tail)), 1.0, f32)
-    hit = _put(wide(at), ones, nb, size) > 0
-    new = _put(wide(at), rows, nb, size)
-    return F.where(hit, new if combine is None else combine(x, new), x)
-
-
-def _one_each(at: Tensor, rows: Tensor, nb: int, combine: Combine | None) -> tuple[Tensor, Tensor]:
-    """(Places [*batch, ids], rows) with one row for each place: the last one, or all of them
-    combined; -1 for others. The places are sorted; equal neighbours join, 1, 2, 4, ... apart."""
-    order = F.argsort(at, nb)
-    ones = (1,) * (rows.ndim - at.ndim)
-    at = F.gather_or_zero(at, order, nb)
-    rows = _rows(rows, order, nb)
-    count, step = at.shape[nb], 1
-    while combine is not None and step < count:
-        before, after = {nb: (0, count - step, 1)}, {nb: (step, count, 1)}
-        alike = sliced(at, before) == sliced(at, after)
-        both = combine(sliced(rows, before), sliced(rows, after))
-        joined = F.where(reshaped(alike, (*alike.shape, *ones)), both, sliced(rows, after))
-        rows = F.concat([sliced(rows, {nb: (0, step, 1)}), joined], nb)
-        step *= 2
-    last = sliced(at, {nb: (1, count, 1)}) != sliced(at, {nb: (0, count - 1, 1)})
-    end = F.full((*at.shape[:nb], 1), 1, int32) > 0
-    return F.where(F.concat([last, end], nb), at, -1), rows
 
 
 rule("scatter")(_scatter(None))

@@ -15,6 +15,7 @@ from ...core.reshard import gathered
 from ..record.operands import as_tensor, binary, cast, emit
 from ..value.host_data import is_array
 from ..value.tensor import Like, Tensor, method
+from .at import At as At
 from .bitwise import (
     bitcast,
     bitwise_and,
@@ -66,6 +67,7 @@ from .matmul import einsum, matmul
 from .matmul import narrowed as narrowed
 from .matrices import diag, diagonal, eye, tril, triu
 from .rearranging import flatten, pad, repeat_interleave, roll, squeeze, tile, unsqueeze
+from .scatter import nonzero, scatter
 from .shape import (
     Dims,
     along,
@@ -267,17 +269,17 @@ def relayout(x: Tensor, to: TensorType, algorithm: str = "") -> Tensor:
 
 # The public functions: `tessera` exports all of them.
 __all__ = [
-    "abs", "acos", "acosh", "all", "angle", "any", "arange", "argmax", "argmin", "argsort",
-    "asin", "asinh", "atan", "atan2", "atanh", "bitcast", "bitwise_and", "bitwise_left_shift",
+    "abs", "acos", "acosh", "all", "angle", "any", "arange", "argmax", "argmin", "argsort", "asin",
+    "asinh", "atan", "atan2", "atanh", "bitcast", "bitwise_and", "bitwise_left_shift",
     "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_to", "cast",
     "ceil", "clip", "complex", "concat", "conj", "cos", "cosh", "count_nonzero", "cummax",
-    "cummin", "cumprod", "cumsum", "diag", "diagonal", "diff", "einsum", "erf", "erfc",
-    "erfinv", "exp", "expm1", "eye", "flatten", "flip", "floor", "full", "full_like", "gather",
-    "hypot", "imag", "isfinite", "isinf", "isnan", "linspace", "log", "log1p", "logaddexp",
-    "logsumexp", "matmul", "max", "maximum", "mean", "meshgrid", "min", "minimum", "nan_to_num",
-    "one_hot", "ones", "ones_like", "outer", "pad", "permute", "prod", "real",
-    "repeat_interleave", "reshape", "roll", "round", "rsqrt", "save_for_backward",
-    "scatter_add", "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze",
+    "cummin", "cumprod", "cumsum", "diag", "diagonal", "diff", "einsum", "erf", "erfc", "erfinv",
+    "exp", "expm1", "eye", "flatten", "flip", "floor", "full", "full_like", "gather", "hypot",
+    "imag", "isfinite", "isinf", "isnan", "linspace", "log", "log1p", "logaddexp", "logsumexp",
+    "matmul", "max", "maximum", "mean", "meshgrid", "min", "minimum", "nan_to_num", "nonzero",
+    "one_hot", "ones", "ones_like", "outer", "pad", "permute", "prod", "real", "repeat_interleave",
+    "reshape", "roll", "round", "rsqrt", "save_for_backward", "scatter", "scatter_add", "sigmoid",
+    "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze",
     "stack", "std", "straight_through", "sum", "take", "tan", "tanh", "tile", "topk", "tril",
     "triu", "trunc", "unsqueeze", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip

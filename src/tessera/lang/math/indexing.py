@@ -95,13 +95,13 @@ def take(x: Like, ids: Like, dim: int = 0) -> Tensor:
     number of a signed dtype, the highest of an unsigned one). Raises DTypeError if `ids` are not
     integers.
     """
-    d = _last(x, ids, dim, "take", "ids")
+    d = last_dim(x, ids, dim, "take", "ids")
     t, at = as_tensor(x), as_tensor(ids)
     check_ids("take", "id", at, t.shape[d], low=-t.shape[d])
     return emit("take", t, at, dim=d, ids="signed")
 
 
-def _last(x: Like, ids: Like, dim: int, name: str, before: str) -> int:
+def last_dim(x: Like, ids: Like, dim: int, name: str, before: str) -> int:
     """Returns `dim` of `x`, counted from 0. Raises UsageError if the dim is given before the ids,
     which is PyTorch's order."""
     if isinstance(ids, int) and hasattr(dim, "__len__"):
@@ -123,7 +123,7 @@ def gather(x: Like, ids: Like, dim: int = -1) -> Tensor:
     (the first ones of `x` are used). If the host knows the ids, an id outside raises ShapeError; on
     the device its result is that of `take`. Raises DTypeError if `ids` are not integers.
     """
-    d = _last(x, ids, dim, "gather", "ids")
+    d = last_dim(x, ids, dim, "gather", "ids")
     t, at = as_tensor(x), as_tensor(ids)
     integers("gather", "ids", at.type)
     check_ids("gather", "id", at, t.shape[d])
@@ -154,7 +154,7 @@ def scatter_add(x: Like, ids: Like, updates: Like, dim: int = -1) -> Tensor:
     with integers the whole result becomes the lowest number of the dtype (unsigned: the highest).
     Raises ShapeError if the shapes do not match, DTypeError if `ids` are not integers.
     """
-    d = _last(x, ids, dim, "scatter_add", "ids, updates")
+    d = last_dim(x, ids, dim, "scatter_add", "ids, updates")
     t, at, u = as_tensor(x), as_tensor(ids), as_tensor(updates)
     slices = (
         [i for i in range(t.ndim) if u.shape == (*t.shape[:i], at.size, *t.shape[i + 1 :])]

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +37,35 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     known, so a recorded function takes NumPy masks only. Raises ShapeError for ids outside,
     UsageError or DTypeError for keys of a wrong kind.
     """
-    keys = _spelled_out(t, key)
+    keys = spelled_out(t, key)
     if recorder_module.current() is None and _alone(t, keys):
         return _at_numbers(t, keys)
+    p = parsed(t, keys)
+    out = sliced(t, p.rows)
+    for d in p.flips:
+        out = emit("flip", out, dim=d)
+    if len(p.ids) == 1:
+        at, picks = next(iter(p.ids.items()))
+        out = emit("take", out, picks, dim=at, ids="signed")
+    elif p.ids:
+        out = _at_places(out, p.ids, p.separate)
+    return reshape(out, p.shape) if p.shape != out.shape else out
+
+
+class Parsed(NamedTuple):
+    """Keys by dim: (start, stop, step) in `rows`, of which `flips` run backwards, and `ids`, whose
+    dims come first in the result if they are `separate`. `shape` is that of the result."""
+
+    rows: dict[int, tuple[int, int, int]]
+    flips: list[int]
+    ids: dict[int, Tensor]
+    separate: bool
+    shape: tuple[int, ...]
+
+
+def parsed(t: Tensor, keys: list[Any], checks: bool = True) -> Parsed:
+    """`keys`, from `spelled_out`, by dim. Raises ShapeError for numbers outside, and with `checks`
+    for ids outside that the host knows."""
     rows: dict[int, tuple[int, int, int]] = {}
     flips: list[int] = []
     shape: list[int] = []  # of the result; a dim of ids is -1
@@ -54,7 +81,8 @@ def getitem(t: Tensor, key: Any) -> Tensor:
             flips += [d] if backwards else []
             shape.append(len(range(*rows[d])))
         elif isinstance(k, Tensor):
-            check_ids("index", "id", k, n, low=-n)
+            if checks:
+                check_ids("index", "id", k, n, low=-n)
             separate |= bool(ids) and shape[-1] != -1
             ids[d] = k
             if len(ids) == 1:
@@ -63,19 +91,19 @@ def getitem(t: Tensor, key: Any) -> Tensor:
             at = _place(t, k, d)
             rows[d] = (at, at + 1, 1)
         d += 1
-    out = sliced(t, rows)
-    for d in flips:
-        out = emit("flip", out, dim=d)
-    if not ids:
-        return reshape(out, tuple(shape)) if tuple(shape) != out.shape else out
-    if len(ids) == 1:
-        at, picks = next(iter(ids.items()))
-        out = emit("take", out, picks, dim=at, ids="signed")
-    else:
-        out, picks = _at_places(out, ids, separate)
+    try:
+        picks = np.broadcast_shapes(*(k.shape for k in ids.values()))
+    except ValueError:
+        raise ShapeError(
+            "index: the ids do not broadcast together",
+            rows=[(f"ids of dim {d}", k.type) for d, k in ids.items()],
+            fix="give ids of one shape, or of shapes that broadcast",
+        ) from None
     if separate:
         shape = [-1, *(n for n in shape if n != -1)]
-    return reshape(out, tuple(n for s in shape for n in (picks.shape if s == -1 else (s,))))
+    return Parsed(
+        rows, flips, ids, separate, tuple(n for s in shape for n in (picks if s == -1 else (s,)))
+    )
 
 
 def _place(t: Tensor, k: int, dim: int) -> int:
@@ -110,7 +138,7 @@ def _at_numbers(t: Tensor, keys: list[Any]) -> Tensor:
     return t
 
 
-def _spelled_out(t: Tensor, key: Any) -> list[Any]:
+def spelled_out(t: Tensor, key: Any) -> list[Any]:
     """Returns a number, slice, None or tensor of ids for each dim in turn."""
     keys = [_checked_key(t, k) for k in (key if isinstance(key, tuple) else (key,))]
     dots = [i for i, k in enumerate(keys) if k is Ellipsis]
@@ -176,7 +204,8 @@ def _places(t: Tensor, mask: Any, dim: int) -> list[Tensor]:
             raise UsageError(
                 "index: how many elements a mask picks is not known in a recorded function",
                 mask=mask.type,
-                fix="use ts.where(mask, x, 0), which keeps the shape, or index outside of it",
+                fix="give the largest number, x[ts.nonzero(mask, size=n)]; or keep the shape,"
+                " ts.where(mask, x, 0)",
             )
         mask = mask.numpy()
     return [as_tensor(i.astype(np.int32)) for i in np.nonzero(mask)]
@@ -205,15 +234,26 @@ def _range(t: Tensor, k: slice, dim: int) -> tuple[tuple[int, int, int], bool]:
     return (start, start + (count - 1) * step + 1 if step > 1 else start + count, step), False
 
 
-def _at_places(t: Tensor, ids: dict[int, Tensor], separate: bool) -> tuple[Tensor, Tensor]:
-    """Returns (the elements at all `ids` together, the ids combined to one dim)."""
+def _at_places(t: Tensor, ids: dict[int, Tensor], separate: bool) -> Tensor:
+    """Returns the elements at all `ids` together."""
     dims, sizes = [*ids], [t.shape[d] for d in ids]
     if dims == [0, 1] and _each_row(ids[0], sizes[0]) and ids[1].shape in ((), (1,), (sizes[0],)):
         at = broadcast_to(ids[1], (sizes[0],))  # one element per row: split rows need no gather
         at = reshape(at, (sizes[0], *(1,) * (t.ndim - 1)))
-        return emit("take_along", t, at, dim=1, ids="signed"), ids[0]
+        return emit("take_along", t, at, dim=1, ids="signed")
+    flat = flat_ids(sizes, [*ids.values()])
+    other_dims = [d for d in range(t.ndim) if d not in ids]
+    first = 0 if separate else dims[0]
+    t = permute(t, (*other_dims[:first], *dims, *other_dims[first:]))
+    t = reshape(t, (*t.shape[:first], math.prod(sizes), *t.shape[first + len(dims) :]))
+    return emit("take", t, flat, dim=first, ids="exact")
+
+
+def flat_ids(sizes: Sequence[int], ids: Sequence[Tensor]) -> Tensor:
+    """The places of `ids` in dims of these `sizes` as one dim; the number of places for an id that
+    is outside."""
     flat, seen = None, None
-    for n, k in zip(sizes, ids.values(), strict=True):
+    for n, k in zip(sizes, ids, strict=True):
         # As int32 a large id would be negative, and would count from the end.
         k = (k if k.dtype is not uint32 else binary("minimum", k, 2**31 - 1)).to(int32)
         k = emit("where", binary("lt", k, 0), k + n, k)
@@ -221,13 +261,8 @@ def _at_places(t: Tensor, ids: dict[int, Tensor], separate: bool) -> tuple[Tenso
         flat = k if flat is None else flat * n + k
         seen = inside if seen is None else seen * inside
     assert flat is not None and seen is not None
-    count = math.prod(sizes)
-    flat = emit("where", emit("isfinite", seen), flat, scalar(count, int32))  # marks ids outside
-    first = 0 if separate else dims[0]
-    other_dims = [d for d in range(t.ndim) if d not in ids]
-    t = permute(t, (*other_dims[:first], *dims, *other_dims[first:]))
-    t = reshape(t, (*t.shape[:first], count, *t.shape[first + len(dims) :]))
-    return emit("take", t, flat, dim=first, ids="exact"), flat
+    outside = scalar(math.prod(sizes), int32)
+    return emit("where", emit("isfinite", seen), flat, outside)
 
 
 def _each_row(ids: Tensor, rows: int) -> bool:

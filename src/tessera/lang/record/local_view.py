@@ -187,11 +187,31 @@ class View(Frame):
                 StrategyWarning,
                 stacklevel=lines_up(),
             )
+        if recorder.of_row and varying_axes:
+            return self._of_row(recorder, loss, wrt, weights, varying_axes)
         gradients = self.outer.gradients(recorder, loss, wrt, weights, goals)
         for g in gradients:
             over = g.type.partial_axes or summed_over(g)
             self.slopes[g] = {a: a in varying_axes for a in over if a in self.axes}
         return gradients
+
+    def _of_row(
+        self,
+        recorder: Recorder,
+        loss: Node,
+        wrt: Sequence[Node],
+        weights: Sequence[Tensor],
+        axes: Sequence[str],
+    ) -> list[Node]:
+        """The gradients of the loss of one row, which differs along `axes`: each device has those
+        of its own rows, and no sum over devices."""
+        found = self.outer.gradients(recorder, loss, wrt, weights, [None] * len(wrt))
+        b, out = recorder.builder, []
+        for g in found:
+            own = [a for a in g.type.partial_axes if a in axes]
+            g = as_varying(b, g, own) if own else g
+            out.append(b.redistribute(g, g.type.complete(), "for the gradient"))
+        return out
 
     def handed_in(self, recorder: Recorder, x: Tensor) -> Tensor:
         """Returns a device's operand of a collective: its block of `x`, or its term of a gradient

@@ -153,11 +153,13 @@ class Recorder:
         self.open_choices: dict[str, tuple[Any, ...]] = {}  # that it reads, with further values
         self.local: Set[object] = frozenset()  # bodies that are local along their data axes
         self.frame = WHOLE
+        self.of_row = False  # in the function of `vmap`: a gradient is that of one row
         if parent is not None:
             around, b = parent.builder, self.builder
             b.scope, b.slices, b.whole = around.scope, around.slices, around.whole
             b.stages_axis = around.stages_axis
             self.frame, self.compiles = parent.frame, parent.compiles
+            self.of_row = parent.of_row
 
     @property
     def builder(self) -> Builder:

@@ -397,6 +397,11 @@ class Tensor:
             """The same value as a constant: no gradient flows through it (`ts.stop_gradient`)."""
 
         @property
+        def at(self) -> Any:
+            """Places of the tensor for new values: `x.at[key].set(value)`, `add`, `mul`, `max` and
+            `min`, as in JAX."""
+
+        @property
         def data(self) -> Tensor:
             """The value without its history, as from `detach`. For a parameter it can be set."""
 
@@ -458,7 +463,7 @@ class Tensor:
         raise UsageError(
             "a tensor cannot be changed in place",
             tensor=self.type,
-            fix="make a new one: ts.where(mask, value, x), ts.concat, ts.scatter_add",
+            fix="make a new one: x = x.at[key].set(value), or ts.where(mask, value, x)",
         )
 
 

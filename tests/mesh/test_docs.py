@@ -26,7 +26,7 @@ from tests.cases import LONG
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TABLE = re.compile(r"^(\|.*\|)\n\|[-|]+\|\n((?:\|.*\|\n)+)", re.MULTILINE)
+TABLE = re.compile(r"^(\|.*\|)\n\|[-:| ]+\|\n((?:\|.*\|\n)+)", re.MULTILINE)
 RUN_COLUMNS = ("Tessera", "TT-NN")
 FLAGS = doctest.ELLIPSIS
 LINK = re.compile(r"\]\((?!\w+:)([^)#]+)[^)]*\)")
@@ -79,8 +79,12 @@ def run_block(block: Block, space: dict[str, Any], page: str) -> str:
             test, out=out.write, clear_globs=False
         )
         return out.getvalue()
-    with contextlib.redirect_stdout(out):
-        exec(compile(block.code, "example.py", "exec"), space)
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(block.code, "example.py", "exec"), space)
+    except Exception as error:
+        error.add_note(f"{page}:{block.line}: {block.code}")
+        raise
     want, got = block.printed, out.getvalue()
     if want is None or doctest.OutputChecker().check_output(want, got, FLAGS):
         return ""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, cast
 
 from ..core.checks import unfit
-from ..core.context import settings
+from ..core.context import replaced, settings
 from ..core.declared import Count, Flag, OneOf, Probability, Scale
 from ..core.dtypes import f32
 from ..core.errors import ShapeError

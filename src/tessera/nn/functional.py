@@ -105,6 +105,13 @@ def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + as_tensor(bias).to(y.dtype)
 
 
+def logits(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear`, which is bf16 inside `ts.autocast("fp8")`: a loss reads each logit by itself, so
+    their rounding is not averaged."""
+    with replaced(autocast_fp8=False):
+        return linear(x, weight, bias)
+
+
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
     """`x` bounded to -cap and cap, smoothly: `cap * tanh(x / cap)`; unchanged if `cap` is None."""
     return x if cap is None else F.tanh(x * (1.0 / cap)) * cap

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..core.checks import divides, mapping
-from ..core.context import replaced
 from ..core.tensor_checks import ranked
 from ..lang.math import functions as F
 from ..lang.parallel.microbatches import warn_of_microbatches
@@ -314,11 +313,7 @@ class GPT(Module):
         return self.embed.weight.T if self.config.tied else self.head
 
     def _logits(self, x: Tensor) -> Tensor:
-        with replaced(
-            autocast_fp8=False
-        ):  # the loss reads each logit: its rounding is not averaged
-            logits = fn.linear(x, self._head(), self.head_bias)
-        return fn.soft_cap(logits, self.config.logit_cap)
+        return fn.soft_cap(fn.logits(x, self._head(), self.head_bias), self.config.logit_cap)
 
     def _devices(self, where: Tensor) -> int:
         """The number of devices over which `context` splits the sequence, on the mesh of

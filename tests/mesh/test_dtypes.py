@@ -12,6 +12,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist
+from tessera.core.context import replaced
 
 MESH = dist.Mesh.parse("dp=2 tp=4")
 LAYOUTS = ("[8, 8]", "[8@dp, 8@tp]", "[8@tp, 8@dp]", "[8, 8@(dp,tp)]")
@@ -246,7 +247,8 @@ def test_64_bits_in_loops_and_steps() -> None:
     def run(x):
         return ts.scan(lambda c, _: (c + 2.0**-40, ts.sum(c)), x, ts.zeros(3))
 
-    for fn in (ts.jit(run), ts.schedule(executor="stepped")(ts.jit(run))):
-        end, sums = fn(x)
+    for executor in ("fused", "stepped"):
+        with replaced(executor=executor):
+            end, sums = ts.jit(run)(x)
         assert end.numpy()[0, 0] == 1 + 4 * 2.0**-40
         assert sums.dtype is ts.f64 and sums.numpy()[0] == 32 * (1 + 2.0**-40)

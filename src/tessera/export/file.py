@@ -25,7 +25,7 @@ from ..core.layout import TensorType
 from ..core.mesh import Mesh
 from ..core.version import VERSION
 from ..ir.graph.node import Graph
-from ..ir.graph.text import parse, to_text
+from ..ir.graph.text import parse_on, to_text
 from ..ir.graph.verify import verify
 from ..lang.jit.jit import Jit, jit
 from ..lang.jit.taken_out import OneProgram
@@ -195,7 +195,7 @@ def _on_devices(path: Path, text: str, onto: Any) -> Graph:
         plain = mesh.unfolded
         return Mesh(plain.axes, shape=dict(plain.sizes)).fold(onto)
 
-    graph = parse(text, on=placed)
+    graph = parse_on(text, placed)
     verify(graph)
     mesh = graph.mesh
     if onto is not None and mesh is None:

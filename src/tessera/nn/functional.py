@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, cast
 
 from ..core.checks import unfit
-from ..core.context import settings
+from ..core.context import replaced, settings
 from ..core.declared import Count, Flag, OneOf, Probability, Scale
 from ..core.dtypes import f32
 from ..core.errors import ShapeError
@@ -103,6 +103,13 @@ def linear(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight + bias` with x [..., in], weight [in, out] and bias [out]."""
     y = F.matmul(x, weight)
     return y if bias is None else y + as_tensor(bias).to(y.dtype)
+
+
+def logits(x: Like, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear`, which is bf16 inside `ts.autocast("fp8")`: a loss reads each logit by itself, so
+    their rounding is not averaged."""
+    with replaced(autocast_fp8=False):
+        return linear(x, weight, bias)
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:

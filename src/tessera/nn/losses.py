@@ -21,7 +21,7 @@ from ..lang.value.checks import fitting
 from ..lang.value.tensor import Like, Tensor
 from .activations import softplus
 from .block_size import rows_at_once
-from .functional import linear, row_order, rows_of, soft_cap, wide
+from .functional import logits, row_order, rows_of, soft_cap, wide
 
 Reduction = Annotated[str, OneOf("mean", "sum", "none")]
 BatchReduction = Annotated[str, OneOf("mean", "sum", "none", "batchmean")]
@@ -184,7 +184,7 @@ def linear_cross_entropy(
 
     def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
         h, labels, keep = block
-        return total + _nll(soft_cap(linear(h, weight, bias), cap), labels, keep, how), ()
+        return total + _nll(soft_cap(logits(h, weight, bias), cap), labels, keep, how), ()
 
     blocks = tuple(to_blocks(v, most) for v in (flat, y, keep))
     total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")

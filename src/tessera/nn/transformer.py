@@ -313,7 +313,7 @@ class GPT(Module):
         return self.embed.weight.T if self.config.tied else self.head
 
     def _logits(self, x: Tensor) -> Tensor:
-        return fn.soft_cap(fn.linear(x, self._head(), self.head_bias), self.config.logit_cap)
+        return fn.soft_cap(fn.logits(x, self._head(), self.head_bias), self.config.logit_cap)
 
     def _devices(self, where: Tensor) -> int:
         """The number of devices over which `context` splits the sequence, on the mesh of

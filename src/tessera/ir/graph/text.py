@@ -217,13 +217,8 @@ _OPTIONS = re.compile(r'(\s*graph (?:"(?:[^"\\]|\\.)*"|\S+)  v\d+.*?)  options (
 _WORDS: Mapping[str, object] = {"None": None, "True": True, "False": False}
 
 
-def parse(
-    text: str,
-    around: ProgramOptions = PLAIN,
-    on: Callable[[Mesh], Mesh] = lambda mesh: mesh,
-) -> Graph:
-    """The graph whose text is `text`; `around` are the options of the enclosing program. Its mesh
-    is `on(mesh)` of the one in the text: the same logical mesh on other devices.
+def parse(text: str, around: ProgramOptions = PLAIN) -> Graph:
+    """The graph whose text is `text`; `around` are the options of the enclosing program.
 
     Raises GraphError, with the line, if the text is not a graph.
     """
@@ -232,7 +227,13 @@ def parse(
             f"parse: takes a graph's text, not a {type(text).__name__}",
             fix="give graph.text, or what was saved of it",
         )
-    return _Parser(text, around, on).graph()
+    return _Parser(text, around, lambda mesh: mesh).graph()
+
+
+def parse_on(text: str, on: Callable[[Mesh], Mesh]) -> Graph:
+    """`parse`, with the mesh `on(mesh)` for that of the text: the same logical mesh on other
+    devices."""
+    return _Parser(text, PLAIN, on).graph()
 
 
 class _Line:

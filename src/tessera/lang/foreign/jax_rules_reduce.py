@@ -37,7 +37,7 @@ def _bitwise(every: Function, combine: Function) -> Function:
         if not axes:
             return x
         if x.dtype is bool_:
-            return every(x, tuple(axes))  # type: ignore[no-any-return]
+            return every(x, tuple(axes))
         kept = [d for d in range(x.ndim) if d not in axes]
         x = x.permute(*axes, *kept).reshape(-1, *(x.shape[d] for d in kept))
         while (n := x.shape[0]) > 1:
@@ -67,7 +67,7 @@ def reduced(*args: Any, jaxpr: Function, dimensions: Any, **_: Any) -> list[Tens
     rows = [x.permute(*dimensions, *kept).reshape(-1, *shape) for x in xs]
     carry = [F.broadcast_to(s, shape) for s in starts]
     # The function is one of scalars: its ops work on whole tensors too.
-    return scan(lambda c, x: (_like(c, jaxpr([*c, *x])), ()), carry, rows)[0]  # type: ignore[no-any-return]
+    return scan(lambda c, x: (_like(c, jaxpr([*c, *x])), ()), carry, rows)[0]
 
 
 def _like(before: Sequence[Tensor], after: Sequence[Any]) -> list[Tensor]:
@@ -209,7 +209,7 @@ def _reduce_window(
         x = _filled(x, padding, base_dilation, start)
         x, own = _patches(x, window_dimensions, window_strides, window_dilation)
         rows.append(x)
-    return reduced(*rows, *args[half:], jaxpr=jaxpr, dimensions=tuple(own))  # type: ignore[no-any-return]
+    return reduced(*rows, *args[half:], jaxpr=jaxpr, dimensions=tuple(own))
 
 
 @rule("select_and_scatter_add")
@@ -219,7 +219,7 @@ def _spread_to_largest(
     """The gradient of the maximum of windows."""
     how = {"window_dimensions": window_dimensions, "window_strides": window_strides}
     out = vjp(lambda t: largest_of_windows(t, **how, padding=padding), x)[1](source)
-    return out[0]  # type: ignore[no-any-return]
+    return out[0]
 
 
 # -- order ----------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ row("layouts that are none", ts.LayoutError, lambda: ts.distribute(layouts=3))
 
 row("a layout in words", ts.LayoutError, lambda: ts.distribute(layouts={"x": "[8@dp]"}))
 
-row("a strategy that is none", ts.StrategyError, lambda: ts.distribute(strategy="fsdp"))
+row("a strategy that is none", ts.StrategyError, lambda: ts.distribute(strategy="hsdp"))
 
 row("nothing to distribute", ts.UsageError, lambda: ts.distribute(strategy="data_parallel")(3))
 

@@ -2,7 +2,8 @@
 
 The blocks of a page run in order, in one namespace. A block with `>>>` prompts is a doctest. Any
 other block is run as a file `example.py`; if a `text` block follows, the block must print exactly
-that. "..." in an expected output matches anything.
+that. "..." in an expected output matches anything. In a table, each cell of a column headed
+"Tessera" or "TT-NN" is a block too: its code in backticks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tests.cases import LONG
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"^(\|.*\|)\n\|[-:| ]+\|\n((?:\|.*\|\n)+)", re.MULTILINE)
+RUN_COLUMNS = ("Tessera", "TT-NN")
 FLAGS = doctest.ELLIPSIS
 LINK = re.compile(r"\]\((?!\w+:)([^)#]+)[^)]*\)")
 
@@ -38,8 +41,12 @@ class Block:
     printed: str | None
 
 
-def blocks(text: str) -> Iterator[Block]:
+def blocks(text: str) -> list[Block]:
     """The Python blocks of a page, in order."""
+    return sorted([*_fenced(text), *_cells(text)], key=lambda block: block.line)
+
+
+def _fenced(text: str) -> Iterator[Block]:
     fences = list(FENCE.finditer(text))
     for i, fence in enumerate(fences):
         if fence[1] != "python":
@@ -49,6 +56,17 @@ def blocks(text: str) -> Iterator[Block]:
         adjacent = follows and after is not None and not text[fence.end() : after.start()].strip()
         line = text.count("\n", 0, fence.start()) + 2
         yield Block(fence[2], line, after[2] if adjacent and after is not None else None)
+
+
+def _cells(text: str) -> Iterator[Block]:
+    """The code in the columns of tables that are run."""
+    for table in TABLE.finditer(text):
+        heads = [cell.strip() for cell in table[1].split("|")]
+        run = [i for i, head in enumerate(heads) if head in RUN_COLUMNS]
+        first = text.count("\n", 0, table.start(2)) + 1
+        for line, row in enumerate(table[2].splitlines(), first):
+            for i in run:
+                yield Block(row.split("|")[i].strip().strip("`"), line, None)
 
 
 def run_block(block: Block, space: dict[str, Any], page: str) -> str:
@@ -61,8 +79,12 @@ def run_block(block: Block, space: dict[str, Any], page: str) -> str:
             test, out=out.write, clear_globs=False
         )
         return out.getvalue()
-    with contextlib.redirect_stdout(out):
-        exec(compile(block.code, "example.py", "exec"), space)
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(block.code, "example.py", "exec"), space)
+    except Exception as error:
+        error.add_note(f"{page}:{block.line}: {block.code}")
+        raise
     want, got = block.printed, out.getvalue()
     if want is None or doctest.OutputChecker().check_output(want, got, FLAGS):
         return ""
@@ -99,6 +121,14 @@ def test_every_block_runs_and_prints_what_the_page_says(
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_cells_of_tables_are_blocks() -> None:
+    page = "```python\nx = 1\n```\n\n| JAX | Tessera |\n|---|---|\n| `y` | `x = x + 1` |\n"
+    space: dict[str, Any] = {}
+    for block in blocks(page):
+        run_block(block, space, "page.md")
+    assert (space["x"], [block.line for block in blocks(page)]) == (2, [2, 7])
 
 
 def test_a_wrong_output_is_found() -> None:

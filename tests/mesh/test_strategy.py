@@ -35,6 +35,15 @@ def line() -> dist.Mesh:
     return dist.Mesh(("dp",), devices=N)
 
 
+def test_words_of_pytorch_are_the_strategies_of_the_same_layouts(line: dist.Mesh) -> None:
+    assert dist.strategy("fsdp", "x") == dist.strategy("zero_redundancy_optimizer", "x", stage=3)
+    assert dist.strategy("ddp", "x") == dist.strategy("data_parallel", "x")
+    placed = dist.place({"w": dist.tensor((8, 4))}, "fsdp", line)
+    assert placed["w"].layout == "[8@dp, 4]"
+    with pytest.raises(ts.StrategyError, match="'fsdp': stage 2 does not exist"):
+        dist.strategy("fsdp", stage=2)
+
+
 # -- a training step on a mesh of data parallelism ------------------------------------------------
 class Training:
     """A two-layer regression under ZeRO `stage`, with AdamW."""

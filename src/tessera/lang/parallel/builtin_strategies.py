@@ -231,7 +231,7 @@ def _split_by(rule: Rule, t: TensorType) -> str:
 
 KINDS = {
     "data_parallel": "dp", "tensor_parallel": "tp", "zero_redundancy_optimizer": "dp",
-    "expert_parallel": "ep",
+    "expert_parallel": "ep", "fsdp": "dp", "ddp": "dp",
 }  # fmt: skip
 RULES: dict[str, type[ByRules]] = {
     "tensor_parallel": TensorParallel,
@@ -250,10 +250,15 @@ def strategy(
 
     `axis` is by default "dp", for tensor_parallel "tp", for expert_parallel "ep" (which also splits
     the batch). `stage` is that of ZeRO (Rajbhandari et al. 2020): 1 splits optimizer state, 2
-    gradients too (default), 3 weights too. `rules` are for tensor or expert parallelism: pairs
-    (regular expression for a weight's name, dim to split); a third number is the count of equal
-    parts in the dim, each of which is split. Strategies are combined by `+`. Raises StrategyError
-    if `kind`, `stage` or a rule is unknown or not allowed for `kind`.
+    gradients too (default), 3 weights too. "fsdp" is ZeRO at stage 3, "ddp" is data_parallel.
+    `rules` are for tensor or expert parallelism: pairs (regular expression for a weight's name, dim
+    to split); a third number is the count of equal parts in the dim, each of which is split.
+    Strategies are combined by `+`. Raises StrategyError if `kind`, `stage` or a rule is unknown or
+    not allowed for `kind`.
+
+    >>> from tessera import dist
+    >>> dist.strategy("fsdp") == dist.strategy("zero_redundancy_optimizer", stage=3)
+    True
     """
     one_of("strategy", "the kind", kind, KINDS, StrategyError)
     if stage is not None and (kind != "zero_redundancy_optimizer" or stage not in (1, 2, 3)):
@@ -269,7 +274,9 @@ def strategy(
     along = KINDS[kind] if axis is None else axis
     if kind in RULES:
         return RULES[kind](along, *([_checked_rules(rules)] if rules is not None else []))
-    return DataParallel(along) if kind == "data_parallel" else ZeroRedundancy(along, stage or 2)
+    if kind in ("data_parallel", "ddp"):
+        return DataParallel(along)
+    return ZeroRedundancy(along, 3 if kind == "fsdp" else stage or 2)
 
 
 NAMED.update({kind: partial(strategy, kind) for kind in KINDS})

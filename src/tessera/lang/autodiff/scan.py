@@ -182,7 +182,7 @@ def _rows(t: Tensor, first: int, last: int) -> Tensor:
 def fori_loop(
     lower: Any,
     upper: Any,
-    body: Callable[[Any, C], C],
+    body: Callable[[Tensor, C], C],
     init: C,
     *,
     unroll: int | bool = 1,

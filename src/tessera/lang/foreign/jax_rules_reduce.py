@@ -37,7 +37,7 @@ def _bitwise(every: Function, combine: Function) -> Function:
         if not axes:
             return x
         if x.dtype is bool_:
-            return every(x, tuple(axes))
+            return every(x, tuple(axes))  # type: ignore[no-any-return]
         kept = [d for d in range(x.ndim) if d not in axes]
         x = x.permute(*axes, *kept).reshape(-1, *(x.shape[d] for d in kept))
         while (n := x.shape[0]) > 1:
@@ -209,7 +209,7 @@ def _reduce_window(
         x = _filled(x, padding, base_dilation, start)
         x, own = _patches(x, window_dimensions, window_strides, window_dilation)
         rows.append(x)
-    return reduced(*rows, *args[half:], jaxpr=jaxpr, dimensions=tuple(own))
+    return reduced(*rows, *args[half:], jaxpr=jaxpr, dimensions=tuple(own))  # type: ignore[no-any-return]
 
 
 @rule("select_and_scatter_add")
@@ -219,7 +219,7 @@ def _spread_to_largest(
     """The gradient of the maximum of windows."""
     how = {"window_dimensions": window_dimensions, "window_strides": window_strides}
     out = vjp(lambda t: largest_of_windows(t, **how, padding=padding), x)[1](source)
-    return out[0]
+    return out[0]  # type: ignore[no-any-return]
 
 
 # -- order ----------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def programs(
             return F.any(_goes_on(carry[0], given, until) & fits(carry[0]))
 
         with _inference(model):
-            return while_loop(some, one_token, (state, cache))  # type: ignore[no-any-return]
+            return while_loop(some, one_token, (state, cache))
 
     def whole(model: Any, state: State, given: Given, until: Tensor) -> State:
         def one_token(state: State) -> State:

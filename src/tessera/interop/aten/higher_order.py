@@ -57,7 +57,8 @@ def _while(
     def condition(values: Sequence[Any]) -> Any:
         return goes_on([*values, *more])[0].reshape(())
 
-    return list(while_loop(condition, lambda values: body([*values, *more]), start))
+    end: Sequence[Any] = while_loop(condition, lambda values: body([*values, *more]), start)
+    return list(end)
 
 
 @rule("scan")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from ...core.checks import shown, unfit, whole
 from ...core.context import replaced, settings
@@ -36,12 +36,14 @@ from ..value.checks import asked_function, bound, signature_of
 from ..value.eager import history_entry
 from ..value.host_data import is_array
 from ..value.tensor import Tensor
-from .grad import grad, grad_holding, held_constant, separate
+from .grad import HasParameters, grad, grad_holding, held_constant, separate
 from .iteration import body_of
 from .tape import stop_gradient
 
 P = ParamSpec("P")
 R = TypeVar("R")
+X = TypeVar("X")
+M = TypeVar("M", bound=HasParameters)
 
 
 def custom_gradient(
@@ -187,6 +189,18 @@ def under_no_grad(run: Callable[P, R]) -> Callable[P, R]:
     return outside
 
 
+@overload
+def value_and_grad(  # type: ignore[overload-overlap]
+    fn: Callable[Concatenate[M, P], R], argnums: Literal[0] = 0, has_aux: bool = False
+) -> Callable[Concatenate[M, P], tuple[R, dict[str, Tensor]]]: ...
+@overload
+def value_and_grad(  # type: ignore[overload-overlap]
+    fn: Callable[Concatenate[X, P], R], argnums: Literal[0] = 0, has_aux: bool = False
+) -> Callable[Concatenate[X, P], tuple[R, X]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, R], argnums: int | Sequence[int], has_aux: bool = False
+) -> Callable[P, tuple[R, Any]]: ...
 def value_and_grad(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: Flag = False
 ) -> Callable[..., tuple[Any, Any]]:

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 from ...core.context import replaced, settings
 from ...core.dtypes import DType, bf16, dtype_of, f16, f32
@@ -30,7 +30,33 @@ from ..value.tensor import HistoryEntry, Tensor
 from .gradient_checks import goals, need_current, need_loss, need_reached, need_weights
 from .tape import constants, history, let_go
 
+W = TypeVar("W")
 
+
+class HasParameters(Protocol):
+    """A module, for type checkers."""
+
+    def parameters(self) -> Any: ...
+
+
+@overload
+def grad(
+    loss: Tensor,
+    weights: HasParameters | None = None,
+    *,
+    layout: Any = None,
+    reduce_partial: bool = True,
+    reduce_dtype: object = None,
+) -> dict[str, Tensor]: ...
+@overload
+def grad(
+    loss: Tensor,
+    weights: W,
+    *,
+    layout: Any = None,
+    reduce_partial: bool = True,
+    reduce_dtype: object = None,
+) -> W: ...
 def grad(
     loss: Tensor,
     weights: Any = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 from ...core.checks import unfit, whole
 from ...core.errors import DTypeError, UsageError
@@ -26,6 +26,7 @@ from .forward import jvp
 from .iteration import iteration_keys
 from .vmap import vmap
 
+P = ParamSpec("P")
 Linear = Callable[[Sequence[Tensor]], list[Tensor]]
 # Returns the inputs of the linear part, the results that do not depend on them, and those that do.
 Build = Callable[[Recorder], tuple[list[Tensor], list[Tensor], list[Tensor]]]
@@ -61,7 +62,7 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     return unflatten(out_spec, value), slope
 
 
-def jacfwd(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def jacfwd(fn: Callable[P, Any], argnums: int | Sequence[int] = 0) -> Callable[P, Any]:
     """A function that returns all derivatives of `fn` by an argument, as `jax.jacfwd`.
 
     The argument at `argnums` is a float tensor or a tree of them; for several positions there is a
@@ -78,7 +79,7 @@ def jacfwd(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
     return _jacobian("jacfwd", fn, argnums, _forward)
 
 
-def jacrev(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def jacrev(fn: Callable[P, Any], argnums: int | Sequence[int] = 0) -> Callable[P, Any]:
     """A function that returns all derivatives of `fn` by an argument, as `jax.jacrev`.
 
     The result is that of `ts.jacfwd`. One gradient of each element of the value is computed, all at
@@ -91,7 +92,7 @@ def jacrev(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
     return _jacobian("jacrev", fn, argnums, _reverse)
 
 
-def hessian(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def hessian(fn: Callable[P, Any], argnums: int | Sequence[int] = 0) -> Callable[P, Any]:
     """A function that returns all second derivatives of `fn` by an argument, as `jax.hessian`.
 
     For a scalar value and an argument [n] the result is [n, n]; other structures are those of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ...core.declared import Count
 from ..math.functions import concat, reshape
@@ -16,10 +16,13 @@ from .iteration import Policy, length_of
 from .scan import scan
 from .vmap import vmap
 
+X = TypeVar("X")
+Y = TypeVar("Y")
+
 
 def map(
-    fn: Callable[[Any], Any], xs: Any, *, batch_size: Count | None = None, policy: Policy = "save"
-) -> Any:
+    fn: Callable[[X], Y], xs: X, *, batch_size: Count | None = None, policy: Policy = "save"
+) -> Y:
     """`fn` of each slice of `xs` along dim 0, one after the other, as `jax.lax.map`.
 
     `xs` and the results are trees of tensors; results are stacked along a new dim 0. With
@@ -50,9 +53,9 @@ def map(
     if inside < count:
         parts.append(every(unflatten(spec, [_rows(t, inside, count) for t in rows])))
     if len(parts) == 1:
-        return parts[0]
+        return parts[0]  # type: ignore[no-any-return]
     (heads, y_spec), (tails, _) = flatten(parts[0]), flatten(parts[1])
-    return unflatten(y_spec, [concat([a, b], 0) for a, b in zip(heads, tails, strict=True)])
+    return unflatten(y_spec, [concat([a, b], 0) for a, b in zip(heads, tails, strict=True)])  # type: ignore[no-any-return]
 
 
 def _rows(t: Tensor, first: int, last: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ...core.checks import whole
 from ...core.declared import Flag
@@ -27,18 +27,22 @@ from .iteration import Call, Policy, called, finished, length_of, settled, tenso
 from .regions import region
 from .while_loop import while_loop
 
+C = TypeVar("C")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
 
 def scan(
-    body: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    xs: Any = None,
+    body: Callable[[C, X], tuple[C, Y]],
+    carry: C,
+    xs: X = None,  # type: ignore[assignment]  # X is None then
     *,
     length: int | None = None,
     reverse: Flag = False,
     policy: Policy = "save",
     unroll: int | bool = 1,
     name: str = "scan",
-) -> tuple[Any, Any]:
+) -> tuple[C, Y]:
     """Runs `carry, y = body(carry, x)` for each slice x of `xs` along dim 0, as `jax.lax.scan`.
 
     Returns (the last carry, the ys stacked along a new dim 0). `carry`, `xs` and `y` are trees of
@@ -178,12 +182,12 @@ def _rows(t: Tensor, first: int, last: int) -> Tensor:
 def fori_loop(
     lower: Any,
     upper: Any,
-    body: Callable[[Any, Any], Any],
-    init: Any,
+    body: Callable[[Tensor, C], C],
+    init: C,
     *,
     unroll: int | bool = 1,
     policy: Policy = "save",
-) -> Any:
+) -> C:
     """Runs `value = body(i, value)` from `init` on for i from `lower` to `upper` - 1, as
     `jax.lax.fori_loop`.
 
@@ -204,7 +208,7 @@ def fori_loop(
     if is_whole(lower) and is_whole(upper):
         count = upper - lower
         if count <= 0:
-            return tree_map(as_tensor, init)
+            return tree_map(as_tensor, init)  # type: ignore[no-any-return]
         steps = arange(lower, upper, dtype=int32)
         return scan(
             lambda v, i: (body(i, v), ()), init, steps, policy=policy, unroll=unroll,
@@ -218,7 +222,7 @@ def fori_loop(
         )
     first, last = (_bound(x) for x in (lower, upper))
     value = tree_map(as_tensor, init)
-    return while_loop(lambda v: v[0] < last, lambda v: (v[0] + 1, body(*v)), (first, value))[1]
+    return while_loop(lambda v: v[0] < last, lambda v: (v[0] + 1, body(*v)), (first, value))[1]  # type: ignore[no-any-return]
 
 
 def _bound(x: Any) -> Tensor:

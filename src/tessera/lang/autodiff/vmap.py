@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ...core.checks import shown
 from ...core.errors import ShapeError, UsageError
@@ -32,8 +32,11 @@ from ..value.tensor import Tensor
 from .scan import scan
 from .vmap_bodies import Rows, of_rows
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def vmap(fn: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0) -> Callable[..., Any]:
+
+def vmap(fn: Callable[P, R], in_dims: Any = 0, out_dims: Any = 0) -> Callable[P, R]:
     """A function that applies `fn` to each slice of its arguments, all at once, and stacks results.
 
     `in_dims` is the dim along which the tensors of each positional argument are sliced: a number

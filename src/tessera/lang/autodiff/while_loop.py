@@ -7,7 +7,7 @@ stacks nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ...core.dtypes import bool_
 from ...core.errors import ShapeError, UsageError
@@ -18,8 +18,10 @@ from ..value.checks import asked_function
 from ..value.tensor import Tensor
 from .iteration import emitted, settled, tensors
 
+C = TypeVar("C")
 
-def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+
+def while_loop(cond: Callable[[C], Any], body: Callable[[C], C], init: C) -> C:
     """Runs `value = body(value)` from `init` on as long as `cond(value)`, as `jax.lax.while_loop`.
 
     `init` and the results of `body` are trees of tensors of one structure, with the same shapes and
@@ -67,7 +69,7 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
         if wrong:
             raise UsageError(f"while_loop: its body or condition {problem}", fix=fix)
     ends, _, _ = emitted(iteration, every, (), None, False, "save")
-    return unflatten(spec, ends[1:])
+    return unflatten(spec, ends[1:])  # type: ignore[no-any-return]
 
 
 def _goes_on(cond: Callable[[Any], Any], spec: Spec, values: Sequence[Tensor]) -> Tensor:

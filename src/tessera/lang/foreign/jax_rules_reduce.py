@@ -67,7 +67,7 @@ def reduced(*args: Any, jaxpr: Function, dimensions: Any, **_: Any) -> list[Tens
     rows = [x.permute(*dimensions, *kept).reshape(-1, *shape) for x in xs]
     carry = [F.broadcast_to(s, shape) for s in starts]
     # The function is one of scalars: its ops work on whole tensors too.
-    return scan(lambda c, x: (_like(c, jaxpr([*c, *x])), ()), carry, rows)[0]  # type: ignore[no-any-return]
+    return scan(lambda c, x: (_like(c, jaxpr([*c, *x])), ()), carry, rows)[0]
 
 
 def _like(before: Sequence[Tensor], after: Sequence[Any]) -> list[Tensor]:

@@ -30,19 +30,21 @@ def safetensors_library() -> Any:
     return library("checkpoint", "safetensors", "hf")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises UsageError if it has none."""
+def read_json(
+    path: Path, name: str = "load_hf", needs: str = "config.json and model.safetensors"
+) -> dict[str, Any]:
+    """The object in a JSON file of a folder that `needs` these files, read for the function `name`.
+    Raises UsageError if it has none."""
     try:
-        fix = "give a folder with config.json and model.safetensors"
-        with file_access("load_hf", path, "read", fix):
+        with file_access(name, path, "read", f"give a folder with {needs}"):
             found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(
-            f"load_hf: {str(path)!r} is not JSON: {error}", fix="fetch or save the folder anew"
+            f"{name}: {str(path)!r} is not JSON: {error}", fix="fetch or save the folder anew"
         ) from None
     if isinstance(found, dict):
         return found
-    raise UsageError(f"load_hf: {str(path)!r} holds no JSON object", fix="fetch the folder anew")
+    raise UsageError(f"{name}: {str(path)!r} holds no JSON object", fix="fetch the folder anew")
 
 
 def path_of(name: str, folder: object, fix: str = "give a path") -> Path:

@@ -68,7 +68,7 @@ def load_peft(
     not fit.
     """
     path = path_of("load_peft", folder)
-    config = read_json(path / CONFIG)
+    config = read_json(path / CONFIG, "load_peft", f"{CONFIG} and {WEIGHTS}")
     _supported(config)
     if next(adapters_of(model), None) is not None:
         raise UsageError(

@@ -38,7 +38,8 @@ def filtered(
     """
     n = min(ranks.shape[0] or logits.shape[-1], logits.shape[-1])
     x, ids = F.topk(logits, n)
-    weights = F.exp((x - x[:, :1]) / temperature)
+    # Not x[:, :1]: XLA's fast top-k takes a sort whose result is sliced in one way only.
+    weights = F.exp((x - F.max(logits, -1, True)) / temperature)
     rank = F.arange(n).reshape(1, -1)
     weights = F.where((rank < top_k) | (as_tensor(top_k) == 0), weights, 0.0)
     before = F.cumsum(weights) - weights

@@ -24,7 +24,7 @@ t5 = hugging_face(
      "pad_token_id": 0, "decoder_start_token_id": 0},
 )  # fmt: skip
 
-SORTED = "needs all microbatches"  # the tokens of all rows are sorted by their experts
+ROUTED = "needs all microbatches"  # their routing looks at the tokens of all rows
 
 # -- decoders -------------------------------------------------------------------------------------
 for _name in ("llama", "mistral", "qwen2", "olmo", "olmo2", "olmo3", "stablelm", "starcoder2",
@@ -35,10 +35,10 @@ for _name in ("qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "g
               "ernie4_5", "helium", "ministral", "apertus"):  # fmt: skip
     causal(_name, head_dim=8)
 for _name in ("mixtral", "olmoe", "qwen3_moe", "qwen2_moe", "granitemoe"):
-    causal(_name, uncut=SORTED, num_local_experts=4, num_experts=4, num_experts_per_tok=2,
+    causal(_name, uncut=ROUTED, num_local_experts=4, num_experts=4, num_experts_per_tok=2,
            moe_intermediate_size=32, shared_expert_intermediate_size=32)  # fmt: skip
 # In training it draws random numbers.
-causal("phimoe", mode="eval", uncut=SORTED, num_local_experts=4, num_experts_per_tok=2)
+causal("phimoe", mode="eval", uncut=ROUTED, num_local_experts=4, num_experts_per_tok=2)
 causal("gpt_neo", attention_types=[[["global", "local"], 1]], window_size=4)
 causal("gptj", rotary_dim=4)
 causal("codegen", rotary_dim=4)

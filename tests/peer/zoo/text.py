@@ -24,6 +24,7 @@ t5 = hugging_face(
      "pad_token_id": 0, "decoder_start_token_id": 0},
 )  # fmt: skip
 
+CONTRACT = "'contract' needs all microbatches"
 ROUTED = "needs all microbatches"  # their routing looks at the tokens of all rows
 
 # -- decoders -------------------------------------------------------------------------------------
@@ -58,8 +59,14 @@ masked("rembert", input_embedding_size=32, output_embedding_size=32)
 masked("esm", position_embedding_type="rotary", mask_token_id=3)
 masked("distilbert", dim=32, n_heads=4, n_layers=2, hidden_dim=64)
 masked("albert", embedding_size=16)
-masked("deberta-v2", relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
-masked("deberta", relative_attention=True, pos_att_type=["p2c", "c2p"])
+masked(
+    "deberta-v2",
+    uncut=CONTRACT,
+    relative_attention=True,
+    position_buckets=8,
+    pos_att_type=["p2c", "c2p"],
+)
+masked("deberta", uncut=CONTRACT, relative_attention=True, pos_att_type=["p2c", "c2p"])
 masked("modernbert", local_attention=4, cls_token_id=1, sep_token_id=2)
 masked("squeezebert", embedding_size=32)
 masked("mobilebert", embedding_size=16, intra_bottleneck_size=16)

@@ -14,7 +14,8 @@ from .model_check import LIMIT, check
 from .zoo import MODELS
 
 DAILY = ("transformers-llama", "transformers-bert", "transformers-vit", "diffusers-UNet2DModel",
-         "timm-ResNet", "flax-encoder", "equinox-conv")  # fmt: skip
+         "timm-ResNet",
+         "flax-encoder", "equinox-conv")  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,6 +24,7 @@ def quick() -> Iterator[None]:
         yield
 
 
+@pytest.mark.filterwarnings("ignore:1F1B. with 2 microbatches")  # four rows, over dp=2
 @pytest.mark.parametrize("name", short(MODELS, *DAILY))
 def test_a_model(name: str) -> None:
     model = MODELS[name]

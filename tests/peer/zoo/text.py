@@ -24,7 +24,8 @@ t5 = hugging_face(
      "pad_token_id": 0, "decoder_start_token_id": 0},
 )  # fmt: skip
 
-SORTED = "needs all microbatches"  # the tokens of all rows are sorted by their experts
+CONTRACT = "'contract' needs all microbatches"
+ROUTED = "needs all microbatches"  # their routing looks at the tokens of all rows
 
 # -- decoders -------------------------------------------------------------------------------------
 for _name in ("llama", "mistral", "qwen2", "olmo", "olmo2", "olmo3", "stablelm", "starcoder2",
@@ -35,10 +36,10 @@ for _name in ("qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "g
               "ernie4_5", "helium", "ministral", "apertus"):  # fmt: skip
     causal(_name, head_dim=8)
 for _name in ("mixtral", "olmoe", "qwen3_moe", "qwen2_moe", "granitemoe"):
-    causal(_name, uncut=SORTED, num_local_experts=4, num_experts=4, num_experts_per_tok=2,
+    causal(_name, uncut=ROUTED, num_local_experts=4, num_experts=4, num_experts_per_tok=2,
            moe_intermediate_size=32, shared_expert_intermediate_size=32)  # fmt: skip
 # In training it draws random numbers.
-causal("phimoe", mode="eval", uncut=SORTED, num_local_experts=4, num_experts_per_tok=2)
+causal("phimoe", mode="eval", uncut=ROUTED, num_local_experts=4, num_experts_per_tok=2)
 causal("gpt_neo", attention_types=[[["global", "local"], 1]], window_size=4)
 causal("gptj", rotary_dim=4)
 causal("codegen", rotary_dim=4)
@@ -58,8 +59,14 @@ masked("rembert", input_embedding_size=32, output_embedding_size=32)
 masked("esm", position_embedding_type="rotary", mask_token_id=3)
 masked("distilbert", dim=32, n_heads=4, n_layers=2, hidden_dim=64)
 masked("albert", embedding_size=16)
-masked("deberta-v2", relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"])
-masked("deberta", relative_attention=True, pos_att_type=["p2c", "c2p"])
+masked(
+    "deberta-v2",
+    uncut=CONTRACT,
+    relative_attention=True,
+    position_buckets=8,
+    pos_att_type=["p2c", "c2p"],
+)
+masked("deberta", uncut=CONTRACT, relative_attention=True, pos_att_type=["p2c", "c2p"])
 masked("modernbert", local_attention=4, cls_token_id=1, sep_token_id=2)
 masked("squeezebert", embedding_size=32)
 masked("mobilebert", embedding_size=16, intra_bottleneck_size=16)

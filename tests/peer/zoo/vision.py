@@ -29,9 +29,10 @@ image("mobilenet_v2", mode="eval", depth_multiplier=0.25, given=images(32))
 image("segformer", **BLOCKS | HEADS, decoder_hidden_size=32)
 image("pvt_v2", **BLOCKS | HEADS)
 image("poolformer", **BLOCKS, padding=[2, 1])
-image("levit", architectures=["LevitForImageClassification"], given=images(64),
-      key_dim=[8, 8, 8], **STAGES | {"image_size": 64, "num_attention_heads": [2, 2, 2],
-      "hidden_sizes": [16, 24, 32], "depths": [1, 1, 1]})  # fmt: skip
+image("levit", mode="eval", architectures=["LevitForImageClassification"], given=images(64),
+      key_dim=[8, 8, 8], **STAGES | {"image_size": 64, "patch_size": 16,
+      "num_attention_heads": [2, 2, 2], "hidden_sizes": [16, 24, 32],
+      "depths": [1, 1, 1]})  # fmt: skip
 
 _towers = {"text_config": {**SIZES, "projection_dim": 16}, "projection_dim": 16,
            "vision_config": {**IMAGES, "projection_dim": 16}}  # fmt: skip

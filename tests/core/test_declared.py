@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ EVERY = every()
 def samples(check: Check) -> Iterator[Any]:
     """Values that may fit."""
     yield from SAMPLES
-    for x in check.args:
+    for x in (kind for given in check.args for kind in get_args(given) or (given,)):
         yield x.__new__(x) if isinstance(x, type) else x
 
 

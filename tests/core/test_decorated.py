@@ -127,5 +127,5 @@ def test_a_context_above_a_compiled_function_holds_for_all_that_is_asked_of_it(
 
 def test_what_a_compiled_function_does_not_have_is_said(oracle: Oracle) -> None:
     with pytest.raises(ts.UnknownNameError, match=r"write step.plan\(\*args\)"):
-        ts.jit(body).lower(1)  # JAX's name
+        ts.jit(body).eval_shape(1)  # JAX's name
     assert not hasattr(ts.jit(body), "other")

@@ -257,7 +257,7 @@ LINES = [
     ("kernel k  v1\n  dims M=4\n\n  dims N=4", "tile text, line 4: dims is given twice"),
     ("kernel k  v1\n  in x f32[4]", "tile text, line 2: cannot read a reference"),
     ("kernel k  v1\n  sig got x", "tile text, line 2: cannot read a signal"),
-    ("kernel k  v1\n  in x : f64[4] tiles [4]", "dtype 'f64' is not known"),
+    ("kernel k  v1\n  in x : f65[4] tiles [4]", "dtype 'f65' is not known"),
     ("kernel k  v1\n  dims if=4", "tile: 'if' is not a name"),
     ("kernel k  v1\n  dims M=4\n  tune M=4", "tile: the name 'M' is given twice"),
     ("kernel k  v1\n  dims M=0", "tile: M cannot be 0"),

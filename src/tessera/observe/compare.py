@@ -327,7 +327,7 @@ def difference(x: Array, y: Array) -> tuple[float, float, tuple[int, ...]]:
     """
     if not x.size:
         return 0.0, 0.0, ()
-    p, q = x.astype(np.float64), y.astype(np.float64)
+    p, q = _wide(x), _wide(y)
     with np.errstate(all="ignore"):
         gap = np.abs(p - q)
     gap = np.where((p == q) | (np.isnan(p) & np.isnan(q)), 0.0, gap)
@@ -338,7 +338,11 @@ def difference(x: Array, y: Array) -> tuple[float, float, tuple[int, ...]]:
     return far, (far / scale if scale else 0.0) if far else 0.0, at
 
 
+def _wide(x: Array) -> Array:
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
 def _scale(x: Array, y: Array) -> float:
-    both = np.abs(np.concatenate([x.astype(np.float64).ravel(), y.astype(np.float64).ravel()]))
+    both = np.abs(np.concatenate([_wide(x).ravel(), _wide(y).ravel()]))
     finite = both[np.isfinite(both)]
     return float(finite.max()) if finite.size else 0.0

@@ -198,11 +198,12 @@ def _backwards(
         carried.append(
             zeros(inner, g.type) if part is None else inner.redistribute(part, g.type, "for scan")
         )
-    once = attrs["length"] == 1
-    transposed = {i for i, p in partials.items() if i < consts and _is_tall(p) and not once}
+    once = attrs["length"] == 1  # then the gradient of a constant is that of the iteration
+    added_up = {} if once else {i: p for i, p in partials.items() if i < consts}
+    transposed = {i for i, p in added_up.items() if _is_tall(p)}
     partials.update({i: _transposed(inner, partials[i]) for i in transposed})
-    sums, added = _summed(inner, {i: p for i, p in partials.items() if i < consts})
-    per_iteration = [i for i in partials if i >= first_x]
+    sums, added = _summed(inner, {i: partials[i] for i in added_up})
+    per_iteration = [i for i in partials if i >= first_x or (once and i < consts)]
     pending = {i: x for i in per_iteration if (x := _pending(partials[i])) is not None}
     rows = [pending.get(i) or _narrow_source(inner, partials[i]) for i in per_iteration]
     outs = [*carried, *added, *rows]
@@ -268,6 +269,8 @@ def _backwards(
             result = _rounded(b, result, partials[i])
         elif i in per_iteration and result.type.dtype is not partials[i].type.dtype:
             result = b("cast", result, dtype=partials[i].type.dtype)
+        if once and i < consts:
+            result = b("reshape", result, shape=result.type.shape[1:])
         out[i] = b("transpose", result, perm=(1, 0)) if i in transposed else result
     return out
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Emit, Graph, Node
+from ..ir.graph.time_axis import depends_on_time
 from ..ops.control import after, in_memory, item
 from .simplify import simplify
 
@@ -30,7 +31,8 @@ def behind(
     and others as far as that is needed.
 
     Each op of the body depends on such an argument, or on a gradient. `made` is a result of the
-    forward pass, which stands for the gradients if they depend on nothing.
+    forward pass, which stands for the gradients if they depend on nothing. A weight does not wait
+    for the gradient of a microbatch: it is one value for all of them.
     """
     late = {body.inputs[i] for i in cotangents if not _is_constant(args[i])}
     first = next((args[i] for i in sorted(cotangents) if body.inputs[i] in late), made)
@@ -39,8 +41,9 @@ def behind(
     chosen = {body.inputs[i] for i in always}
     while (x := _early(body, late | chosen, fixed, size)) is not None:
         chosen.add(x)
+    in_time = depends_on_time(first.type)
     return [
-        b(after.name, a, first) if n in chosen else a
+        b(after.name, a, first) if n in chosen and depends_on_time(a.type) >= in_time else a
         for n, a in zip(body.inputs, args, strict=True)
     ]
 

@@ -1,6 +1,6 @@
 """Draws the README's pictures of a plan, from reports of training steps: nothing is compiled.
 
-.venv/bin/python docs/images/plan.py            # writes timeline.svg and memory.svg beside this file
+.venv/bin/python docs/images/plan.py    # writes timeline.svg and memory.svg beside this file
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tessera.plan import Report
 
 HERE = Path(__file__).resolve().parent
 GB = 1e9
+LEAST = 0.003  # of the largest peak: smaller categories are left out
 LANES = {"compute": "computation", "gpu": "NVLink (tp)", "node": "InfiniBand (dp)"}
 COLOURS = ("#4a5aa8", "#d98032", "#3f9c78", "#8c6bb1", "#b8bfd9", "#c75b6d", "#8a8f98")
 STRATEGIES = {  # the stage of ZeRO, and whether layers are recomputed
@@ -96,14 +97,15 @@ def draw_memory(reports: Mapping[str, Report]) -> Figure:
     figure = Figure(figsize=(9, 3), layout="constrained")
     axes = figure.add_subplot()
     plans = [r.memory[0] for r in reports.values()]
-    kinds = [k for k in plans[0].rows if max(p.rows[k] for p in plans) > 0.005 * plans[0].limit]
+    largest = max(p.peak for p in plans)
+    kinds = [k for k in plans[0].rows if max(p.rows[k] for p in plans) > LEAST * largest]
     left = [0.0] * len(plans)
     for kind, colour in zip(kinds, COLOURS, strict=False):
         sizes = [p.rows[kind] / GB for p in plans]
         axes.barh(range(len(plans)), sizes, left=left, label=kind, color=colour)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
-    for i, total in enumerate(left):
-        axes.text(total, i, f" {total:.0f}", va="center")
+    for i, (end, p) in enumerate(zip(left, plans, strict=True)):
+        axes.text(end, i, f" {p.peak / GB:.0f}", va="center")
     axes.axvline(plans[0].limit / GB, color="0.25", linestyle="--", label="limit of the chip")
     axes.set_yticks(range(len(plans)), list(reports))
     axes.invert_yaxis()

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
-from bench.few_devices import start_few
+from few_devices import start_few
 
 import tessera as ts
 from tessera import nn

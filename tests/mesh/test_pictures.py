@@ -40,7 +40,8 @@ def test_the_timeline_has_each_event_in_its_lane(pictures: Any, tmp_path: Path) 
 
 
 def test_a_bar_of_memory_ends_at_the_planned_peak(pictures: Any) -> None:
-    report = pictures.step_report({"dp": 8}, pictures.zero(0), rows=8, cluster="h100x8", **SMALL)
+    wide = SMALL | {"d": 512}
+    report = pictures.step_report({"dp": 8}, pictures.zero(0), rows=8, cluster="h100x8", **wide)
     (axes,) = pictures.draw_memory({"data parallel": report}).axes
     ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
     memory = report.memory[0]

@@ -63,7 +63,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file= --ignore-missing-imports --cache-dir=.mypy_cache/bench bench/*.py bench/soak/[!_]*.py
+	$(BIN)/mypy --config-file= --ignore-missing-imports --follow-imports=silent --cache-dir=.mypy_cache/bench bench/*.py bench/soak/[!_]*.py
 	$(BIN)/lint-imports --no-cache
 
 # The core tier runs first and with jax hidden, so it proves that it needs none. A worker that has

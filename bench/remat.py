@@ -1,23 +1,19 @@
 """`ts.remat` on an own model of 12 layers that are written out: the memory and the time of a step.
 
-Run it: `python bench/remat.py`. A step computes a loss and its gradients. Each policy's time is
-the median of steps that are taken in turn with those of the model that keeps all values.
+A section of `make bench` (`ARGS='--only remat'`). A step computes a loss and its gradients. Each
+policy's time is the median of steps that are taken in turn with those of the other policies.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import json
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
-from bench.few_devices import start_few
-from bench.processor import kind
+from few_devices import start_few
 
 import tessera as ts
 from tessera import nn
@@ -26,7 +22,6 @@ from tessera.train.memory import program_bytes
 
 LAYERS = 12
 POLICIES = (None, "nothing", "dots", "everything")
-HEAD = ("policy", "planned, MiB", "XLA, MiB", "of what is kept", "GFLOP", "ms", "of its time")
 
 
 class Block(nn.Module):
@@ -87,15 +82,14 @@ def main() -> None:
             start = time.perf_counter()
             step(x)[0].item()
             times[p].append(time.perf_counter() - start)
-    print(kind())
-    print(f"| {' | '.join(HEAD)} |\n|---|{'---:|' * (len(HEAD) - 1)}")
-    all_bytes, all_s = program_bytes(steps[None][0]).temporary, median(times[None])
+    found = []
     for p, (step, _) in steps.items():
-        r, size, s = recomputation(step.graph), program_bytes(step).temporary, median(times[p])
-        print(
-            f"| {p or 'all kept'} | {r.temporary / 2**20:.1f} | {size / 2**20:.1f} "
-            f"| 1/{all_bytes / size:.1f} | {r.flops / 1e9:.1f} | {1e3 * s:.0f} | {s / all_s:.2f} |"
-        )
+        r = recomputation(step.graph)
+        found.append({
+            "policy": p or "all kept", "planned_bytes": r.temporary,
+            "xla_bytes": program_bytes(step).temporary, "flops": r.flops, "s": median(times[p]),
+        })  # fmt: skip
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -26,13 +26,17 @@ from sections import SECTIONS
 
 HERE = Path(__file__).resolve().parent
 PROCESSORS = "On what it was measured"
-HEAD = prose(
-    """`make bench` writes this page (`ARGS='--only price'` one section of it). Figures are medians
-    of steps taken in turn (minima in brackets); only the ratios mean anything on another machine,
-    and they differ between kinds of processor, as products do: each section has a part for each
-    kind. Nothing overlaps inside one program on a CPU, so what the schedules say of overlap is
-    shown here as structure only, never as time."""
-)
+HEAD = [
+    *prose(
+        """`make bench` writes this page (`ARGS='--only price'` one section of it), but for the
+        summary, which is `bench/summary.md`. Figures are medians of steps taken in turn (minima in
+        brackets); only the ratios mean anything on another machine, and they differ between kinds
+        of processor, as products do: each question has a part for each kind, and the last section
+        describes them. Nothing overlaps inside one program on a CPU, so what the schedules say of
+        overlap is shown here as structure only, never as time."""
+    ),
+    *(HERE / "summary.md").read_text().splitlines(),
+]
 
 
 def gemm(dtype: str) -> float:
@@ -84,7 +88,7 @@ def main() -> None:
     chosen = a.only.split(",") if a.only else [n for n, s in SECTIONS.items() if s.on()]
     if unknown := set(chosen) - set(SECTIONS):
         ap.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    order = [PROCESSORS, *(s.title for s in SECTIONS.values())]
+    order = [*(s.title for s in SECTIONS.values()), PROCESSORS]
     failed: list[str] = []
 
     def keep(title: str, lines: list[str], on: str) -> None:

@@ -29,6 +29,28 @@ def dispatch(_: int) -> list[str]:
     ]  # fmt: skip
 
 
+def remat(rounds: int) -> list[str]:
+    found = measure("remat.py", f"--steps={2 * rounds - 1}")
+    kept = found[0]
+    return [
+        *prose(
+            """`bench/remat.py`: loss and gradients of 12 layers of attention and an MLP, written
+            out, each by `ts.remat` with a policy (docs/recomputation.md); 8 sequences of 256
+            tokens, width 256, f32, one device; steps in turn. MiB are temporaries, as planned and
+            by XLA's memory analysis; the ratios are to all values kept."""
+        ),
+        *table(
+            ("policy", "planned MiB", "XLA MiB", "memory", "GFLOP", "ms", "time"),
+            [
+                (r["policy"], f"{r['planned_bytes'] / 2**20:.1f}", f"{r['xla_bytes'] / 2**20:.1f}",
+                 f"**{r['xla_bytes'] / kept['xla_bytes']:.2f}**", f"{r['flops'] / 1e9:.1f}",
+                 f"{1e3 * r['s']:.0f}", f"{r['s'] / kept['s']:.2f}")
+                for r in found
+            ],
+        ),
+    ]  # fmt: skip
+
+
 def ttnn_calls(_: int) -> list[str]:
     found = measure("ttnn_calls.py")
     return [

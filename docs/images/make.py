@@ -1,4 +1,4 @@
-"""How were the pictures of the README made? By a run of the demo, with its terminal recorded.
+"""Makes the pictures of the demo, demo.svg and loss.png, by a run with its terminal recorded.
 
 .venv/bin/python docs/images/make.py            # --steps and the like are the demo's defaults
 .venv/bin/python docs/images/make.py steps=3    # or others

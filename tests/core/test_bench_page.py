@@ -49,6 +49,9 @@ def test_the_page_as_it_is_is_read_whole(bench: Any) -> None:
     head = old.split("\n\n## ")[0].splitlines()[2:]
     assert bench["page"].merged(old, head, {}, titles, "none") == old
     assert bench["page"].UNNAMED not in old
+    *questions, machines = titles
+    assert machines == "On what it was measured" and all(t.endswith("?") for t in questions)
+    assert (BENCH / "summary.md").read_text().strip() in old
 
 
 FUSED = """\

@@ -1,4 +1,8 @@
-"""Models of other libraries: results, gradients and two training steps on a mesh."""
+"""Models of other libraries: results, gradients and two training steps on a mesh.
+
+`--long` runs every fourth, `--all-samples` all, as `bench/models_table.py` does for the published
+table.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from .zoo import MODELS
 DAILY = ("transformers-llama", "transformers-bert", "transformers-vit", "diffusers-UNet2DModel",
          "timm-ResNet",
          "flax-encoder", "equinox-conv")  # fmt: skip
+FOURTH = tuple(MODELS)[::4]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,7 +31,9 @@ def quick() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore:1F1B. with 2 microbatches")  # four rows, over dp=2
 @pytest.mark.parametrize("name", short(MODELS, *DAILY))
-def test_a_model(name: str) -> None:
+def test_a_model(name: str, request: pytest.FixtureRequest) -> None:
+    if name not in DAILY + FOURTH and not request.config.getoption("--all-samples"):
+        pytest.skip("runs with --all-samples")
     model = MODELS[name]
     pytest.importorskip(model.library)
     if model.refused:

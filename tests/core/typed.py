@@ -63,8 +63,10 @@ def compiled(x: Annotated[T, "B", "D", ts.f32], n: int) -> T:
     return x * n
 
 
-assert_type(compiled(ts.ones((2, 3)), 2), T)
-compiled(ts.ones((2, 3)), "2")  # type: ignore[arg-type]
-plan: Jit[[T, int], T] = compiled
-_ = dist.all_reducee  # type: ignore[attr-defined]
-_ = nn.Linearr  # type: ignore[attr-defined]
+def names() -> None:
+    assert_type(compiled(ts.ones((2, 3)), 2), T)
+    compiled(ts.ones((2, 3)), "2")  # type: ignore[arg-type]
+    plan: Jit[[T, int], T] = compiled
+    plan(ts.ones((2, 3)), 2)
+    _ = dist.all_reducee  # type: ignore[attr-defined]
+    _ = nn.Linearr  # type: ignore[attr-defined]

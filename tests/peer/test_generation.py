@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,8 @@ def test_the_command_continues_texts(folder: Path) -> None:
     assert (run.exit_code, run.stdout) == (0, "\n".join(want) + "\n")
     run = CliRunner().invoke(app, ["generate", str(folder), texts[0], *options])
     assert (run.exit_code, run.stdout) == (0, want[0] + "\n")
+    run = CliRunner().invoke(app, ["generate", str(folder), texts[0], *options, "--json"])
+    assert json.loads(run.stdout) == [{"prompt": texts[0], "text": want[0]}]
     run = CliRunner().invoke(app, ["generate", str(folder), *options], input="\n".join(texts))
     assert run.stdout == "\n".join(want) + "\n"
 

@@ -87,7 +87,8 @@ def test_a_known_config_is_planned_trained_and_saved(root: Path) -> None:
     assert "all 12 steps were made before" in again and "measuring" not in again
     # Its weights and tokenizer go on: with text, and with tokens.
     for name, data in (("more", "texts"), ("tokens", "known/text/tokens.npy")):
-        run(root, "known/hf", name, "--steps", "2", "--mesh", "dp=2", data=data)
+        said = run(root, "known/hf", name, "--steps", "2", "--mesh", "dp=2", "--json", data=data)
+        assert json.loads(said.splitlines()[-1])["mesh"] == {"dp": 2}
         first = next(iter(read_metrics(root / name / "metrics.jsonl")))
         assert first["loss"] < losses[0] - 0.3
         assert (root / name / "hf" / "tokenizer.json").is_file()

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json as js
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,7 @@ def generate(
         str, typer.Option(help="Devices of tensor parallelism: tp=4.", show_default="one device")
     ] = "",
     dtype: Annotated[str, typer.Option(help="bf16, f32, ...", show_default="the files'")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Prints the texts as JSON.")] = False,
 ) -> None:
     """Continues texts with the model of a HuggingFace folder; one text is shown as it grows."""
     from ..interop.hf import load_hf
@@ -51,7 +53,7 @@ def generate(
         devices = Mesh.parse(mesh) if mesh else None
         tokenizer = hf_tokenizer(folder)
         model = load_hf(folder, devices, "tensor_parallel" if mesh else None, dtype or None)
-        alone = len(texts) == 1
+        alone = len(texts) == 1 and not json
         if alone:
             _show(texts[0])
         found = continued(
@@ -63,7 +65,11 @@ def generate(
     except TesseraError as error:
         typer.echo(one_line(error), err=True)
         raise typer.Exit(2) from None
-    typer.echo("" if alone else "\n".join(found))
+    if json:
+        pairs = zip(texts, found, strict=True)
+        typer.echo(js.dumps([{"prompt": p, "text": text} for p, text in pairs]))
+    else:
+        typer.echo("" if alone else "\n".join(found))
 
 
 def _show(piece: str) -> None:

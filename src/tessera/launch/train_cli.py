@@ -9,6 +9,7 @@ train: 'absent' does not exist (give a config.json, or a folder with one)
 
 from __future__ import annotations
 
+import json as js
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with the run in --out.")
     ] = True,
+    json: Annotated[
+        bool, typer.Option("--json", help="Prints the result as JSON, all else to stderr.")
+    ] = False,
 ) -> None:
     """Trains the causal language model of a HuggingFace config, and saves it in that format.
 
@@ -67,7 +71,9 @@ def train(
                 steps=steps, batch=batch, seq=seq, lr=lr, seed=seed, dtype=dtype,
                 data_dtype=data_dtype, save_every=save_every or max(1, steps // 10), resume=resume,
             )  # fmt: skip
-            train_hf(options, Console(quiet=process_index() > 0))
+            found = train_hf(options, Console(quiet=process_index() > 0, stderr=json))
+            if json and process_index() == 0:
+                typer.echo(js.dumps(found))
     except TesseraError as error:
         typer.echo(one_line(error), err=True)
         raise typer.Exit(2) from None

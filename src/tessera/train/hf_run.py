@@ -89,8 +89,9 @@ class Options:
         return {k: every[k] for k in [*every][: [*every].index("out")]}
 
 
-def train_hf(o: Options, console: Console) -> None:
-    """Trains the model of `o.hf` and saves it as a HuggingFace folder.
+def train_hf(o: Options, console: Console) -> dict[str, Any]:
+    """Trains the model of `o.hf` and saves it as a HuggingFace folder. Returns the folders of the
+    run and of the model, the mesh and the number of steps.
 
     A run in `o.out` goes on after its newest checkpoint. Raises UsageError if the options do not
     fit, and the errors of the parts.
@@ -134,6 +135,9 @@ def train_hf(o: Options, console: Console) -> None:
                 batch = next(loader)
                 row.update(step(live.weights, live.optimizer, batch["input_ids"], batch["labels"]))
     _save(o, model, words, console)
+    return {
+        "run": str(o.out), "model": str(o.out / MODEL), "mesh": dict(mesh.sizes), "steps": o.steps,
+    }  # fmt: skip
 
 
 # -- the folder -----------------------------------------------------------------------------------

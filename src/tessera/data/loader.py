@@ -10,6 +10,7 @@ data; the position of a run is three numbers that any number of loaders can load
 from __future__ import annotations
 
 import abc
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -53,6 +54,11 @@ class Settings:
     prefetch: int
     begins_anew: bool = False
 
+    @property
+    def all_epochs(self) -> float:
+        """The number of epochs, infinite if each `for` is one."""
+        return math.inf if self.epochs is None else self.epochs
+
     def next(self, epoch: int, sample: int, samples: float) -> tuple[int, int]:
         """The position itself, or the beginning of the next epoch if no batch begins there."""
         least = self.batch_size if self.drop_last else 1
@@ -91,7 +97,7 @@ class Loader(abc.ABC, Generic[Batch]):
 
     @abc.abstractmethod
     def _made(self) -> Iterator[Made]:
-        """The batches from the position on, without end."""
+        """The batches from the position on, until all epochs end."""
 
     @abc.abstractmethod
     def _place(self, rows: Any) -> Batch:
@@ -277,9 +283,9 @@ def in_order(
     sample: int,
 ) -> Iterator[Made]:  # fmt: skip
     """Yields what `read` makes of the numbers of each batch's samples (-1 past the last), from a
-    position on, without end."""
+    position on, until the epochs of `settings` end."""
     order = Order(samples, settings.seed, settings.shuffle)
-    while True:
+    while epoch < settings.all_epochs:
         batch = order(epoch, sample, sample + settings.batch_size)
         after = settings.next(epoch, sample + settings.batch_size, samples)
         yield *after, None, read(batch)

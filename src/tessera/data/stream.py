@@ -77,10 +77,10 @@ def streamed(
     data: Any, read: Callable[[Sequence[Any]], Any], settings: Settings, epoch: int, sample: int,
     state: Any,
 ) -> Iterator[Made]:  # fmt: skip
-    """Yields what `read` makes of the samples of each batch, from a position on, without end, and
+    """Yields what `read` makes of the samples of each batch, from a position on, and
     None at the end of each epoch. Raises UsageError if an epoch has no batch."""
     stream, size = Stream(data), settings.batch_size
-    while True:
+    while epoch < settings.all_epochs:
         iterator = stream.begin(epoch, sample, state)
         while samples := list(itertools.islice(iterator, size)):
             if len(samples) < size and settings.drop_last:

@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from ..core.errors import BackendError
 
@@ -67,6 +68,16 @@ def _work(items: Iterator[T], shared: _Shared[T]) -> None:
         shared.end(error)
 
 
+_OPEN: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends the threads before the interpreter does, which would abort those in C++ code."""
+    for each in list(_OPEN):
+        each.close()
+
+
 class Ahead(Generic[T]):
     """The items of an iterator, at most `depth` (at least 1) of them made before they are
     requested.
@@ -81,6 +92,7 @@ class Ahead(Generic[T]):
             target=_work, args=(items, self._shared), name="tessera-data", daemon=True
         )
         self._finalizer = weakref.finalize(self, self._shared.close)
+        _OPEN.add(self)
         self._thread.start()
 
     def __iter__(self) -> Self:

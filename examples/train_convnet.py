@@ -44,7 +44,7 @@ IMAGES, TEST_IMAGES = 16384, 1536
 
 
 class Stripes:
-    """`count` images [1, SIDE, SIDE] and their classes, each a function of `seed` and its number."""
+    """`count` images [1, SIDE, SIDE] and their classes, functions of `seed` and their number."""
 
     def __init__(self, count: int, noise: float, *seed: int):
         self.count, self.noise, self.seed = count, noise, seed

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ class Split:
     mesh: Mesh | None = None
     axes: tuple[str, ...] = ()
     hosts: tuple[int, int] = (0, 1)
+    _by_size: dict[int, NDArray[np.int64]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def joined(self) -> bool:
@@ -45,6 +48,11 @@ class Split:
 
     def rows(self, size: int) -> NDArray[np.int64]:
         """The rows of a batch of `size` that this process makes, ascending."""
+        if size not in self._by_size:
+            self._by_size[size] = self._rows(size)
+        return self._by_size[size]
+
+    def _rows(self, size: int) -> NDArray[np.int64]:
         which, hosts = self.hosts
         if self.mesh is None:
             return np.arange(size * which // hosts, size * (which + 1) // hosts)
@@ -63,7 +71,10 @@ class Split:
             return tensor(rows, self.mesh if self.joined else None)
         dims = ((Factor(size, self.axes),), *((Factor(n),) for n in rows.shape[1:]))
         t = TensorType(dtype_of(rows.dtype), dims, (), self.mesh)
-        if len(rows) == size:
+        # Not of this batch, of which one process may have all rows and others none: `tensor`
+        # compares values among processes.
+        shards = shard_count(self.axes, t.sizes)
+        if self.rows(shards).size == shards:
             return tensor(rows, t.mesh, t)
         mine = self.rows(size)
 

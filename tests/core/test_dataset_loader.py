@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
+import threading
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -264,6 +267,24 @@ def test_a_stream_whose_iterator_has_the_state() -> None:
     assert ids(other) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
 
 
+@pytest.mark.parametrize("data", [Squares(9), Counter(9), np.arange(9)])
+def test_a_loader_that_is_dropped_ends_its_thread(data: Any) -> None:
+    before = threading.active_count()
+    loader = DataLoader(data, 2)
+    next(loader)
+    assert threading.active_count() == before + 1
+    del loader
+    gc.collect()
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_a_stream_is_a_list_though_it_has_no_length() -> None:
+    assert [x.numpy().tolist() for x in list(DataLoader(Letters(5), 3))] == [[0, 1, 2], [3, 4]]
+
+
 def test_epochs_of_a_stream() -> None:
     data = Letters(6)
     loader = DataLoader(data, batch_size=4, epochs=2)
@@ -300,6 +321,7 @@ def test_errors(golden: Any) -> None:
         "an object": fails([object(), object()], 2),
         "rows": fails((np.zeros(3), np.zeros(4))),
         "no data set": fails(3),
+        "two data sets": fails({"train": Squares(3), "test": Squares(2)}),
         "too few": fails([1, 2], 3, drop_last=True),
         "a batch size": fails([1, 2], 0),
         "hosts": fails(np.arange(9), 3, hosts=(0, 2)),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.checks import unfit
 from ..core.errors import UsageError
 from ..lang.value.host_data import is_array
 from ..lang.value.tensor import Tensor
@@ -63,7 +64,7 @@ class MapSamples:
 class ArraySamples:
     """The rows of an array, or of a dict or tuple of arrays with as many rows each.
 
-    Raises UsageError if their numbers of rows differ.
+    Raises UsageError if their numbers of rows differ, or for other values.
     """
 
     def __init__(self, tree: Any) -> None:
@@ -71,6 +72,11 @@ class ArraySamples:
         self._leaves: list[NDArray[Any]] = []
 
         def leaf(x: Any) -> NDArray[Any]:
+            if not isinstance(x, (Tensor, list)) and not is_array(x):
+                raise unfit(
+                    "DataLoader", "an array of the data set", x,
+                    "give NumPy arrays; of a dict of data sets name one: dataset['train']",
+                )  # fmt: skip
             made = as_leaf(x, "an array")
             array = made if isinstance(made, np.ndarray) else np.asarray(x)
             rows[f"array {len(rows)}"] = len(array) if array.ndim else -1

@@ -148,9 +148,7 @@ class Loader(abc.ABC, Generic[Batch]):
                 self._ended = self._settings.epochs is not None
                 begin = "" if self._ended else "iter(loader) begins the next epoch; "
                 message = f"dataloader: {self._epoch} epochs are given out"
-                raise StopIteration(
-                    f'{message}; {begin}"epochs": math.inf in its config has no end'
-                )
+                raise StopIteration(f"{message}; {begin}with epochs of math.inf there is no end")
             try:
                 epoch, sample, data, rows = self._next_rows()
                 if rows is not None:

@@ -2,7 +2,7 @@
 
 An image is a patch of stripes somewhere in noise; its class is the direction of the stripes. Their
 phase and place are random, so the mean image of every class is empty and a weighted sum of pixels
-says next to nothing. Images are made as they are needed: nothing is read or downloaded.
+says next to nothing. Images are made when the loader's thread reads them: nothing is downloaded.
 
 Over `dp` each device takes a part of the batch. The batch norms still use the statistics of all of
 it, so a run gives the same losses on any number of devices.
@@ -10,8 +10,10 @@ it, so a run gives the same losses on any number of devices.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
@@ -22,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tessera as ts
-from tessera import dist, nn, optim
+from tessera import data, dist, nn, optim
+from tessera.show.curves import Series, save_loss_curve
 from tessera.show.plan_view import planned, render_plan
 from tessera.train.cli import one_line
 
@@ -34,24 +37,31 @@ Examples:
   --mesh dp=8 --steps 200         the batch over eight devices
   --mesh dp=1 --steps 200         the same losses on one
   --noise 2                       harder images
+  --curve loss.png                a picture of both losses
 """
 CLASSES, SIDE = 6, 24
-TEST_IMAGES = 1536
+IMAGES, TEST_IMAGES = 16384, 1536
 
 
-def images(count: int, noise: float, *seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` images [count, 1, SIDE, SIDE] and their classes: a function of `seed` alone."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, CLASSES, count)
-    angle = (labels + rng.uniform(-0.25, 0.25, count)) * np.pi / CLASSES
-    wave, phase = rng.uniform(4.0, 6.0, count), rng.uniform(0, 2 * np.pi, count)
-    middle = rng.uniform(0.3, 0.7, (2, count)) * SIDE
-    y, x = np.mgrid[:SIDE, :SIDE][:, None] - middle[:, :, None, None]
-    along = x * np.cos(angle)[:, None, None] + y * np.sin(angle)[:, None, None]
-    stripes = np.cos(2 * np.pi * along / wave[:, None, None] + phase[:, None, None])
-    patch = np.exp(-(x**2 + y**2) / (2 * (SIDE / 5) ** 2))
-    made = stripes * patch + noise * rng.normal(size=(count, SIDE, SIDE))
-    return made[:, None].astype(np.float32), labels.astype(np.int32)
+class Stripes:
+    """`count` images [1, SIDE, SIDE] and their classes, functions of `seed` and their number."""
+
+    def __init__(self, count: int, noise: float, *seed: int):
+        self.count, self.noise, self.seed = count, noise, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        rng = np.random.default_rng((*self.seed, i))
+        label = int(rng.integers(0, CLASSES))
+        angle = (label + rng.uniform(-0.25, 0.25)) * np.pi / CLASSES
+        wave, phase = rng.uniform(4.0, 6.0), rng.uniform(0, 2 * np.pi)
+        y, x = np.mgrid[:SIDE, :SIDE] - rng.uniform(0.3, 0.7, (2, 1, 1)) * SIDE
+        stripes = np.cos(2 * np.pi * (x * np.cos(angle) + y * np.sin(angle)) / wave + phase)
+        patch = np.exp(-(x**2 + y**2) / (2 * (SIDE / 5) ** 2))
+        made = stripes * patch + self.noise * rng.normal(size=(SIDE, SIDE))
+        return made[None].astype(np.float32), label
 
 
 class ConvNet(nn.Module):
@@ -111,25 +121,30 @@ def fit(
     def hits(model: nn.Module, x: ts.Tensor, y: ts.Tensor) -> ts.Tensor:
         return (ts.argmax(model(x)) == y).to(ts.f32).mean()
 
-    def on_mesh(count: int, *where: int) -> Any:
-        return dist.place(images(count, noise, seed, *where), plan, mesh, kind="batch")
-
+    loader = data.DataLoader(
+        Stripes(IMAGES, noise, seed, 0), batch, shuffle=True, seed=seed, epochs=math.inf,
+        drop_last=True, mesh=mesh,
+    )  # fmt: skip
+    x, y = next(loader)
     # What a step will do, before any of it runs.
     weights = model.parameters()
-    graph = planned(train_step, model, state, *on_mesh(batch, 0, 0))
+    graph = planned(train_step, model, state, x, y)
     console.print(render_plan(mesh, graph, weights, {"weights": weights, "optimizer": state}), "")
 
     losses: list[float] = []
     times: list[float] = []
     for step in range(steps):
         start = time.perf_counter()
-        losses.append(train_step(model, state, *on_mesh(batch, 0, step)).item())
+        losses.append(train_step(model, state, x, y).item())
         times.append(time.perf_counter() - start)
+        x, y = next(loader)
         if (step + 1) % max(1, steps // 8) == 0:
             console.print(f"step {step + 1:4}  loss {losses[-1]:.4f}", highlight=False)
     console.print()
+    loader.close()
     model.train(False)
-    accuracy = hits(model, *on_mesh(TEST_IMAGES, 1)).item()
+    new = data.DataLoader(Stripes(TEST_IMAGES, noise, seed, 1), TEST_IMAGES, mesh=mesh)
+    accuracy = hits(model, *next(new)).item()
     return Trained(losses, accuracy, median(times[1:] or times))
 
 
@@ -144,6 +159,12 @@ def report(console: Console, convnet: Trained, linear: Trained) -> None:
     console.print(table)
 
 
+def draw(path: Path, convnet: Trained, linear: Trained) -> None:
+    named = (("linear", linear), ("convolutional", convnet))
+    series = [Series(name, range(1, len(t.losses) + 1), t.losses) for name, t in named]
+    save_loss_curve(path, series, baselines={"guessing": math.log(CLASSES)}, unit="nats per image")
+
+
 def main(
     mesh: Annotated[str, typer.Option(help="The axis dp and its size.")] = "dp=8",
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
@@ -152,6 +173,7 @@ def main(
     lr: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-2,
     noise: Annotated[float, typer.Option(min=0, help="Of each pixel; stripes reach 1.")] = 1.2,
     seed: Annotated[int, typer.Option(min=0, help="Decides weights and images.")] = 0,
+    curve: Annotated[Path | None, typer.Option(help="Where a PNG of the losses goes.")] = None,
 ) -> tuple[Trained, Trained]:
     console = Console(quiet=dist.process_index() > 0)  # one process shows
     try:
@@ -161,6 +183,8 @@ def main(
         ts.seed(seed)
         how = (devices, steps, batch, lr, noise, seed, console)
         convnet, linear = fit(ConvNet(width), *how), fit(Linear(), *how)
+        if curve is not None and dist.process_index() == 0:
+            draw(curve, convnet, linear)
     except ts.TesseraError as error:
         typer.echo(f"error: {one_line(error)}", err=True)
         raise typer.Exit(2) from None

@@ -106,12 +106,30 @@ row("tessera.data.TokenSource", source, ends=np.array([9, DOCUMENTS.size]), eos=
 
 def loader(**k: Any) -> Any:
     given = create_dataloader({**LOADED, "validation_fraction": 0.5})
-    made = ts.data.DataLoader(given._source, given._config, 4, np.arange(4), given._place, **k)
+    made = ts.data.TokenLoader(given._source, given._config, 4, given._split, **k)
     with made:
         return seen(next(made))
 
 
-row("tessera.data.DataLoader", loader, part="validation")
+row("tessera.data.TokenLoader", loader, part="validation")
+
+
+def of_samples(**k: Any) -> Any:
+    """The first batches of a data set, and the number of threads that make them."""
+    threads = threading.active_count()
+    with ts.data.DataLoader(np.arange(10), **k) as made:
+        found = [seen(next(made))]
+        threads = threading.active_count() - threads
+        for _ in range(1 if k.get("epochs") else 3):
+            found += [seen(batch) for batch in itertools.islice(made, 12)]
+        return found, threads
+
+
+row("tessera.data.DataLoader", of_samples, {"batch_size": 4, "shuffle": True}, batch_size=2,
+    shuffle=False, seed=1, epochs=2, drop_last=True, collate_fn=lambda rows: {"x": rows},
+    prefetch=0, mesh=MESH, hosts=(1, 2))  # fmt: skip
+row("tessera.data.DataLoader on a mesh", of_samples, {"batch_size": 8, "mesh": MESH},
+    data_axes=("tp",))  # fmt: skip
 
 
 # -- the environment -------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from tessera.data import (
     create_dataloader,
     create_distributed_dataloader,
 )
-from tessera.data.create import host_rows
-from tessera.data.loader import Ahead
+from tessera.data.ahead import Ahead
+from tessera.data.split import host_rows
 from tests.core.loaders import S, flat, loader, samples, seen, text_of
 
 pytestmark = pytest.mark.usefixtures("oracle")
@@ -68,7 +68,7 @@ def test_a_loader_says_where_it_stands() -> None:
     data = loader(np.int64(20), seed=np.int64(5), hosts=[0, 2])
     next(data)
     assert repr(data) == (
-        "DataLoader(2 rows of 4 × 4 tokens, 5 batches an epoch, at sample 4 of epoch 0)"
+        "TokenLoader(2 rows of 4 × 4 tokens, 5 batches an epoch, at sample 4 of epoch 0)"
     )
     state = data.state_dict()
     assert json.loads(json.dumps(state)) == state
@@ -334,7 +334,7 @@ def test_our_own_errors_come_through_the_thread_as_they_are() -> None:
 def test_a_loader_whose_thread_died_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a forked process: it has the object, but not the thread."""
 
-    from tessera.data import loader as prefetch
+    from tessera.data import ahead as prefetch
 
     monkeypatch.setattr(prefetch, "_LOOK_S", 0.01)
     monkeypatch.setattr(prefetch, "_work", lambda items, shared: None)

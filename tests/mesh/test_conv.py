@@ -395,6 +395,17 @@ def test_the_example_trains_the_same_network_on_one_device_and_on_eight(example:
     assert eight.accuracy > linear.accuracy + 0.3
 
 
+def test_the_example_draws_its_curve(example: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    curve = tmp_path / "loss.png"
+    small = {**SMALL, "batch": 16, "width": 2}
+    convnet, linear = example.main("dp=2", 3, **small, curve=curve)
+    assert len(convnet.losses) == len(linear.losses) == 3
+    assert curve.read_bytes().startswith(b"\x89PNG")
+    image, label = example.Stripes(9, 0.3, 0, 0)[8]
+    assert image.shape == (1, example.SIDE, example.SIDE) and 0 <= label < example.CLASSES
+
+
 def test_a_wrong_mesh_is_one_line(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(example.typer.Exit) as stop:
         example.main("tp=8", 1, **SMALL)

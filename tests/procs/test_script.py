@@ -26,7 +26,7 @@ from tessera import dist
 SCRIPT = """
 import json, warnings
 warnings.simplefilter("always", ResourceWarning)
-from tessera.data import create_distributed_dataloader
+from tessera.data import DataLoader, create_distributed_dataloader
 from tessera.train.run import Run
 whole = dist.Mesh.parse("pp=2 dp=2")
 first, last = whole.slice(pp=0), whole.slice(pp=1)
@@ -42,6 +42,10 @@ tokens = np.arange(200, dtype=np.int32)
 config = {"data": tokens, "global_batch_size": 8, "sequence_length": 4, "prefetch": 0}
 loader = create_distributed_dataloader(config, dist.Mesh.parse("dp=4"))
 batch = next(loader)["input_ids"]
+texts = [[i] * (i + 1) for i in range(9)]
+pad = lambda rows: np.array([r + [0] * (max(map(len, rows)) - len(r)) for r in rows])
+arrays = DataLoader({"x": texts[8], "y": np.eye(9)}, 8, mesh=dist.Mesh.parse("dp=4"))
+padded = DataLoader(texts, 8, mesh=dist.Mesh.parse("dp=4"), collate_fn=pad)
 
 with Run(os.environ["OUT"], steps=1, tokens_per_step=1, weights=lambda: {"w": there}) as run:
     with run.step(0) as row:
@@ -50,7 +54,10 @@ run.save_text("sample.txt", "written once")
 back = dist.place({"w": there}, mesh=first)["w"]
 both = dist.place({"w": there}, dist.strategy("tensor_parallel", axis="dp"), whole)["w"]
 same = dist.to_host({"x": x, "moved": moved, "back": back, "both": both, "batch": batch, "n": 3})
-print(json.dumps([{k: np.asarray(v).tolist() for k, v in same.items()}, read, len(loader._rows)]))
+same |= {f"{i} {k}": v for i, d in enumerate(map(dist.to_host, arrays)) for k, v in d.items()}
+same |= {f"padded {i}": dist.to_host(x) for i, x in enumerate(padded)}
+rows = len(loader._split.rows(8))
+print(json.dumps([{k: np.asarray(v).tolist() for k, v in same.items()}, read, rows]))
 """
 # The choice of programs for a placement must not depend on values read already.
 READ_BY_ONE = """
@@ -93,6 +100,8 @@ def test_a_script_says_the_same_in_two_processes(tmp_path: Path) -> None:
     assert read[0] == begin[0] == "0.0 2.0 6.0 6.0" and read[1:] == begin[1:] == end
     assert one == two == want and want["moved"] == want["x"] and want["back"] == want["both"]
     assert (len(first), second) == (len(shown), []) and shown  # only one process prints the run
+    assert (want["0 x"], want["1 x"]) == ([8] * 8, [8]) and want["1 y"] == [[0] * 8 + [1]]
+    assert want["padded 0"][2] == [2, 2, 2, 0, 0, 0, 0, 0] and want["padded 1"] == [[8] * 9]
     assert (rows, half, other) == (8, 4, 4)
     assert values == same == want["x"]
     assert error.splitlines() == [

@@ -4,12 +4,15 @@ from typing import TYPE_CHECKING
 
 from ..core.public import public
 from .create import create_dataloader, create_distributed_dataloader
-from .loader import DataLoader, LoaderWarning
+from .dataset_loader import DataLoader
+from .loader import LoaderWarning
 from .sources import TokenSource
+from .token_loader import TokenLoader
 
 __all__ = [
     "DataLoader",
     "LoaderWarning",
+    "TokenLoader",
     "TokenSource",
     "create_dataloader",
     "create_distributed_dataloader",

@@ -1,36 +1,22 @@
-"""Loaders from configurations, and the rows of a batch that a process makes."""
+"""Loaders of tokens from configurations."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..core.checks import divides
-from ..core.devices import process_count
-from ..core.dtypes import dtype_of, int32
 from ..core.errors import UsageError
-from ..core.layout import Factor, TensorType, shard_count
+from ..core.layout import shard_count
 from ..core.mesh import Mesh
-from ..lang.math.create import tensor
 from ..lang.value.checks import mesh_or_none, needed_mesh
-from ..lang.value.engine import Parts, engine
-from ..lang.value.tensor import Tensor
 from .config import DataConfig, read_config
-from .loader import Batch, DataLoader
-from .packing import Rows
 from .sources import TokenSource, open_source
-
-DATA_AXES = ("dp", "fsdp", "ddp", "data")
-"""The mesh axes that a batch is split over, unless `data_axes` names others."""
-OTHER_AXES = ("tp", "pp", "ep", "sp", "cp")
-"""Axes that by custom split something other than the batch."""
+from .split import Split, data_axes
+from .token_loader import TokenLoader
 
 
-def create_dataloader(config: Mapping[str, Any]) -> DataLoader:
+def create_dataloader(config: Mapping[str, Any]) -> TokenLoader:
     """A loader of batches `{"input_ids": [B, S], "labels": [B, S]}`, int32; a label is the token
     after its input, or -100 (guide 4, 1.1).
 
@@ -81,17 +67,15 @@ the only one |
             " the rows of a batch, over all hosts",
             fix="leave one of them out, or call create_distributed_dataloader(config, mesh)",
         )
-    which, hosts = read.hosts
     divides(
-        "dataloader", size, hosts, "a batch of {count} rows does not divide over {parts} hosts",
+        "dataloader", size, read.hosts[1],
+        "a batch of {count} rows does not divide over {parts} hosts",
         "give a batch_size that does", UsageError,
     )  # fmt: skip
-    mine = size // hosts
-    rows = np.arange(which * mine, (which + 1) * mine)
-    return DataLoader(_opened(read, on_mesh=False), read, size, rows, _loose)
+    return TokenLoader(_opened(read, on_mesh=False), read, size, Split(hosts=read.hosts))
 
 
-def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> DataLoader:
+def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> TokenLoader:
     """A loader of global batches whose dim 0 is split over the data-parallel axes of `mesh` (guide
     4, 2.1).
 
@@ -111,21 +95,10 @@ def create_distributed_dataloader(config: Mapping[str, Any], mesh: Mesh) -> Data
     read = read_config(config)
     caller = "create_distributed_dataloader"
     where = needed_mesh(caller, mesh_or_none(caller, mesh))
-    axes = _data_axes(where, read)
+    axes = data_axes(where, read.data_axes)
     size = _global_size(where, axes, read)
-    dims = ((Factor(size, axes),), (Factor(read.sequence_length),))
-
-    def lay(mesh: Mesh) -> tuple[NDArray[np.int64], Callable[[Rows], Batch]]:
-        if read.hosts[1] > 1:
-            return host_rows(mesh, axes, size, *read.hosts), _loose
-        layout, rows = TensorType(int32, dims, (), mesh), np.arange(size)
-        if process_count() > 1:
-            rows = engine().local_row_indices(layout)
-        return rows, _on(layout, rows)
-
-    loader = DataLoader(_opened(read, on_mesh=True), read, size, *lay(where))
-    loader.lay, loader.mesh = lay, where if read.hosts[1] == 1 else None
-    return loader
+    split = Split(where, axes, read.hosts)
+    return TokenLoader(_opened(read, on_mesh=True), read, size, split)
 
 
 def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:
@@ -154,49 +127,6 @@ def _opened(read: DataConfig, on_mesh: bool) -> TokenSource:
     return source
 
 
-def _loose(rows: Rows) -> Batch:
-    return {name: tensor(value) for name, value in rows.items()}
-
-
-def _on(layout: TensorType, mine: NDArray[np.int64]) -> Callable[[Rows], Batch]:
-    """A function that lays out a batch as `layout`, from its rows `mine`."""
-    size = layout.shape[0]
-
-    def blocks(x: NDArray[Any], t: TensorType) -> Tensor:
-        def fill(parts: Parts) -> None:
-            for cut, out in parts:
-                first, after = np.searchsorted(mine, cut[0].indices(size)[:2])
-                out[...] = x[first:after, cut[1]]
-
-        return Tensor(engine().place_blocks(fill, t), t)
-
-    def place(rows: Rows) -> Batch:
-        length = next(iter(rows.values())).shape[1]
-        t = layout.with_dims((layout.dims[0], (Factor(length),)))
-        if len(mine) == size:
-            return {name: tensor(v, t.mesh, t) for name, v in rows.items()}
-        return {name: blocks(v, t.with_dtype(dtype_of(v.dtype))) for name, v in rows.items()}
-
-    return place
-
-
-def _data_axes(mesh: Mesh, config: DataConfig) -> tuple[str, ...]:
-    """The mesh axes that split the batch: those in the config, or else those with a customary name.
-    Raises UsageError if there are neither."""
-    if config.data_axes is not None:
-        for axis in config.data_axes:
-            mesh.axis_size(axis)  # raises for an unknown axis
-        return tuple(dict.fromkeys(config.data_axes))
-    axes = tuple(axis for axis in mesh.axes if axis in DATA_AXES)
-    if axes or all(axis in OTHER_AXES for axis in mesh.axes):
-        return axes
-    raise UsageError(
-        "dataloader: it is not known which axes of the mesh split the batch",
-        mesh=mesh.text(),
-        fix=f'say so in the config, e.g. "data_axes": ("{mesh.axes[0]}",)',
-    )
-
-
 def _global_size(mesh: Mesh, axes: tuple[str, ...], config: DataConfig) -> int:
     """The number of rows of a batch over all processes. Raises UsageError if the config has none,
     or two that differ."""
@@ -218,24 +148,3 @@ def _global_size(mesh: Mesh, axes: tuple[str, ...], config: DataConfig) -> int:
             fix="give global_batch_size, or batch_size_per_gpu",
         )
     return total or (each or 0) * split
-
-
-def host_rows(
-    mesh: Mesh, axes: tuple[str, ...], batch_size: int, which: int, hosts: int
-) -> NDArray[np.int64]:
-    """The rows of a global batch that the devices of host `which` hold, each once, ascending.
-
-    >>> host_rows(Mesh.parse("dp=4 tp=2"), ("dp",), 8, 1, 2).tolist()
-    [4, 5, 6, 7]
-    """
-    divides(
-        "dataloader", mesh.size, hosts, "{count} devices do not divide over {parts} hosts",
-        "give hosts=(which, of how many) with as many devices each", UsageError, mesh=mesh.text(),
-    )  # fmt: skip
-    each = mesh.size // hosts
-    mine = np.isin(mesh.array(), np.sort(mesh.array(), None)[which * each : (which + 1) * each])
-    place = np.zeros(mesh.shape, np.int64)
-    for axis in axes:
-        place = place * mesh.sizes[axis] + np.indices(mesh.shape)[mesh.axes.index(axis)]
-    block = math.ceil(batch_size / shard_count(axes, mesh.sizes))
-    return np.flatnonzero(np.isin(np.arange(batch_size) // block, place[mine]))

@@ -13,7 +13,7 @@ from tessera.train.evaluate import mean_loss
 from tests.mesh.silent.rows import row
 
 
-def loader(**more: Any) -> ts.data.DataLoader:
+def loader(**more: Any) -> ts.data.TokenLoader:
     config = {"data": np.arange(401), "batch_size": 4, "sequence_length": 8, "prefetch": 0}
     return ts.data.create_dataloader({**config, **more})
 

@@ -35,7 +35,8 @@ def program_of(caller: str, fn: Callable[..., list[Any]], types: Types) -> Progr
     def of_data(*args: Any) -> list[Any]:
         return fn(*(wrapped(x, impl) for x, (_, _, impl) in zip(args, types, strict=True)))
 
-    args = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in types]
+    narrow = jax.dtypes.canonicalize_dtype  # programs are of 32 bits
+    args = [jax.ShapeDtypeStruct(shape, narrow(dtype)) for shape, dtype, _ in types]
     try:
         closed = jax.make_jaxpr(of_data)(*args)
     except TesseraError:

@@ -161,7 +161,7 @@ def _logaddexp2(x: Tensor, y: Tensor) -> Tensor:
 @aten("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
 def _xlogy(x: Operand, y: Operand) -> Tensor:
     a, b = floats(x, y)
-    none = (a == 0.0) & (b == b)
+    none = (a == 0.0) & ((b <= 0.0) | (b == math.inf))
     return F.where(none, 0.0, a * F.log(F.where(none, 1.0, b)))
 
 

@@ -43,6 +43,16 @@ def row(names: str, *calls: Call) -> None:
 
 # -- elementwise ----------------------------------------------------------------------------------
 row("isfinite positive square relu6 selu log_sigmoid", lambda d: (d.f(3, 4),), lambda d: (d.f(),))
+row(
+    "binary_cross_entropy",
+    lambda d: (torch.tensor([0.0, 1.0, 1.0, 0.5]), torch.tensor([0.0, 1.0, 0.0, 1.0])),
+)
+row("sinc", lambda d: (torch.tensor([0.0, 0.5]),))
+row("std_mean.correction", lambda d: (torch.ones(2, 3), [1]))
+row("xlogy.Tensor", lambda d: (torch.tensor([0.0, 0.0, 2.0]), torch.tensor([3.0, 0.5, 2.0])))
+# where pieces meet, and at -0
+row("relu hardtanh elu celu hardsigmoid hardswish signbit",
+    lambda d: (torch.tensor([0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5]),))  # fmt: skip
 for _op in ("and", "or", "xor"):
     row(f"__{_op}__.Tensor", lambda d: (d.i(9, 3), d.i(9, 3)), lambda d: (d.b(3), d.b(3)))
     row(

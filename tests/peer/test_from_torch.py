@@ -149,6 +149,27 @@ def test_detach_and_no_grad_stop_gradients() -> None:
     compare(Detached(), torch.randn(3, 4))
 
 
+class Pieces(nn.Module):
+    """Functions whose gradients are PyTorch's choice, at 0, where pieces meet and at a constant."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = torch.sigmoid(x * 100)
+        apart = TF.binary_cross_entropy(share, (x > 1).float(), reduction="none")
+        meet = [TF.relu, TF.relu6, TF.hardtanh, TF.elu, TF.celu, TF.hardsigmoid, TF.hardswish]
+        spread = torch.zeros_like(x) * x
+        return torch.stack([apart, torch.sinc(x), *(f(x) for f in meet), spread.std() + x])
+
+
+def test_gradients_where_pieces_meet() -> None:
+    x = torch.tensor([0.0, 1.0, -1.0, 3.0, -3.0, 6.0], requires_grad=True)
+    ours = ts.from_torch(Pieces(), (x.detach(),))
+    value = Pieces()(x)
+    w = torch.rand_like(value)
+    (value * w).sum().backward()
+    got = ts.value_and_grad(lambda x: weighted(ours(x), w.numpy()))(ts.tensor(host(x)))[1]
+    near(got, x.grad)
+
+
 # -- state ----------------------------------------------------------------------------------------
 class Tied(nn.Module):
     def __init__(self) -> None:

@@ -67,8 +67,9 @@ def _remainder(x: Operand, y: Operand) -> Tensor:
 @aten("fmod.Tensor", "fmod.Scalar")
 def _fmod(x: Operand, y: Operand) -> Tensor:
     a, b = cast_all(x, y)
-    rest = F.abs(a) % F.abs(b)
-    return F.where(a < 0, -rest, rest)
+    below = a < 0
+    rest = F.where(below, -a, a) % F.abs(b)
+    return F.where(below, -rest, rest)
 
 
 @aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")

@@ -242,9 +242,22 @@ def read_graph(graph_module: Any, placeholders: list[Any] | None = None) -> Prog
             values[node] = refs[0] if many is None else refs
             params = {k: read(v) for k, v in node.kwargs.items() if k not in PLACES}
             args = [read(x) for x in node.args]
+            if "as_strided" in str(node.target):
+                _need_rows(node)
             call = Call(_name(node.target), args, params, outs, line_of(node), module_of(node))
             program.calls.append(cut_backward(program, call) if call.name == BOUND else call)
     return program
+
+
+def _need_rows(node: Any) -> None:
+    """Raises UsageError if `as_strided` counts places in the memory behind a view."""
+    x, offset = node.args[0].meta["val"], [*node.args[3:], node.kwargs.get("storage_offset")][0]
+    if not x.is_contiguous() or (offset is not None and x.storage_offset() != 0):
+        raise UsageError(
+            "from_torch: as_strided of a view has no rule here: it reads the memory behind it",
+            rows=[("in", line_of(node))],
+            fix="call .contiguous().clone() before, or index the tensor",
+        )
 
 
 def _many(node: Any) -> int | None:

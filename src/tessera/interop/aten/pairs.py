@@ -75,7 +75,7 @@ def _fmod(x: Operand, y: Operand) -> Tensor:
 @aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def _pow(x: Operand, y: Operand) -> Tensor:
     if isinstance(x, Tensor) and isinstance(y, (int, float)) and x.dtype.is_float:
-        if y == int(y):
+        if math.isfinite(y) and y == int(y):
             return x ** int(y)
         return F.sqrt(x) if y == 0.5 else x ** float(y)
     a, b = cast_all(x, y)

@@ -50,6 +50,11 @@ row(
 row("sinc", lambda d: (torch.tensor([0.0, 0.5]),))
 row("std_mean.correction", lambda d: (torch.ones(2, 3), [1]))
 row("xlogy.Tensor", lambda d: (torch.tensor([0.0, 0.0, 2.0]), torch.tensor([3.0, 0.5, 2.0])))
+NAN = [2.0, float("nan"), 1.0, 2.0]
+row("median", lambda d: (torch.tensor(NAN),), lambda d: (d.f(3, 4),))
+row("median.dim", lambda d: (torch.tensor(NAN), 0), lambda d: (d.f(3, 4), 1, True))
+row("max_pool2d_with_indices", lambda d: (d.f(1, 2, 5, 6), [3, 3], [2, 2], [1, 1]))
+row("pow.Tensor_Scalar", lambda d: (torch.tensor([0.5, 1.0, 2.0]), float("inf")))
 # where pieces meet, and at -0
 row("relu hardtanh elu celu hardsigmoid hardswish signbit",
     lambda d: (torch.tensor([0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5]),))  # fmt: skip
@@ -61,6 +66,7 @@ for _op in ("and", "or", "xor"):
 row("__lshift__.Scalar __rshift__.Scalar bitwise_left_shift.Tensor_Scalar "
     "bitwise_right_shift.Tensor_Scalar", lambda d: (d.i(99, 4), 2))  # fmt: skip
 row("gt.Scalar fmod.Scalar copysign.Scalar true_divide.Tensor", lambda d: (d.f(3, 4), 1.5))
+ROWS["aten.fmod.Scalar"].append(lambda d: (torch.tensor([0.0, 2.5, -2.5]), 2.0))
 ROWS["aten.true_divide.Tensor"] = [lambda d: (d.f(3), d.f(3)), lambda d: (d.i(5, 3), d.i(5, 3) + 1)]
 row("floor_divide.Scalar", lambda d: (d.i(20, 5) - 10, 3), lambda d: (d.f(5), 0.5))
 row("div.Scalar_mode", lambda d: (d.i(20, 5) - 10, 3, {"rounding_mode": "trunc"}),
@@ -269,6 +275,7 @@ WIDE = {"aten.grid_sampler_2d.default", "aten.convolution.default", "aten.addr.d
 REFUSED = {
     "aten.embedding.default": "not scaled by the frequency",
     "aten.scatter_reduce.two": "'prod' has no rule",
+    "aten.grid_sampler_2d.default": "'bicubic' has no rule",
     "aten.as_strided.default": "is outside",  # a part of memory around the argument
     "aten.index_put.default": "how many elements a mask names",
 }
@@ -277,6 +284,6 @@ BY_MODULES = {
     "cond", "while_loop", "scan", "tag_activation_checkpoint", "wrap_activation_checkpoint",
     "wrap_with_autocast", "wrap_with_set_grad_enabled", "tessera.stop_gradient.default",
     "transformers.grouped_mm_fallback.default", "aten.sym_is_contiguous.default",
-    "aten._weight_norm.default", "aten._unique2.default", "aten.unique_dim.default",
+    "aten._unique2.default", "aten.unique_dim.default",
     "aten.nonzero.default", "aten.masked_select.default", "aten.bincount.default",
 }  # fmt: skip

@@ -506,6 +506,11 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "a part": lambda: ts.from_torch(nn.Sequential(nn.Linear(4, 2)), (torch.ones(2, 4),))[0](X),
     "mask": lambda: ts.from_torch(Masked(), (torch.ones(3),)),
     "name": lambda: ts.from_torch(Named(), (torch.ones(3),)),
+    "strided": lambda: ts.from_torch(Strided(), (torch.ones(3, 3),)),
+    "bicubic": lambda: ts.from_torch(Sampled(), (torch.ones(1, 1, 4, 4),))(
+        np.ones((1, 1, 4, 4), np.float32)
+    ),
+    "an array for a number": lambda: ts.from_torch(Times(), (torch.ones(2, 4), 2))(X, X),
     "changed": lambda: ts.from_torch(Changes(), (torch.ones(3),)),
 }
 
@@ -531,6 +536,22 @@ class Named(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.freeze(x)
+
+
+class Times(nn.Module):
+    def forward(self, x: torch.Tensor, k: Any) -> torch.Tensor:
+        return x * k
+
+
+class Strided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().as_strided((2, 2), (1, 2))
+
+
+class Sampled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = torch.zeros(1, 2, 2, 2, device=x.device)
+        return TF.grid_sample(x, grid, mode="bicubic", align_corners=False)
 
 
 class Changes(nn.Module):

@@ -55,6 +55,7 @@ row("median", lambda d: (torch.tensor(NAN),), lambda d: (d.f(3, 4),))
 row("median.dim", lambda d: (torch.tensor(NAN), 0), lambda d: (d.f(3, 4), 1, True))
 row("max_pool2d_with_indices", lambda d: (d.f(1, 2, 5, 6), [3, 3], [2, 2], [1, 1]))
 row("pow.Tensor_Scalar", lambda d: (torch.tensor([0.5, 1.0, 2.0]), float("inf")))
+row("fmax fmin", lambda d: (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0])))
 # where pieces meet, and at -0
 row("relu hardtanh elu celu hardsigmoid hardswish signbit",
     lambda d: (torch.tensor([0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5]),))  # fmt: skip

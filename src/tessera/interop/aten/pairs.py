@@ -130,20 +130,19 @@ def _chosen(fn: Any, of_bools: Any, x: Operand, y: Operand) -> Tensor:
 
 @aten("fmax")
 def _fmax(x: Operand, y: Operand) -> Tensor:
-    return _number_of(F.maximum, x, y)
+    return _number_of(operator.ge, operator.or_, x, y)
 
 
 @aten("fmin")
 def _fmin(x: Operand, y: Operand) -> Tensor:
-    return _number_of(F.minimum, x, y)
+    return _number_of(operator.le, operator.and_, x, y)
 
 
-def _number_of(fn: Callable[[Tensor, Tensor], Tensor], x: Operand, y: Operand) -> Tensor:
-    """`fn` where neither is NaN, else the one that is a number."""
+def _number_of(first: Any, of_bools: Any, x: Operand, y: Operand) -> Tensor:
+    """`x` where it comes `first` or `y` is NaN, else `y`; the gradient is that of the one."""
     a, b = cast_all(x, y)
-    if not a.dtype.is_float:
-        return _chosen(fn, operator.or_ if fn is F.maximum else operator.and_, a, b)
-    return F.where(a != a, b, F.where(b != b, a, fn(a, b)))
+    found: Tensor = of_bools(a, b) if a.dtype is bool_ else F.where(first(a, b) | (b != b), a, b)
+    return found
 
 
 @aten("copysign.Tensor", "copysign.Scalar")

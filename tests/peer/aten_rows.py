@@ -276,7 +276,6 @@ WIDE = {"aten.grid_sampler_2d.default", "aten.convolution.default", "aten.addr.d
 REFUSED = {
     "aten.embedding.default": "not scaled by the frequency",
     "aten.scatter_reduce.two": "'prod' has no rule",
-    "aten.grid_sampler_2d.default": "'bicubic' has no rule",
     "aten.as_strided.default": "is outside",  # a part of memory around the argument
     "aten.index_put.default": "how many elements a mask names",
 }

@@ -92,12 +92,14 @@ row("div", lax.div, I, J)
 row("div", lax.div, U, U[::-1] % 9 + 1)
 row("rem", lax.rem, I, J - 10)
 row("rem", lax.rem, 9 * X, Y, smooth=True)
+row("rem", lax.rem, np.round(X), Y, smooth=True)
 row("pow", lax.pow, ABOVE, Y, smooth=True)
 row("pow", lax.pow, X, J)
 row("integer_pow", lambda x: lax.integer_pow(x, 3) + lax.integer_pow(x, -2), ABOVE, smooth=True)
 row("round", lambda x: lax.round(x * 2, lax.RoundingMethod.AWAY_FROM_ZERO), np.round(X * 4) / 4)
 row("round", lambda x: lax.round(x * 2, lax.RoundingMethod.TO_NEAREST_EVEN), np.round(X * 4) / 4)
 row("clamp", lambda x: lax.clamp(-0.5, x, 0.7), X, smooth=True)
+row("clamp", lambda x: lax.clamp(-1.0, x, 1.0), np.round(X), smooth=True)
 row("select_n", lambda p, x, y: lax.select(p, x, y), B, X, Y)
 row("select_n", lambda i, x, y: lax.select_n(i % 3, x, y, x * y), J, X, Y)
 row(
@@ -204,6 +206,8 @@ def _pooled(x: Any) -> Any:
 
 
 row("select_and_scatter_add", jax.grad(_pooled), X)
+row("select_and_scatter_add", jax.grad(lambda x: jnp.sum(jnp.sin(
+    lax.reduce_window(x, np.inf, lax.min, (1, 2), (1, 1), "VALID")))), X)  # fmt: skip
 row("sort", lambda x, y: lax.sort((jnp.round(x), y, x), num_keys=2), X, Y, smooth=True)
 row("sort", lambda x: lax.sort(x, 0), ODD)
 row("lt_to", lambda x: jnp.searchsorted(jnp.sort(x), x, method="compare_all"), ODD)

@@ -188,6 +188,8 @@ def test_what_cannot_be_had_says_so() -> None:
         return lax.conv(a, a, (1, 1), "SAME")
 
     x = ts.tensor(floats(4))
+    with pytest.raises(ts.UsageError, match=r"scatter_apply of JAX has no rule"):
+        ts.from_jax_function(lambda x: x.at[1].apply(jnp.sin))(ts.ones(3))
     with pytest.raises(ts.UsageError, match=r"lgamma of JAX has no rule here") as said:
         ts.from_jax_function(jax.scipy.special.gammaln)(x)
     assert "ts.interop.jax_rule('lgamma')" in str(said.value)

@@ -43,6 +43,22 @@ def row(names: str, *calls: Call) -> None:
 
 # -- elementwise ----------------------------------------------------------------------------------
 row("isfinite positive square relu6 selu log_sigmoid", lambda d: (d.f(3, 4),), lambda d: (d.f(),))
+row(
+    "binary_cross_entropy",
+    lambda d: (torch.tensor([0.0, 1.0, 1.0, 0.5]), torch.tensor([0.0, 1.0, 0.0, 1.0])),
+)
+row("sinc", lambda d: (torch.tensor([0.0, 0.5]),))
+row("std_mean.correction", lambda d: (torch.ones(2, 3), [1]))
+row("xlogy.Tensor", lambda d: (torch.tensor([0.0, 0.0, 2.0]), torch.tensor([3.0, 0.5, 2.0])))
+NAN = [2.0, float("nan"), 1.0, 2.0]
+row("median", lambda d: (torch.tensor(NAN),), lambda d: (d.f(3, 4),))
+row("median.dim", lambda d: (torch.tensor(NAN), 0), lambda d: (d.f(3, 4), 1, True))
+row("max_pool2d_with_indices", lambda d: (d.f(1, 2, 5, 6), [3, 3], [2, 2], [1, 1]))
+row("pow.Tensor_Scalar", lambda d: (torch.tensor([0.5, 1.0, 2.0]), float("inf")))
+row("fmax fmin", lambda d: (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0])))
+# where pieces meet, and at -0
+row("relu hardtanh elu celu hardsigmoid hardswish signbit",
+    lambda d: (torch.tensor([0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5]),))  # fmt: skip
 for _op in ("and", "or", "xor"):
     row(f"__{_op}__.Tensor", lambda d: (d.i(9, 3), d.i(9, 3)), lambda d: (d.b(3), d.b(3)))
     row(
@@ -51,6 +67,7 @@ for _op in ("and", "or", "xor"):
 row("__lshift__.Scalar __rshift__.Scalar bitwise_left_shift.Tensor_Scalar "
     "bitwise_right_shift.Tensor_Scalar", lambda d: (d.i(99, 4), 2))  # fmt: skip
 row("gt.Scalar fmod.Scalar copysign.Scalar true_divide.Tensor", lambda d: (d.f(3, 4), 1.5))
+ROWS["aten.fmod.Scalar"].append(lambda d: (torch.tensor([0.0, 2.5, -2.5]), 2.0))
 ROWS["aten.true_divide.Tensor"] = [lambda d: (d.f(3), d.f(3)), lambda d: (d.i(5, 3), d.i(5, 3) + 1)]
 row("floor_divide.Scalar", lambda d: (d.i(20, 5) - 10, 3), lambda d: (d.f(5), 0.5))
 row("div.Scalar_mode", lambda d: (d.i(20, 5) - 10, 3, {"rounding_mode": "trunc"}),
@@ -267,6 +284,6 @@ BY_MODULES = {
     "cond", "while_loop", "scan", "tag_activation_checkpoint", "wrap_activation_checkpoint",
     "wrap_with_autocast", "wrap_with_set_grad_enabled", "tessera.stop_gradient.default",
     "transformers.grouped_mm_fallback.default", "aten.sym_is_contiguous.default",
-    "aten._weight_norm.default", "aten._unique2.default", "aten.unique_dim.default",
+    "aten._unique2.default", "aten.unique_dim.default",
     "aten.nonzero.default", "aten.masked_select.default", "aten.bincount.default",
 }  # fmt: skip

@@ -149,6 +149,27 @@ def test_detach_and_no_grad_stop_gradients() -> None:
     compare(Detached(), torch.randn(3, 4))
 
 
+class Pieces(nn.Module):
+    """Functions whose gradients are PyTorch's choice, at 0, where pieces meet and at a constant."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = torch.sigmoid(x * 100)
+        apart = TF.binary_cross_entropy(share, (x > 1).float(), reduction="none")
+        meet = [TF.relu, TF.relu6, TF.hardtanh, TF.elu, TF.celu, TF.hardsigmoid, TF.hardswish]
+        spread = torch.zeros_like(x) * x
+        return torch.stack([apart, torch.sinc(x), *(f(x) for f in meet), spread.std() + x])
+
+
+def test_gradients_where_pieces_meet() -> None:
+    x = torch.tensor([0.0, 1.0, -1.0, 3.0, -3.0, 6.0], requires_grad=True)
+    ours = ts.from_torch(Pieces(), (x.detach(),))
+    value = Pieces()(x)
+    w = torch.rand_like(value)
+    (value * w).sum().backward()
+    got = ts.value_and_grad(lambda x: weighted(ours(x), w.numpy()))(ts.tensor(host(x)))[1]
+    near(got, x.grad)
+
+
 # -- state ----------------------------------------------------------------------------------------
 class Tied(nn.Module):
     def __init__(self) -> None:
@@ -485,6 +506,11 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "a part": lambda: ts.from_torch(nn.Sequential(nn.Linear(4, 2)), (torch.ones(2, 4),))[0](X),
     "mask": lambda: ts.from_torch(Masked(), (torch.ones(3),)),
     "name": lambda: ts.from_torch(Named(), (torch.ones(3),)),
+    "strided": lambda: ts.from_torch(Strided(), (torch.ones(3, 3),)),
+    "bicubic": lambda: ts.from_torch(Sampled(), (torch.ones(1, 1, 4, 4),))(
+        np.ones((1, 1, 4, 4), np.float32)
+    ),
+    "an array for a number": lambda: ts.from_torch(Times(), (torch.ones(2, 4), 2))(X, X),
     "changed": lambda: ts.from_torch(Changes(), (torch.ones(3),)),
 }
 
@@ -510,6 +536,22 @@ class Named(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.freeze(x)
+
+
+class Times(nn.Module):
+    def forward(self, x: torch.Tensor, k: Any) -> torch.Tensor:
+        return x * k
+
+
+class Strided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().as_strided((2, 2), (1, 2))
+
+
+class Sampled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = torch.zeros(1, 2, 2, 2, device=x.device)
+        return TF.grid_sample(x, grid, mode="bicubic", align_corners=False)
 
 
 class Changes(nn.Module):

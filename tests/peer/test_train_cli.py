@@ -85,6 +85,11 @@ def test_a_known_config_is_planned_trained_and_saved(root: Path) -> None:
     np.testing.assert_allclose(got, peer(ids).logits.detach().numpy(), atol=1e-4)
     again = run(root, "llama.json", "known", *command)
     assert "all 12 steps were made before" in again and "measuring" not in again
+    # A save that was killed after its weights, before its config and the tokenizer.
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (root / "known" / "hf" / file).unlink()
+    run(root, "llama.json", "known", *command)
+    assert of_transformers(root / "known" / "hf")[1].tolist() == ids.tolist()
     # Its weights and tokenizer go on: with text, and with tokens.
     for name, data in (("more", "texts"), ("tokens", "known/text/tokens.npy")):
         said = run(root, "known/hf", name, "--steps", "2", "--mesh", "dp=2", "--json", data=data)
@@ -134,6 +139,8 @@ ERRORS = {
     "--zero has no effect": ("llama.json", "--zero", "1"),
     "--machine has no effect": ("llama.json", "--mesh", "dp=2", "--machine", "h100x8"),
     "holds files that are not of a run": ("llama.json", "--mesh", "dp=2", "--out", "texts"),
+    "is a file, or": ("llama.json", "--mesh", "dp=2", "--out", "llama.json"),
+    "tokenizer.json' is no tokenizer": ("spoilt", "--mesh", "dp=2"),
     "--seq cannot be 64": ("llama.json", "--mesh", "dp=2", "--seq", "64"),
     "transformers makes no causal language model": ("odd.json", "--mesh", "dp=2"),
     "the data have token 500, the model knows 300": (
@@ -146,6 +153,9 @@ ERRORS = {
 def test_errors_are_one_line(root: Path, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     (root / "odd.json").write_text('{"model_type": "t5", "vocab_size": 300}')
+    (root / "spoilt").mkdir(exist_ok=True)
+    (root / "spoilt" / "config.json").write_text(json.dumps(LLAMA))
+    (root / "spoilt" / "tokenizer.json").write_text("{")
     np.save(root / "odd.npy", np.full(400, 500, np.uint16))
     hf, *more = ERRORS[said]
     done = CliRunner().invoke(app, words(root, hf, f"wrong {abs(hash(said))}", *more))

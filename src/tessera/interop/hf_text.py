@@ -12,17 +12,17 @@ from .hf_files import CONFIG, read_json
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
 
 
-def hf_tokenizer(folder: Path) -> Any:
-    """The tokenizer of `folder`, of the library `tokenizers`. Raises UsageError if there is no
-    tokenizer.json, or it cannot be read."""
+def hf_tokenizer(folder: Path, name: str = "generate") -> Any:
+    """The tokenizer of `folder`, of the library `tokenizers`, for the command `name`. Raises
+    UsageError if there is no tokenizer.json, or it cannot be read."""
     path = folder / TOKENIZER
-    existing("generate", path, f"give a folder with {TOKENIZER}, which transformers saves")
-    tokenizers = library("generate", "tokenizers", "demo")
+    existing(name, path, f"give a folder with {TOKENIZER}, which transformers saves")
+    tokenizers = library(name, "tokenizers", "demo")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower one
         raise UsageError(
-            f"generate: {str(path)!r} is no tokenizer: {error}", fix="fetch or save it anew"
+            f"{name}: {str(path)!r} is no tokenizer: {error}", fix="fetch or save it anew"
         ) from None
 
 

@@ -15,7 +15,7 @@ from ..core.checks import library
 from ..core.dtypes import DType, dtype_of, f32, int32
 from ..core.errors import DTypeError, UsageError
 from ..lang.foreign.program import Call, Program, Ref
-from ..lang.foreign.rules import Rules
+from ..lang.foreign.rules import Rules, stem
 from ..lang.record.operands import as_tensor
 from ..lang.value.tensor import Tensor
 from .torch_functions import BOUND, cut_backward, followed_functions
@@ -23,6 +23,8 @@ from .torch_functions import BOUND, cut_backward, followed_functions
 # Where a tensor is and how it lies in memory is the layout's part here.
 PLACES = ("device", "layout", "pin_memory", "memory_format", "generator")
 WHOLE = "scaled_dot_product_attention"  # ops with this in their names are not decomposed
+# Nor are these, of which the decomposition has another gradient than PyTorch's own.
+EXACT = ("binary_cross_entropy", "hardsigmoid", "hardswish", "sinc", "std", "std_mean", "xlogy")
 _LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 
@@ -80,7 +82,7 @@ def export(
             )
             _mark_detached(exported.graph_module)
             table = torch.export.default_decompositions()
-            for op in [op for op in table if WHOLE in str(op)]:
+            for op in [op for op in table if _is_kept(str(op), rules)]:
                 table.pop(op)
             exported = exported.run_decompositions(table)
     except Exception as error:
@@ -92,6 +94,10 @@ def export(
     found = _read(exported)
     need_rules(found.program, rules)
     return found
+
+
+def _is_kept(name: str, rules: Rules) -> bool:
+    return WHOLE in name or (stem(name) in EXACT and name in rules.table)
 
 
 def _first_line(error: Exception) -> str:
@@ -236,9 +242,22 @@ def read_graph(graph_module: Any, placeholders: list[Any] | None = None) -> Prog
             values[node] = refs[0] if many is None else refs
             params = {k: read(v) for k, v in node.kwargs.items() if k not in PLACES}
             args = [read(x) for x in node.args]
+            if "as_strided" in str(node.target):
+                _need_rows(node)
             call = Call(_name(node.target), args, params, outs, line_of(node), module_of(node))
             program.calls.append(cut_backward(program, call) if call.name == BOUND else call)
     return program
+
+
+def _need_rows(node: Any) -> None:
+    """Raises UsageError if `as_strided` counts places in the memory behind a view."""
+    x, offset = node.args[0].meta["val"], [*node.args[3:], node.kwargs.get("storage_offset")][0]
+    if not x.is_contiguous() or (offset is not None and x.storage_offset() != 0):
+        raise UsageError(
+            "from_torch: as_strided of a view has no rule here: it reads the memory behind it",
+            rows=[("in", line_of(node))],
+            fix="call .contiguous().clone() before, or index the tensor",
+        )
 
 
 def _many(node: Any) -> int | None:

@@ -179,7 +179,7 @@ class Exports:
     ) -> Any:
         """`x` as the argument `want`. `sizes` collects the sizes that may vary, by their names."""
         if want.shape is None:
-            if want.dtype is None and x != want.value:
+            if want.dtype is None and (type(x) is not type(want.value) or x != want.value):
                 raise UsageError(
                     f"{self.name}: {want.name} is {shown(x)}, the program was exported with"
                     f" {shown(want.value)}",

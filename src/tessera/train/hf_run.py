@@ -162,9 +162,9 @@ def _begun(o: Options) -> bool:
                 fix="give the same, another --out, or --no-resume to begin anew",
             )
         return True
-    if o.out.exists() and any(o.out.iterdir()) and not options.is_file():
+    if o.out.is_file() or (o.out.is_dir() and any(o.out.iterdir()) and not options.is_file()):
         raise UsageError(
-            f"train: {str(o.out)!r} holds files that are not of a run",
+            f"train: {str(o.out)!r} is a file, or holds files that are not of a run",
             fix="name another --out",
         )
     for name in (TEXT, CHECKPOINTS, MODEL):
@@ -177,9 +177,15 @@ def _begun(o: Options) -> bool:
 
 def _save(o: Options, model: Any, words: Words, console: Console) -> None:
     folder = o.out / MODEL
+
+    def begin() -> None:  # what a save that was killed has left is not whole
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        words.copy_tokenizer(folder)
+
     if not _decided("train: model", lambda: (folder / CONFIG).is_file()):
-        save_hf(model, folder)
-        by_first("train: tokenizer", lambda: words.copy_tokenizer(folder))
+        by_first("train: tokenizer", begin)
+        save_hf(model, folder)  # config.json comes last
     console.print(f"\nmodel: {folder}  (transformers' AutoModelForCausalLM loads it)")
 
 

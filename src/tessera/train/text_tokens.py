@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.checks import existing, library
+from ..core.checks import existing
 from ..core.errors import UsageError
 from ..core.files import write_whole
 from ..data import tokenizer
@@ -25,9 +25,10 @@ from ..data.corpus import collect
 from ..data.sources import TABLE_FILES, TOKEN_FILES, Reading, TokenSource, open_source
 from ..data.tokenize_rows import is_dataset_folder
 from ..interop.hf_files import write_json
+from ..interop.hf_text import TOKENIZER, hf_tokenizer
 
 ALL_MB = 1e6  # of text; it is in memory while it is encoded
-TOKENS, TOKENIZER = "tokens.npy", "tokenizer.json"
+TOKENS = "tokens.npy"
 # What transformers' tokenizers read from a folder.
 FILES = (
     TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
@@ -117,7 +118,7 @@ class Words:
         return first if isinstance(first, int) else None
 
     def _encode(self) -> Callable[[str], NDArray[np.uint32]]:
-        engine = library("train", "tokenizers", "demo").Tokenizer.from_file(str(self.own))
+        engine = hf_tokenizer(self.folder, "train")
         return lambda text: np.array(engine.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def _refused(self, text: str) -> NDArray[np.uint32]:

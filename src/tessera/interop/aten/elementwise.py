@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...core.dtypes import bool_, f32
+from ...core.dtypes import bool_, f32, int32
 from ...lang.math import functions as F
 from ...lang.value.tensor import Tensor
 from ...nn import activations as A
@@ -31,7 +31,7 @@ SAME = {  # whole numbers stay
 }  # fmt: skip
 NUMBERS = {
     "abs": F.abs, "neg": lambda x: -x, "sign": F.sign, "sgn": F.sign, "square": lambda x: x * x,
-    "relu": lambda x: F.maximum(x, 0),
+    "relu": N.relu,
 }  # fmt: skip
 ACTIVATIONS = {
     "silu": N.silu, "mish": A.mish, "hardsigmoid": A.hardsigmoid, "hardswish": A.hardswish,
@@ -59,9 +59,13 @@ aten("isinf")(lambda x: F.isinf(as_float(x)))
 aten("isfinite")(lambda x: F.isfinite(as_float(x)))
 aten("logical_not")(lambda x: ~x if x.dtype is bool_ else x == 0)
 aten("bitwise_not")(F.bitwise_not)
-aten("signbit")(lambda x: x < 0)
 aten("frac")(lambda x: x - F.trunc(x))
 aten("positive")(lambda x: x)
+
+
+@aten("signbit")
+def _signbit(x: Tensor) -> Tensor:
+    return F.bitcast(x.to(f32), int32) < 0 if x.dtype.is_float else x < 0
 
 
 @aten("round.decimals")
@@ -81,18 +85,20 @@ def _leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 @aten("hardtanh")
 def _hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
-    return F.clip(x, *cast_all(min_val, max_val, dtype=x.dtype))
+    low, high = cast_all(min_val, max_val, dtype=x.dtype)
+    return F.where(x <= low, low, F.where(x >= high, high, x))  # at both ends the gradient is 0
 
 
 @aten("elu")
 def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
-    below = F.expm1(F.minimum(x, 0.0) * float(input_scale)) * float(alpha)
-    return F.where(x > 0, x, below) * float(scale)
+    above = x > 0
+    below = F.expm1(F.where(above, 0.0, x) * float(input_scale)) * float(alpha)
+    return F.where(above, x, below) * float(scale)
 
 
 @aten("celu")
 def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    return F.where(x > 0, x, F.expm1(F.minimum(x, 0.0) * (1.0 / alpha)) * float(alpha))
+    return _elu(x, alpha, 1.0, 1.0 / alpha)
 
 
 @aten("softplus")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...core.dtypes import f32
+from ...lang.autodiff.custom import custom_gradient
 from ...lang.math import functions as F
 from ...lang.value.tensor import Tensor
 from ...nn import activations as A
@@ -41,10 +44,18 @@ def _huber(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) ->
     return _reduced(F.where(apart <= float(delta), near, far), reduction)
 
 
+@custom_gradient
+def _log_loss(x: Tensor, target: Tensor) -> tuple[Tensor, Any]:
+    """The loss with its logarithms not below -100. Its gradient is finite at 0 and 1 too."""
+    yes, no = (F.maximum(F.log(p), -100.0) for p in (x, 1.0 - x))
+    spread = F.maximum(x * (1.0 - x), 1e-12)
+    loss = -(target * yes + (1.0 - target) * no)
+    return loss, lambda g: (g * (x - target) / spread, g * (no - yes))
+
+
 @aten("binary_cross_entropy")
 def _bce(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
-    log = [F.maximum(F.log(p), -100.0) for p in (x, 1.0 - x)]
-    loss = -(target * log[0] + (1.0 - target) * log[1])
+    loss = _log_loss(x, target)
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,7 +12,7 @@ from ...core.errors import UsageError
 from ...lang.math import functions as F
 from ...lang.record.operands import as_tensor
 from ...lang.value.tensor import Tensor
-from .table import aten, cast_all, cut, dims_of, number
+from .table import aten, cast_all, cut, dims_of
 
 
 @aten("view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy")
@@ -128,7 +127,8 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 def _as_strided(
     x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
-    """Elements by their places in `x` as it lies in memory: whole, row by row."""
+    """Elements by their places in `x` as it lies in memory: whole, row by row, which the export
+    has made sure of."""
     places = np.full((), storage_offset or 0, np.int64)
     for n, by in zip(size, stride, strict=True):
         places = places[..., None] + np.arange(n) * by
@@ -213,14 +213,9 @@ def _slice_scatter(
 # -- padding --------------------------------------------------------------------------------------
 @aten("constant_pad_nd")
 def _pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
-    kept = number(value, x.dtype)  # bounds of the dtype are those of PyTorch
-    held = float(value) if x.dtype.is_float else value
     if x.dtype.kind == "bool":
         return F.pad(x.to("u8"), list(pad), value=int(bool(value))) != 0
-    if isinstance(held, float) and math.isinf(held):
-        inside = F.pad(F.full(x.shape, 1, "u8"), list(pad)) != 0
-        return F.where(inside, F.pad(x, list(pad)), kept)
-    return F.pad(x, list(pad), value=held)
+    return F.pad(x, list(pad), value=float(value) if x.dtype.is_float else value)
 
 
 @aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")

@@ -130,7 +130,7 @@ def _batch_norm_alone(
     return _scaled(y, *scales).to(x.dtype), mean.reshape(-1), rate.reshape(-1)
 
 
-@aten("_weight_norm_interface", "_weight_norm")
+@aten("_weight_norm_interface")
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     """`v` with the norms `g`, one for each place along `dim`."""
     others = tuple(d for d in range(v.ndim) if d != dim % v.ndim)

@@ -67,14 +67,15 @@ def _remainder(x: Operand, y: Operand) -> Tensor:
 @aten("fmod.Tensor", "fmod.Scalar")
 def _fmod(x: Operand, y: Operand) -> Tensor:
     a, b = cast_all(x, y)
-    rest = F.abs(a) % F.abs(b)
-    return F.where(a < 0, -rest, rest)
+    below = a < 0
+    rest = F.where(below, -a, a) % F.abs(b)
+    return F.where(below, -rest, rest)
 
 
 @aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def _pow(x: Operand, y: Operand) -> Tensor:
     if isinstance(x, Tensor) and isinstance(y, (int, float)) and x.dtype.is_float:
-        if y == int(y):
+        if math.isfinite(y) and y == int(y):
             return x ** int(y)
         return F.sqrt(x) if y == 0.5 else x ** float(y)
     a, b = cast_all(x, y)
@@ -129,20 +130,19 @@ def _chosen(fn: Any, of_bools: Any, x: Operand, y: Operand) -> Tensor:
 
 @aten("fmax")
 def _fmax(x: Operand, y: Operand) -> Tensor:
-    return _number_of(F.maximum, x, y)
+    return _number_of(operator.ge, operator.or_, x, y)
 
 
 @aten("fmin")
 def _fmin(x: Operand, y: Operand) -> Tensor:
-    return _number_of(F.minimum, x, y)
+    return _number_of(operator.le, operator.and_, x, y)
 
 
-def _number_of(fn: Callable[[Tensor, Tensor], Tensor], x: Operand, y: Operand) -> Tensor:
-    """`fn` where neither is NaN, else the one that is a number."""
+def _number_of(first: Any, of_bools: Any, x: Operand, y: Operand) -> Tensor:
+    """`x` where it comes `first` or `y` is NaN, else `y`; the gradient is that of the one."""
     a, b = cast_all(x, y)
-    if not a.dtype.is_float:
-        return _chosen(fn, operator.or_ if fn is F.maximum else operator.and_, a, b)
-    return F.where(a != a, b, F.where(b != b, a, fn(a, b)))
+    found: Tensor = of_bools(a, b) if a.dtype is bool_ else F.where(first(a, b) | (b != b), a, b)
+    return found
 
 
 @aten("copysign.Tensor", "copysign.Scalar")
@@ -161,7 +161,7 @@ def _logaddexp2(x: Tensor, y: Tensor) -> Tensor:
 @aten("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
 def _xlogy(x: Operand, y: Operand) -> Tensor:
     a, b = floats(x, y)
-    none = (a == 0.0) & (b == b)
+    none = (a == 0.0) & ((b <= 0.0) | (b == math.inf))
     return F.where(none, 0.0, a * F.log(F.where(none, 1.0, b)))
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 
 from ...core.dtypes import DType, f32, int32
+from ...core.errors import UsageError
 from ...lang.math import functions as F
 from ...lang.record.operands import as_tensor
 from ...lang.value.tensor import Tensor
@@ -72,10 +72,8 @@ def _largest(
 
 
 def _least(dtype: DType) -> float:
-    """The lowest number of `dtype`, which no window with another element chooses."""
-    if not dtype.is_float:
-        return int(np.iinfo(cast(Any, dtype.numpy)).min)
-    return float(ml_dtypes.finfo(dtype.numpy).min)  # type: ignore[no-untyped-call]
+    """The lowest number of `dtype`."""
+    return -math.inf if dtype.is_float else int(np.iinfo(cast(Any, dtype.numpy)).min)
 
 
 aten("max_pool1d", "max_pool2d", "max_pool3d")(lambda *a, **k: _max_pool(*a, **k)[0])
@@ -238,6 +236,10 @@ def _grid_sample(
 ) -> Tensor:
     """x [N, C, H, W] at the points grid [N, h, w, 2], from -1 to 1; mode 0 is bilinear and 1
     nearest, padding 0 zeros, 1 the border, 2 mirrored."""
+    if interpolation_mode == 2:
+        raise UsageError(
+            "grid_sample: mode 'bicubic' has no rule here", x=x.type, fix="use mode='bilinear'"
+        )
     n, c, height, width = x.shape
     gx = _pixel(grid[..., 0].to(f32), width, padding_mode, align_corners)
     gy = _pixel(grid[..., 1].to(f32), height, padding_mode, align_corners)

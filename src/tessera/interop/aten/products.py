@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.dtypes import int32
+from ...core.errors import UsageError
 from ...lang.math import functions as F
 from ...lang.math.norms import vector_norm
 from ...lang.record.operands import emit
@@ -74,6 +75,8 @@ def _grouped(
 ) -> Tensor:
     """Runs of the rows x [S, K] times a matrix of weight [E, K, N] each; `offs` [E] are the ends of
     the runs."""
+    if bias is not None:
+        raise UsageError("_grouped_mm: there is no rule for a bias", fix="add it to the result")
     ends = offs.to(int32)
     first = F.concat([F.full((1,), 0, int32), cut(ends, 0, 0, ends.shape[0] - 1)])
     counts = (ends - first).reshape((1, 1, -1))

@@ -15,7 +15,7 @@ from .table import aten
 
 @aten("native_dropout")
 def _native_dropout(x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
-    if not train or p == 0:
+    if train is False or p == 0:
         return x, F.full(x.shape, True, bool_)
     if p == 1:
         return x * 0.0, F.full(x.shape, False, bool_)

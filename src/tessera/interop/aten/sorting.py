@@ -52,7 +52,13 @@ def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
 
 @aten("median.dim")
 def _median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return _kthvalue(x, (x.shape[dim] + 1) // 2 if x.ndim else 1, dim, keepdim)
+    """The lower one of two; NaN where there is one."""
+    n = x.shape[dim] if x.ndim else 1
+    values, ids = _kthvalue(x, (n + 1) // 2, dim, keepdim)
+    if not x.dtype.is_float:
+        return values, ids
+    last, at = _kthvalue(x, n, dim, keepdim)
+    return F.where(last != last, last, values), F.where(last != last, at, ids)
 
 
 @aten("median")

@@ -93,8 +93,9 @@ def _remainder(x: Tensor, y: Tensor, **_: Any) -> Tensor:
     """The remainder with the sign of `x`."""
     if x.dtype.kind == "uint":
         return x % y
-    size = F.abs(x) % F.abs(y)
-    return F.where(x < 0, -size, size)
+    below, size = x < 0, F.abs(y)
+    rest = F.where(below, -x, x) % size
+    return F.where(below, -rest, rest)
 
 
 @rule("pow")
@@ -118,7 +119,8 @@ def _round(x: Tensor, rounding_method: Any, **_: Any) -> Tensor:
 
 @rule("clamp")
 def _clamp(low: Tensor, x: Tensor, high: Tensor, **_: Any) -> Tensor:
-    return F.minimum(F.maximum(x, low), high)
+    inside = F.where((x == low) | (x == high), F.stop_gradient(x), x)
+    return F.clip(inside, low, high)  # at both ends no operand has a gradient
 
 
 @rule("select_n")

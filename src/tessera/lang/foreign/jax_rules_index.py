@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.dtypes import beyond, int32
+from ...core.errors import UsageError
 from ..math import functions as F
 from ..math.scatter import Combine, rows_at, written
 from ..math.shape import sliced
@@ -145,7 +146,20 @@ def _scatter(combine: Combine | None) -> Callable[..., Tensor]:
     return run
 
 
-rule("scatter")(_scatter(None))
+@rule("scatter")
+def _scatter_set(
+    x: Tensor, ids: Tensor, updates: Tensor, update_jaxpr: Any = None, **params: Any
+) -> Tensor:
+    if update_jaxpr is not None:  # of a function of what is there; there are no updates
+        raise UsageError(
+            "scatter_apply of JAX has no rule",
+            x=x.type,
+            fix="set the values of the function: x.at[ids].set(f(x[ids])) for x.at[ids].apply(f)",
+        )
+    out: Tensor = _scatter(None)(x, ids, updates, **params)
+    return out
+
+
 rule("scatter-add")(_scatter(operator.add))
 rule("scatter-mul")(_scatter(operator.mul))
 rule("scatter-min")(_scatter(F.minimum))

@@ -192,10 +192,11 @@ def _least_of_windows(x: Tensor, *how: Any) -> Tensor:
     return ~windowed("max", ~x, *how)
 
 
-largest_of_windows = _window_rule(lambda x, *how: windowed("max", x, *how))
-rule("reduce_window_max")(largest_of_windows)
+_windows_max = _window_rule(lambda x, *how: windowed("max", x, *how))
+_windows_min = _window_rule(_least_of_windows)
+rule("reduce_window_max")(_windows_max)
 rule("reduce_window_sum")(_window_rule(lambda x, *how: windowed("sum", x, *how)))
-rule("reduce_window_min")(_window_rule(_least_of_windows))
+rule("reduce_window_min")(_windows_min)
 
 
 @rule("reduce_window")
@@ -213,12 +214,14 @@ def _reduce_window(
 
 
 @rule("select_and_scatter_add")
-def _spread_to_largest(
-    source: Tensor, x: Tensor, window_dimensions: Any, window_strides: Any, padding: Any, **_: Any
-) -> Tensor:
-    """The gradient of the maximum of windows."""
+def _spread_to_chosen(
+    source: Tensor, x: Tensor, select_prim: Any, window_dimensions: Any, window_strides: Any,
+    padding: Any, **_: Any,
+) -> Tensor:  # fmt: skip
+    """The gradient of the maximum of windows, or of the minimum."""
     how = {"window_dimensions": window_dimensions, "window_strides": window_strides}
-    out = vjp(lambda t: largest_of_windows(t, **how, padding=padding), x)[1](source)
+    chosen = _windows_max if select_prim.name == "ge" else _windows_min
+    out = vjp(lambda t: chosen(t, **how, padding=padding), x)[1](source)
     return out[0]  # type: ignore[no-any-return]
 
 

@@ -208,7 +208,7 @@ def test_a_profile_tells_transfer_from_compute(tmp_path: Path) -> None:
     assert sum(r.received_bytes for r in comm) == fn.graph.wire_bytes
     text = str(p)
     assert text.splitlines()[0].split() == [
-        "what", "where", "times", "receives", "transfer", "wait", "compute"
+        "what", "where", "times", "receives", "transfer", "wait", "compute", "at"
     ]  # fmt: skip
     assert repr(p) == text and "3 measured" in text and "% of it transfer" in text
 

@@ -152,5 +152,5 @@ def test_dicts_come_in_any_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("onto", [3, 0, "tp", {"ep": 2}])
 def test_what_is_no_fold_is_an_error_of_the_mesh(onto: Any, tmp_path: Path) -> None:
     ts.export.save(lambda x: x * 2, tmp_path / "f", _x("[4@dp, 8@tp]"))
-    with pytest.raises(ts.MeshError, match="fold|axis=size"):
+    with pytest.raises(ts.MeshError, match=r"fold|axis=size"):
         ts.export.load(tmp_path / "f", onto=onto)

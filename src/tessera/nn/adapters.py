@@ -109,7 +109,7 @@ def _sum(own: dict[str, Any], weight: str, adapters: tuple[Adapter, ...]) -> Ten
         at = adapters[0].lead + adapters[0].come
         none = F.zeros_like(next(iter(deltas.values())))
         delta = F.stack([deltas.get(i, none) for i in range(w.shape[at])], at)
-    return (w.to(f32) + delta).to(w.dtype)
+    return (F.wide(w) + delta).to(w.dtype)
 
 
 # -- weights that can have an adapter -------------------------------------------------------------

@@ -120,8 +120,8 @@ def _many(
         )
     if not dims and kind in (REAL_INPUT, REAL_OUTPUT):
         raise ShapeError(f"{kind}n: there is no dim to transform", x=t.type, fix="name one in dim=")
-    for n in s or ():
-        whole(f"{kind}n", "a size of s", n, 1)
+    for size in s or ():
+        whole(f"{kind}n", "a size of s", size, 1)
     sizes: Sequence[int | None] = s if s is not None else [None] * len(dims)
     rows = list(zip(dims, sizes, strict=True))
     real, inverse = kind in (REAL_INPUT, REAL_OUTPUT), kind in ("ifft", REAL_OUTPUT)

@@ -340,3 +340,14 @@ def test_the_norm_of_complex_gradients_is_that_of_pytorch() -> None:
     (got,), norm = optim.clip_by_global_norm([ts.tensor([3 + 4j, 1j])], 1.0)
     assert norm.item() == pytest.approx(want.item())
     np.testing.assert_allclose(got.numpy(), z.grad.numpy(), rtol=1e-5)
+
+
+def test_numbers_in_a_row_of_64_bits() -> None:
+    rows = {
+        "f8": (ts.arange(0, 1, 0.1, dtype="f64"), np.arange(0, 1, 0.1)),
+        "steps": (ts.linspace(0, 1, 7, dtype="f64"), np.linspace(0, 1, 7)),
+        "i8": (ts.arange(2**40, 2**40 + 3, dtype="i64"), np.arange(2**40, 2**40 + 3)),
+        "back": (ts.arange(2**33, 2**32, -(2**31), dtype="f64"), np.arange(2**33, 2**32, -(2**31))),
+    }
+    for got, want in rows.values():
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-15, atol=1e-16)

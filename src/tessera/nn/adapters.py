@@ -81,10 +81,16 @@ class Adapter:
 def _adapted(kind: type[Module], adapters: tuple[Adapter, ...]) -> type[Module]:
     """The subclass of `kind` whose weights are read with `adapters`."""
     names: dict[str, Any] = {"__doc__": kind.__doc__, "adapters": adapters, "adapted_kind": kind}
+    names["__reduce__"] = lambda module: (_revived, (kind, adapters), module.__dict__)
     for weight in {a.weight: None for a in adapters}:
         names[weight] = _property(weight, tuple(a for a in adapters if a.weight == weight))
     made: type[Module] = type(kind.__name__, (kind,), names)
     made.__module__, made.__qualname__ = kind.__module__, kind.__qualname__
+    return made
+
+
+def _revived(kind: type[Module], adapters: tuple[Adapter, ...]) -> Module:
+    made: Module = object.__new__(_adapted(kind, adapters))
     return made
 
 

@@ -102,8 +102,8 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
 def linspace(start: float, end: float, steps: Natural, dtype: object = f32) -> Tensor:
     """`steps` numbers from `start` to `end`, both included, at equal distances: [steps].
 
-    They are computed in f32, those of f64 in f64. (NumPy and JAX call `end` stop, and `steps` num.) Raises UsageError if
-    `steps` is negative, DTypeError if `dtype` is not a float.
+    They are computed in f32, those of f64 in f64. (NumPy and JAX call `end` stop, and `steps` num.)
+    Raises UsageError if `steps` is negative, DTypeError if `dtype` is not a float.
     """
     first, last = _finite("linspace", "start", start), _finite("linspace", "end", end)
     shape, want = sizes("linspace", steps), dtype_of(dtype)

@@ -90,7 +90,7 @@ def _adapted(kind: type[Module], adapters: tuple[Adapter, ...]) -> type[Module]:
 
 
 def _revived(kind: type[Module], adapters: tuple[Adapter, ...]) -> Module:
-    made: Module = object.__new__(_adapted(kind, adapters))
+    made: Module = object.__new__(_adapted(kind, adapters))  # type: ignore[arg-type]  # hashable
     return made
 
 

@@ -131,3 +131,7 @@ row("a value that does not fit its places", ts.ShapeError,
 row("floats written into integers", ts.DTypeError, lambda: ts.arange(3).at[0].set(0.5))
 row("a policy that does not exist", ts.UsageError, lambda: ts.remat(lambda x: x, policy="all"))
 row("derivatives by integers", ts.DTypeError, lambda: ts.jacfwd(lambda x: x * 1.0)(ts.arange(3)))
+row("derivatives by complex numbers", ts.DTypeError, lambda: ts.jacfwd(lambda z: z * z)(ONES * 1j))
+row("derivatives of complex numbers", ts.DTypeError, lambda: ts.jacrev(lambda x: x * 1j)(ONES))
+row("the gradient of a complex loss", ts.DTypeError,
+    lambda: ts.value_and_grad(lambda z: ts.sum(z * z))(ONES * 1j))

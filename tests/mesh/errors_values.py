@@ -23,6 +23,10 @@ class Unlent:
 # -- values and dtypes -----------------------------------------------------------------------------
 row("strings are no tensor", ts.DTypeError, lambda: ts.tensor(["a", "b"]))
 row("objects are no tensor", ts.DTypeError, lambda: ts.tensor(object()))
+row("a transform of no values", ts.UsageError, lambda: ts.fft.fftn(np.eye(4), s=(0, 2)))
+row("a transform of one size for two dims", ts.UsageError, lambda: ts.fft.fft2(np.eye(4), s=2))
+row("a transform along no dim", ts.ShapeError, lambda: ts.fft.rfftn(np.eye(4), dim=()))
+row("frequencies of samples at one place", ts.UsageError, lambda: ts.fft.fftfreq(4, 0.0))
 row("complex numbers", ts.DTypeError, lambda: ts.tensor(np.ones(2, np.complex64), dtype=ts.f32))
 row("a sparse tensor of PyTorch", ts.UsageError, lambda: ts.tensor(torch.eye(2).to_sparse()))
 row("PyTorch's meta device", ts.UsageError, lambda: X + torch.ones(2, device="meta"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,13 @@ def test_adapters_are_trained_on_a_mesh_as_on_one_device(name: str) -> None:
     np.testing.assert_allclose(
         logits(nn.merge_lora(model)), logits(nn.merge_lora(want)), rtol=0, atol=2e-3
     )
+
+
+def test_a_module_with_adapters_is_copied_and_pickled() -> None:
+    model = adapted()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.parameters().keys() == model.parameters().keys()
+        np.testing.assert_array_equal(logits(other), logits(model))
 
 
 def test_mistakes() -> None:

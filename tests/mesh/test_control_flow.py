@@ -307,6 +307,21 @@ def test_a_gradient_of_a_branch_needs_no_collective_inside(mesh: dist.Mesh) -> N
     assert [n.op for n, _ in run.graph.collectives()] == ["all_reduce"]
 
 
+def test_an_index_beyond_32_bits_counts_as_the_nearest() -> None:
+    ways = [lambda: ts.tensor(0), lambda: ts.tensor(1)]
+    for index in (2**32, -(2**32)):
+        found = ts.switch(ts.tensor(index, dtype=ts.int64), ways)
+        assert found.item() == (index > 0)
+    many = [lambda k=k: ts.tensor(k) for k in range(200)]
+    assert ts.switch(ts.tensor(5, dtype=ts.int8), many).item() == 5
+
+
+def test_a_map_over_no_rows() -> None:
+    for size in (None, 2):
+        doubled, sums = ts.map(lambda r: (r * 2, ts.sum(r)), ts.zeros((0, 3)), batch_size=size)
+        assert (doubled.shape, sums.shape) == ((0, 3), (0,))
+
+
 ERRORS: dict[str, tuple[Any, str]] = {
     "a number": (lambda x: ts.cond(ts.sum(x), lambda: x, lambda: x), "not one bool"),
     "many bools": (lambda x: ts.cond(x > 0, lambda: x, lambda: x), "ts.where"),

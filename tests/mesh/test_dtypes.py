@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import tessera as ts
-from tessera import dist
+from tessera import dist, nn, optim
 from tessera.core.context import replaced
 
 MESH = dist.Mesh.parse("dp=2 tp=4")
@@ -252,3 +254,100 @@ def test_64_bits_in_loops_and_steps() -> None:
             end, sums = ts.jit(run)(x)
         assert end.numpy()[0, 0] == 1 + 4 * 2.0**-40
         assert sums.dtype is ts.f64 and sums.numpy()[0] == 32 * (1 + 2.0**-40)
+
+
+X64, W64, Q64, IMAGE64 = (
+    np.random.RandomState(7).randn(*shape) for shape in ((8, 4), (4, 6), (2, 2, 8, 4), (2, 3, 8, 8))
+)
+LABELS = np.arange(8, dtype=np.int32) % 4
+_attention = torch.nn.functional.scaled_dot_product_attention
+OF_64_BITS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "attention": (lambda q, k: nn.attention(q, k, q, causal=True),
+                  lambda q, k: _attention(q, k, q, is_causal=True), (Q64, Q64 * 0.5)),
+    "attention in tiles": (lambda q, k: nn.flash_attention(q, k, q, causal=True),
+                           lambda q, k: _attention(q, k, q, is_causal=True), (Q64, Q64 * 0.5)),
+    "pooling": (lambda x: nn.avg_pool2d(x, 2), lambda x: torch.nn.functional.avg_pool2d(x, 2),
+                (IMAGE64,)),
+    "a head with its loss": (lambda x, w: nn.linear_cross_entropy(x, w, LABELS, rows=4),
+                             lambda x, w: torch.nn.functional.cross_entropy(
+                                 x @ w, torch.tensor(LABELS).long()), (X64, W64)),
+    "a norm of gradients": (lambda x, w: optim.clip_by_global_norm([x, w], 0.5)[0][0],
+                            lambda x, w: x * 0.5 / torch.cat([x.ravel(), w.ravel()]).norm(),
+                            (X64, W64)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("name", OF_64_BITS)
+def test_f64_is_rounded_nowhere(name: str, split: bool) -> None:
+    """Values and gradients in f64 are those of PyTorch."""
+    mine, theirs, arrays = OF_64_BITS[name]
+    xs = [torch.tensor(x, requires_grad=True) for x in arrays]
+    want = theirs(*xs)
+    want.sin().sum().backward()
+
+    @ts.jit
+    def run(*xs: Any) -> Any:
+        y = mine(*xs)
+        return y, ts.grad(ts.sum(ts.sin(y)), list(xs))
+
+    mesh = dist.Mesh.parse("dp=2") if split else None
+    given = []
+    for x in arrays:
+        rest = "".join(f", {n}" for n in x.shape[1:])
+        layout = f"[{len(x)}@dp{rest}]" if split else None
+        given.append(ts.tensor(x, mesh, layout, dtype="f64"))
+    y, slopes = run(*given)
+    for got, x in zip([y, *slopes], [want.detach(), *(x.grad for x in xs)], strict=True):
+        assert got.dtype is ts.f64
+        np.testing.assert_allclose(got.numpy(), x.numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [
+    (optim.SGD(0.1), partial(torch.optim.SGD, lr=0.1)),
+    (optim.Momentum(0.1), partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    (optim.Adam(1e-2), partial(torch.optim.Adam, lr=1e-2)),
+    (optim.AdamW(1e-2, betas=(0.9, 0.99), mask=lambda name: True),
+     partial(torch.optim.AdamW, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)),
+], ids=["SGD", "Momentum", "Adam", "AdamW"])  # fmt: skip
+def test_weights_of_64_bits_are_trained_in_them(mine: Any, theirs: Any) -> None:
+    """Beside a weight in f32, whose update stays in f32."""
+    p = torch.nn.Parameter(torch.tensor(X64))
+    other = theirs([p])
+    weights = {"w": ts.tensor(X64, dtype="f64"), "narrow": ts.ones((2, 2))}
+    state = mine.init(weights)
+    for k in range(3):
+        g = np.cos(X64 * (k + 1))
+        p.grad = torch.tensor(g)
+        other.step()
+        grads = {"w": ts.tensor(g, dtype="f64"), "narrow": ts.ones((2, 2))}
+        weights, state = mine.update(weights, grads, state)
+    np.testing.assert_allclose(weights["w"].numpy(), p.detach().numpy(), rtol=1e-11)
+    assert {str(x.dtype) for kind in state if kind != "step" for x in [state[kind]["w"]]} <= {"f64"}
+    assert weights["narrow"].dtype is ts.f32
+
+
+def test_an_adapter_of_f64_rounds_nothing() -> None:
+    layer = nn.Linear(4, 6).to("f64")
+    layer.weight.put(ts.tensor(W64, dtype="f64"))
+    np.testing.assert_array_equal(nn.lora(layer, r=2).weight.numpy(), W64)
+
+
+def test_the_norm_of_complex_gradients_is_that_of_pytorch() -> None:
+    z = torch.tensor([3 + 4j, 1j])
+    z.grad = z.clone()
+    want = torch.nn.utils.clip_grad_norm_([z], 1.0)
+    (got,), norm = optim.clip_by_global_norm([ts.tensor([3 + 4j, 1j])], 1.0)
+    assert norm.item() == pytest.approx(want.item())
+    np.testing.assert_allclose(got.numpy(), z.grad.numpy(), rtol=1e-5)
+
+
+def test_numbers_in_a_row_of_64_bits() -> None:
+    rows = {
+        "f8": (ts.arange(0, 1, 0.1, dtype="f64"), np.arange(0, 1, 0.1)),
+        "steps": (ts.linspace(0, 1, 7, dtype="f64"), np.linspace(0, 1, 7)),
+        "i8": (ts.arange(2**40, 2**40 + 3, dtype="i64"), np.arange(2**40, 2**40 + 3)),
+        "back": (ts.arange(2**33, 2**32, -(2**31), dtype="f64"), np.arange(2**33, 2**32, -(2**31))),
+    }
+    for got, want in rows.values():
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-15, atol=1e-16)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,3 +138,19 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "h").write_bytes(data)
     with pytest.raises(ts.UsageError, match="is damaged"):
         ts.export.load(tmp_path / "h")
+
+
+def test_dicts_come_in_any_order(tmp_path: Path) -> None:
+    a, b = ts.tensor([1.0, 2.0]), ts.tensor([10.0, 20.0])
+    ts.export.save(lambda d, *, k, m: d["a"] - d["b"] + k * m, tmp_path / "f",
+                   {"a": a, "b": b}, k=a, m=2.0)  # fmt: skip
+    program = ts.export.load(tmp_path / "f")
+    for got in (program({"b": b, "a": a}, m=2.0, k=a), program({"a": a, "b": b}, k=a, m=2.0)):
+        np.testing.assert_array_equal(got.numpy(), a.numpy() - b.numpy() + 2 * a.numpy())
+
+
+@pytest.mark.parametrize("onto", [3, 0, "tp", {"ep": 2}])
+def test_what_is_no_fold_is_an_error_of_the_mesh(onto: Any, tmp_path: Path) -> None:
+    ts.export.save(lambda x: x * 2, tmp_path / "f", _x("[4@dp, 8@tp]"))
+    with pytest.raises(ts.MeshError, match=r"fold|axis=size"):
+        ts.export.load(tmp_path / "f", onto=onto)

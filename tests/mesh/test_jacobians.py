@@ -165,3 +165,31 @@ def test_a_draw_is_the_same_in_the_value_and_the_derivative() -> None:
     y, slope = ts.linearize(lambda x: nn.dropout(x, 0.5), ts.ones(64))
     np.testing.assert_array_equal(slope(ts.ones(64)).numpy(), y.numpy())
     assert 0 < (y.numpy() == 0).sum() < 64
+
+
+COMPLEX = {
+    "analytic": lambda z, m: m.exp(z * (1 - 0.5j)) * z,
+    "not analytic": lambda z, m: z * m.conj(z) + m.real(z) * 2j,
+    "to real numbers": lambda z, m: m.abs(z) ** 2 + m.imag(z * z),
+    "of real numbers": lambda z, m: m.real(z) * (1 + 2j),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_derivatives_of_complex_numbers(name: str, mesh: dist.Mesh) -> None:
+    f = COMPLEX[name]
+    z, dz, g = (RNG.normal(size=(3, 4, 2)) @ np.array([1, 1j])).astype(np.complex64)
+    y = np.asarray(f(z, jnp))
+    g = g if np.iscomplexobj(y) else g.real
+
+    def mine(z: Any, dz: Any, g: Any) -> Any:
+        along = lambda z: f(z, ts)  # noqa: E731
+        return ts.jvp(along, (z,), (dz,)), ts.vjp(along, z)[1](g), ts.linearize(along, z)[1](dz)
+
+    along = lambda z: f(z, jnp)  # noqa: E731
+    slopes = jax.jvp(along, (z,), (dz,))
+    want = slopes, jax.vjp(along, z)[1](g), slopes[1]
+    same(mine(*map(ts.tensor, (z, dz, g))), want)
+    same(ts.jit(mine)(*(ts.tensor(x, mesh, "[4@dp]") for x in (z, dz, g))), want)
+    if not np.iscomplexobj(y):
+        same(ts.jacrev(lambda z: f(z, ts))(ts.tensor(z)), jax.jacrev(along)(z))

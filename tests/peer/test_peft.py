@@ -144,7 +144,8 @@ def test_folders_that_do_not_fit_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "adapter" / "adapter_config.json"
     said = json.loads(path.read_text())
     for key, value in (("use_dora", True), ("bias", "all"), ("peft_type", "IA3"),
-                       ("modules_to_save", ["x"]), ("alpha_pattern", {"q_proj": 3})):  # fmt: skip
+                       ("modules_to_save", ["x"]), ("alpha_pattern", {"q_proj": 3}),
+                       ("init_lora_weights", "pissa")):  # fmt: skip
         path.write_text(json.dumps({**said, key: value}))
         with pytest.raises(ts.UsageError, match=f"load_peft: adapter_config.json: '{key}' is"):
             load_peft(model, tmp_path / "adapter")

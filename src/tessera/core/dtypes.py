@@ -226,6 +226,16 @@ def promote(
     return dtype
 
 
+def adds_up_in(*dtypes: DType) -> DType:
+    """Returns the dtype in which real numbers of `dtypes` are added up: f64 if one is f64, else
+    f32.
+
+    >>> adds_up_in(bf16, f32), adds_up_in(f32, f64)
+    (f32, f64)
+    """
+    return f64 if f64 in dtypes else f32
+
+
 def counts_to(dtype: DType) -> int:
     """Returns the largest n such that `dtype` holds each integer from 0 to n.
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.checks import existing, file_access, path_of
 from ..core.devices import device_count
 from ..core.dtypes import dtype_of
-from ..core.errors import GraphError, MeshError, UsageError
+from ..core.errors import GraphError, MeshError, TesseraError, UsageError
 from ..core.files import write_whole
 from ..core.layout import TensorType
 from ..core.mesh import Mesh
@@ -193,9 +193,17 @@ def _on_devices(path: Path, text: str, onto: Any) -> Graph:
         if onto is None:
             return mesh
         plain = mesh.unfolded
-        return Mesh(plain.axes, shape=dict(plain.sizes)).fold(onto)
+        try:
+            return Mesh(plain.axes, shape=dict(plain.sizes)).fold(onto)
+        except TesseraError as error:
+            wrong.append(error)
+            raise
 
-    graph = parse_on(text, placed)
+    wrong: list[TesseraError] = []
+    try:
+        graph = parse_on(text, placed)
+    except GraphError as error:
+        raise (wrong[0] if wrong else error) from None
     verify(graph)
     mesh = graph.mesh
     if onto is not None and mesh is None:

@@ -19,7 +19,7 @@ from ..lang.record.tree import Spec, flatten, path_name, spec_paths, unflatten
 from ..lang.value.eager import EAGER, current_trace, program_of, run_graph
 from ..lang.value.engine import engine
 from ..lang.value.tensor import Past, Tensor
-from .structure import encoded
+from .structure import decoded, encoded
 
 Source = int | Tensor | None  # the number of a leaf of the arguments, a weight, a random key
 
@@ -80,7 +80,9 @@ class Exported:
                 given=_text(_shape_of(spec)),
                 fix="give them as they were given to export.save, after the path",
             )
-        names = [path_name(p[1:]) for p in spec_paths(spec)]
+        given, saved = dict(zip(spec_paths(spec), leaves)), spec_paths(decoded(self._arguments))
+        leaves = [given[p] for p in saved]  # keys of dicts may come in another order
+        names = [path_name(p[1:]) for p in saved]
         for i, value in self._fixed.items():
             if type(leaves[i]) is not type(value) or leaves[i] != value:
                 raise UsageError(

@@ -36,6 +36,8 @@ AS_HERE: dict[str, tuple[Any, ...]] = {
     "use_qalora": (False,), "use_bdlora": (False,), "target_parameters": (), "arrow_config": (),
     "layer_replication": (), "alora_invocation_tokens": (), "kasa_config": (),
     "monteclora_config": (), "velora_config": (), "megatron_config": (),
+    # others change the base's weights too
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal", "mica"),
 }  # fmt: skip
 """Keys of adapter_config.json that change what is computed, with the supported values beside null
 and empty ones."""

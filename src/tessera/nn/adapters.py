@@ -81,10 +81,16 @@ class Adapter:
 def _adapted(kind: type[Module], adapters: tuple[Adapter, ...]) -> type[Module]:
     """The subclass of `kind` whose weights are read with `adapters`."""
     names: dict[str, Any] = {"__doc__": kind.__doc__, "adapters": adapters, "adapted_kind": kind}
+    names["__reduce__"] = lambda module: (_revived, (kind, adapters), module.__dict__)
     for weight in {a.weight: None for a in adapters}:
         names[weight] = _property(weight, tuple(a for a in adapters if a.weight == weight))
     made: type[Module] = type(kind.__name__, (kind,), names)
     made.__module__, made.__qualname__ = kind.__module__, kind.__qualname__
+    return made
+
+
+def _revived(kind: type[Module], adapters: tuple[Adapter, ...]) -> Module:
+    made: Module = object.__new__(_adapted(kind, adapters))  # type: ignore[arg-type]  # hashable
     return made
 
 
@@ -109,7 +115,7 @@ def _sum(own: dict[str, Any], weight: str, adapters: tuple[Adapter, ...]) -> Ten
         at = adapters[0].lead + adapters[0].come
         none = F.zeros_like(next(iter(deltas.values())))
         delta = F.stack([deltas.get(i, none) for i in range(w.shape[at])], at)
-    return (w.to(f32) + delta).to(w.dtype)
+    return (F.wide(w) + delta).to(w.dtype)
 
 
 # -- weights that can have an adapter -------------------------------------------------------------

@@ -4,7 +4,7 @@ Results over different sets of keys are merged by their logsumexps. Queries are 
 G groups of R heads; `keys` are k [B, G, 1, T, D], v [B, G, 1, T, E] and tensors by key, [B, G, R,
 T] or 1 in place of B, G or R: a float is added to the scores, a bool hides its key where it is
 False. `masks` are bool [B, G, R, S, T], or 1 in place of B, G or R, and hide a key from a query.
-Sums are in f32. The logsumexp of a query that sees no key is below NONE.
+Sums are in f32, those of f64 in f64. The logsumexp of a query that sees no key is below NONE.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.dtypes import bool_, f32
+from ..core.dtypes import adds_up_in, bool_
 from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..lang.autodiff.scan import scan
@@ -53,7 +53,7 @@ def extras(
     (batch, groups, shared, seq, _), key_count = q.shape, keys if key_count is None else key_count
     heads, by_key = groups * shared, []
     if bias is not None:
-        b = as_tensor(bias).to(f32)
+        b = F.wide(as_tensor(bias))
         fits_bias(name, b.type, (batch, heads, key_count), seq, **operands)
         by_key.append(b.reshape(batch if b.ndim == 3 else 1, groups, shared, key_count))
     if mask is None:
@@ -77,7 +77,7 @@ def extras(
         return by_key, [m]
     m = m.reshape(*m.shape[:3], key_count)
     if m.dtype is not bool_:
-        by_key.append(F.maximum(m.to(f32), LEAST))
+        by_key.append(F.maximum(F.wide(m), LEAST))
         m = ~(m <= LEAST)
     return [*by_key, m], []
 
@@ -147,7 +147,8 @@ def pulled(
             return new, [_product("bgrst,bgtd->bgrsd", narrow, k)]
 
         part = [x[:, :, :, start:stop] for x in rows]
-        sums: list[Tensor] = [F.zeros(x.shape, f32) for x in near if x.dtype.is_float]
+        wide = adds_up_in(*(x.dtype for x in (*rows, *near)))
+        sums: list[Tensor] = [F.zeros(x.shape, wide) for x in near if x.dtype.is_float]
         part += _hiding(start, stop, visible_keys, keys, rows[0], masks, how)
         fills = [0, 0, -HIDDEN, *[0] * (len(part) - 3)]  # shares of their scores are none
         sums, (dq,) = _by_rows(block, sums, part, visible_keys, how, fills)
@@ -217,8 +218,8 @@ def _whole(x: Tensor) -> tuple[int, ...]:
 
 
 def _product(index: str, a: Tensor, b: Tensor) -> Tensor:
-    """An einsum with f32 results, also for narrower factors."""
-    return emit("contract", a, b, index=index, dtype=f32)
+    """An einsum with f32 results, also for narrower factors; f64 stays f64."""
+    return emit("contract", a, b, index=index, dtype=adds_up_in(a.dtype, b.dtype))
 
 
 def _flat(x: Tensor) -> Tensor:

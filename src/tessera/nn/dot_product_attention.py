@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from ..core.declared import Flag, Positive, Real
-from ..core.dtypes import bool_, f32
+from ..core.dtypes import adds_up_in, bool_, f32
 from ..core.errors import DTypeError, ShapeError
 from ..core.layout import TensorType
 from ..core.tensor_checks import shaped
@@ -58,7 +58,7 @@ def attention(
     to = _lead(lead) + "g"
     grouped = q.reshape(*lead, groups, shared, seq, d) if shared > 1 else q
     scale = 1.0 / math.sqrt(d) if scale is None else scale
-    narrow = q.dtype is k.dtype and q.dtype is not f32
+    narrow = q.dtype is k.dtype and q.dtype.bytes < f32.bytes
     grouped = grouped if narrow else grouped * scale
     if bias is not None:
         bias = as_tensor(bias)
@@ -74,7 +74,8 @@ def attention(
         if narrow:  # scores are rounded nowhere between the product and the softmax
             part = emit("contract", rows, k[..., :visible_keys, :], index=index, dtype=f32) * scale
         else:
-            part = F.einsum(index, rows, k[..., :visible_keys, :]).to(f32)
+            part = F.einsum(index, rows, k[..., :visible_keys, :])
+            part = part.to(adds_up_in(part.dtype))
         part = soft_cap(part, cap)
         if bias is not None:
             part = part + added[..., :visible_keys]
@@ -83,7 +84,7 @@ def attention(
             m = m[..., start:stop, :] if m.shape[-2] > 1 else m
             m = m[..., :visible_keys] if m.shape[-1] > 1 else m
             if m.dtype is not bool_:
-                part = part + F.maximum(m.to(f32), LEAST)
+                part = part + F.maximum(m.to(part.dtype), LEAST)
             visible.append(m if m.dtype is bool_ else ~(m <= LEAST))
         if causal:
             last = F.arange(stop - start).reshape(stop - start, 1) + (start + keys - seq)

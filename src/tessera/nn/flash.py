@@ -210,7 +210,9 @@ def _in_tiles(
     (batch, heads, seq, d), (groups, keys) = q.shape, k.shape[1:3]
     operands = {"q": q.type, "k": k.type}
     scale = 1.0 / math.sqrt(d) if scale is None else scale
-    if q.dtype is f32:  # fewer products than with the scores; narrower than f32 it would round
+    if (
+        q.dtype.bytes >= f32.bytes
+    ):  # fewer products than with the scores; narrower than f32 it would round
         q, scale = q * scale, 1.0
     q = q.reshape(batch, groups, heads // groups, seq, d)
     k, v = (t.reshape(batch, groups, 1, keys, t.shape[-1]) for t in (k, v))
@@ -290,7 +292,7 @@ def _tiles(how: Scores) -> Any:
             g = g.to(out.dtype)
             if hidden is not None:
                 g = F.where(hidden, 0.0, g)
-            rest = [g, lse, F.sum(g.to(f32) * out.to(f32), -1)]
+            rest = [g, lse, F.sum(F.wide(g) * F.wide(out), -1)]
             dq, *found = by_rows(backward, q, rest, keys, masks)
             grads = iter(found)
             dkeys = [next(grads) if x.dtype.is_float else None for x in keys]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ..core.declared import Count, Flag, Integer, OneOf, Positive, Share
-from ..core.dtypes import f32, int32
+from ..core.dtypes import adds_up_in, f32, int32
 from ..core.errors import ShapeError
 from ..core.tensor_checks import floats, integers, shaped
 from ..lang.autodiff.custom import custom_gradient
@@ -184,10 +184,12 @@ def linear_cross_entropy(
 
     def body(total: Tensor, block: Any) -> tuple[Tensor, tuple[()]]:
         h, labels, keep = block
-        return total + _nll(soft_cap(logits(h, weight, bias), cap), labels, keep, how), ()
+        term = _nll(soft_cap(logits(h, weight, bias), cap), labels, keep, how)
+        return total + term.to(total.dtype), ()
 
     blocks = tuple(to_blocks(v, most) for v in (flat, y, keep))
-    total, _ = scan(body, scalar(0.0, f32), blocks, policy="together", name="head_loss")
+    start = scalar(0.0, adds_up_in(flat.dtype, weight.dtype))
+    total, _ = scan(body, start, blocks, policy="together", name="head_loss")
     return _mean(total, y, keep, how)
 
 

@@ -29,7 +29,7 @@ def _pool(
     """(maximum or sum of each window, sizes of the window)."""
     rank = spatial_dims(name)
     t = image(name, x, rank)
-    t = t.to(f32) if kind == "sum" else t
+    t = F.wide(t) if kind == "sum" else t
     window = spatial(name, "kernel_size", size, rank, 1)
     strides = window if stride is None else spatial(name, "stride", stride, rank, 1)
     pads = spatial(name, "padding", padding, rank, 0)
@@ -111,7 +111,7 @@ def _adaptive(name: str, kind: str, x: Like, output_size: OutputSize) -> Tensor:
     wanted_sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * rank
     sizes = [m if n is None else n for n, m in zip_longest(wanted_sizes, t.shape[2:])]
     counts = spatial(name, "output_size", sizes, rank, 1)
-    y, window, mean = t.to(f32) if kind == "sum" else t, [], kind == "sum"
+    y, window, mean = F.wide(t) if kind == "sum" else t, [], kind == "sum"
     shares: list[Tensor] = []
     for d, (n, m) in enumerate(zip(counts, t.shape[2:], strict=True), 2):
         i = np.arange(n, dtype=np.int32)

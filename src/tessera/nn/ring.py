@@ -11,7 +11,7 @@ from typing import Any
 from ..core.checks import divides
 from ..core.context import settings
 from ..core.declared import Flag, Real
-from ..core.dtypes import bool_, f32
+from ..core.dtypes import bool_
 from ..core.errors import UsageError
 from ..core.layout import TensorType, dim_axes, without
 from ..core.reshard import gathered
@@ -167,7 +167,7 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
         g = g.to(out.dtype)
         if hide(keys, masks):
             g = F.where((lse < NONE).reshape(*lse.shape, 1), 0.0, g)
-        rows = [q, g, lse, F.sum(g.to(f32) * out.to(f32), -1)]
+        rows = [q, g, lse, F.sum(F.wide(g) * F.wide(out), -1)]
         now = keys
         dq, *grads = pulled(rows, now, own_scores, columns(masks, 0))
         for step in range(1, n):

@@ -21,7 +21,7 @@ from ml_dtypes import finfo
 from ..core.checks import unfit
 from ..core.context import settings
 from ..core.declared import Flag, Real
-from ..core.dtypes import DType, f32, held_as, int32
+from ..core.dtypes import DType, adds_up_in, f32, held_as, int32
 from ..core.errors import DTypeError, UsageError
 from ..core.layout import TensorType, plain
 from ..core.locks import RECORDING_LOCK
@@ -120,7 +120,7 @@ class Optimizer(ABC):
         whole = next((t.type for t in old.values() if t.shape == w.shape), None)
         if whole is None:
             whole = w.type if g.mesh is None else g.type
-        return whole.complete().with_dtype(f32)
+        return whole.complete().with_dtype(adds_up_in(w.dtype))
 
     # -- the state --------------------------------------------------------------------------------
     def init(self, params: Any, strategy: Strategy | str | None = None) -> State:
@@ -139,7 +139,7 @@ class Optimizer(ABC):
         kinds: dict[str, dict[str, TensorType]] = {}
         masters: Slots = {}
         for name, w in weights.items():
-            t = w.type.complete().with_dtype(f32)
+            t = w.type.complete().with_dtype(adds_up_in(w.dtype))
             t = t if layout is None else layout(name, t)
             for kind, slot in self._slots(t).items():
                 kinds.setdefault(kind, {})[name] = slot
@@ -174,9 +174,12 @@ class Optimizer(ABC):
         out = []
         with one_line("optimizer"):
             step = F.relayout(state["step"] + 1, state["step"].type)
-            k = self._factors(self._rate(state["step"]), step.to(f32))
+            factors = {
+                dtype: self._factors(self._rate(state["step"], dtype), step.to(dtype))
+                for dtype in {adds_up_in(w.dtype): None for w, _ in weights.values()}
+            }
             for name, (w, g) in weights.items():
-                old = dict(slots[name])
+                old, k = dict(slots[name]), factors[adds_up_in(w.dtype)]
                 home = self._home(w, g, old)
                 master = old.pop("master", None)
                 full = _at(w, home)
@@ -192,12 +195,12 @@ class Optimizer(ABC):
         kept = {kind: {name: d[name] for name in state[kind]} for kind, d in new.items()}
         return unflatten(flatten(trained(params))[1], out), {"step": step, **kept}
 
-    def _rate(self, step: Tensor) -> Tensor:
-        """The learning rate at `step`, f32[]. Raises UsageError if a schedule returns anything
+    def _rate(self, step: Tensor, dtype: DType) -> Tensor:
+        """The learning rate at `step`, of `dtype`. Raises UsageError if a schedule returns anything
         else."""
         lr = self.lr if isinstance(self.lr, (int, float)) else scheduled(self.lr, step)
         if isinstance(lr, (int, float)):
-            return scalar(float(lr), f32)
+            return scalar(float(lr), dtype)
         if not isinstance(lr, Tensor) or lr.shape or not lr.dtype.is_float:
             what = lr.type if isinstance(lr, Tensor) else type(lr).__name__
             raise UsageError(
@@ -206,7 +209,7 @@ class Optimizer(ABC):
                 gives=what,
                 fix="return f32[], such as optim.constant(lr)(step)",
             )
-        return lr.to(f32)
+        return lr.to(dtype)
 
     def _matched(
         self, params: Any, grads: Any, state: State
@@ -223,7 +226,7 @@ class Optimizer(ABC):
         _need_state(call, state)
         wanted: dict[str, Any] = {"step": state.get("step")}
         for name, w in ws.items():
-            t = w.type.complete().with_dtype(f32)
+            t = w.type.complete().with_dtype(adds_up_in(w.dtype))
             kinds = self._slots(t) | ({"master": t} if self._has_master(w) else {})
             wanted |= {f"{kind}.{name}": made for kind, made in kinds.items()}
         tensors = _flat(state)
@@ -289,8 +292,8 @@ _WITHIN: dict[str, Callable[[float], bool]] = {
 
 
 def _at(x: Tensor, home: TensorType) -> Tensor:
-    """`x` in the layout `home` and in f32; it is sent in its own dtype."""
-    return F.relayout(x, home.with_dtype(x.dtype)).to(f32)
+    """`x` in the layout and dtype of `home`; it is sent in its own dtype."""
+    return F.relayout(x, home.with_dtype(x.dtype)).to(home.dtype)
 
 
 def _unless_set(master: Tensor, w: Tensor, dtype: DType) -> Tensor:

@@ -22,11 +22,12 @@ from .trees import named, one_line
 
 
 def global_norm(tree: Any) -> Tensor:
-    """The Euclidean norm, f32[], of all elements of all float tensors in `tree`. In the body of a
-    `ts.distribute` with a strategy it is the norm of whole weights, of which a device has
-    blocks."""
+    """The Euclidean norm of all elements of all float tensors in `tree`: f32[], or f64[] if one of
+    them is f64. In the body of a `ts.distribute` with a strategy it is the norm of whole weights,
+    of which a device has blocks."""
     with one_line("global_norm"):
-        wide = [to_add_up(t.to(f32)) for t in named("global_norm", tree).values()]
+        every = named("global_norm", tree).values()
+        wide = [to_add_up(F.abs(t) if t.dtype.is_complex else F.wide(t)) for t in every]
         return F.sqrt(total(over_blocks("global_norm", F.sum(t * t)) for t in wide))
 
 
@@ -69,8 +70,8 @@ def clip_by_global_norm(grads: Any, max_norm: float | Tensor) -> tuple[Any, Tens
 
 
 def scaled(x: Tensor, factor: Tensor) -> Tensor:
-    """`x` times the f32[] `factor`, in f32."""
-    return x.to(f32) * factor
+    """`x` times the scalar `factor`, in f32 or wider."""
+    return F.wide(x) * factor
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import final
 
 from ..core.declared import Flag, Integer, Pair, Real
-from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.layout import TensorType
 from ..lang.math import functions as F
@@ -27,8 +26,8 @@ from .clipping import to_add_up
 Factors = dict[str, Tensor]
 
 
-def _constants(**values: float) -> Factors:
-    return {name: scalar(float(v), f32) for name, v in values.items()}
+def _constants(like: Tensor, **values: float) -> Factors:
+    return {name: scalar(float(v), like.dtype) for name, v in values.items()}
 
 
 def _coupled(w: Tensor, g: Tensor, k: Factors, decays: bool) -> Tensor:
@@ -39,7 +38,7 @@ def _coupled(w: Tensor, g: Tensor, k: Factors, decays: bool) -> Tensor:
 def _one_minus_power(base: float, t: Tensor) -> Tensor:
     """`1 - base**t`, accurate also for a base near 1, where the difference would cancel."""
     if base == 0:
-        return scalar(1.0, f32)
+        return scalar(1.0, t.dtype)
     h = F.tanh(t * (-0.5 * math.log(base)))
     return 2.0 * h / (1.0 + h)
 
@@ -58,7 +57,7 @@ class SGD(Optimizer):
         return {}
 
     def _factors(self, lr: Tensor, count: Tensor) -> Factors:
-        return {"lr": lr, **_constants(decay=self.weight_decay)}
+        return {"lr": lr, **_constants(lr, decay=self.weight_decay)}
 
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool
@@ -85,7 +84,7 @@ class Momentum(Optimizer):
         return {"m": t}
 
     def _factors(self, lr: Tensor, count: Tensor) -> Factors:
-        return {"lr": lr, **_constants(decay=self.weight_decay, momentum=self.momentum)}
+        return {"lr": lr, **_constants(lr, decay=self.weight_decay, momentum=self.momentum)}
 
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool
@@ -106,7 +105,7 @@ def _adam_factors(betas: tuple[float, float], eps: float, lr: Tensor, count: Ten
     b1, b2 = betas
     root = F.sqrt(_one_minus_power(b2, count))
     rate = lr * root / _one_minus_power(b1, count)
-    return {"rate": rate, "eps": root * eps, **_constants(b1=b1, c1=1 - b1, b2=b2, c2=1 - b2)}
+    return {"rate": rate, "eps": root * eps, **_constants(lr, b1=b1, c1=1 - b1, b2=b2, c2=1 - b2)}
 
 
 def _adam_moments(g: Tensor, old: Slots, k: Factors) -> tuple[Tensor, Slots]:
@@ -133,7 +132,7 @@ class Adam(Optimizer):
 
     def _factors(self, lr: Tensor, count: Tensor) -> Factors:
         made = _adam_factors(self.betas, self.eps, lr, count)
-        return made | _constants(decay=self.weight_decay)
+        return made | _constants(lr, decay=self.weight_decay)
 
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool
@@ -192,7 +191,7 @@ class Lion(Optimizer):
     def _factors(self, lr: Tensor, count: Tensor) -> Factors:
         b1, b2 = self.betas
         made = {"lr": lr, "keep": 1.0 - lr * self.weight_decay}
-        return made | _constants(b1=b1, c1=1 - b1, b2=b2, c2=1 - b2)
+        return made | _constants(lr, b1=b1, c1=1 - b1, b2=b2, c2=1 - b2)
 
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool
@@ -262,7 +261,7 @@ class Adafactor(Optimizer):
         b = 1.0 - (count - float(self.offset)) ** -self.decay
         made = {"lr": lr, "b": b, "c": 1.0 - b}
         mu = self.momentum or 0.0
-        return made | _constants(eps=self.eps, keep=1 - self.weight_decay, mu=mu, one=1 - mu)
+        return made | _constants(lr, eps=self.eps, keep=1 - self.weight_decay, mu=mu, one=1 - mu)
 
     def _step(
         self, w: Tensor, g: Tensor, old: Slots, k: Factors, decays: bool

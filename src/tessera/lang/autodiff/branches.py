@@ -88,7 +88,8 @@ def switch(index: Any, branches: Sequence[Branch], *operands: Any) -> Any:
         )
     if isinstance(index, int):
         return calls[min(max(index, 0), len(calls) - 1)]()
-    return _halved(clip(at.to(int32), 0, len(calls) - 1), calls, 0)
+    at = at if at.dtype.bytes > 1 else at.to(int32)  # i8 holds no number of a 200th branch
+    return _halved(clip(at, 0, len(calls) - 1).to(int32), calls, 0)
 
 
 def _halved(index: Tensor, calls: Sequence[Callable[[], Any]], first: int) -> Any:

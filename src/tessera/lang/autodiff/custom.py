@@ -17,6 +17,7 @@ from ...core.declared import Called, Flag
 from ...core.errors import DTypeError, ShapeError, UsageError, caller
 from ...core.tracebacks import boundary
 from ..math import functions as F
+from ..math.complex_numbers import real
 from ..record.operands import as_tensor, emit, emit_many
 from ..record.parameter import Parameter, need_trained
 from ..record.recorder import Recorder, current, recording
@@ -284,9 +285,9 @@ def vjp(fn: Callable[..., Any], *xs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Returns (`fn(*xs)`, pull); `pull(g)` returns a tuple with the gradient of each of `xs`.
 
     `g` is the gradient of the value, in the structure of the value, as in `jax.vjp`; the gradients
-    of a tuple may be given one by one. Raises UsageError if the value holds anything but float
-    tensors or a module is given at two places, and ShapeError in `pull` if `g` does not have the
-    structure and shapes of the value.
+    of a tuple may be given one by one. Gradients of complex numbers are as in JAX. Raises
+    UsageError if the value holds anything but float tensors or a module is given at two places, and
+    ShapeError in `pull` if `g` does not have the structure and shapes of the value.
 
     >>> import tessera as ts
     >>> y, pull = ts.vjp(ts.sin, ts.tensor([0.0, 0.0]))
@@ -324,9 +325,10 @@ def pulled_back(
 
 
 def along(terms: Sequence[Tensor], by: Any, held: Sequence[Tensor] = ()) -> Any:
-    """The gradients by `by` of the sum of all elements of `terms`; the tensors `held` are
+    """The gradients by `by` of the real sum of all elements of `terms`; the tensors `held` are
     constants."""
-    return grad_holding(F.sum(F.stack([F.sum(t).to("f32") for t in terms])), by, held)
+    sums = [F.sum(real(t) if t.dtype.is_complex else t) for t in terms]
+    return grad_holding(F.sum(F.stack([t.to("f32") for t in sums])), by, held)
 
 
 def tensors(tree: Any) -> Any:

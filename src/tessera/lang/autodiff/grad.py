@@ -83,8 +83,8 @@ def grad(
 
     Raises UsageError if `loss` is not a tensor, no weight is given, one is no float, or `layout` or
     `reduce_dtype` is given where sums stay pending; ShapeError if `loss` is not a scalar;
-    DTypeError if it is not a float, or `reduce_dtype` is not f32, bf16 or f16; GraphError if it
-    depends on none of the weights; LayoutError if `layout` does not fit a weight's shape.
+    DTypeError if it is complex or no float, or `reduce_dtype` is not f32, bf16 or f16; GraphError
+    if it depends on none of the weights; LayoutError if `layout` does not fit a weight's shape.
     """
     return grad_holding(loss, weights, (), layout, reduce_partial, reduce_dtype)
 

@@ -30,6 +30,12 @@ def need_loss(call: str, loss: Tensor, fix: str) -> None:
             loss=loss.type,
             fix="compute it from float tensors, without a cast to integers on the way",
         )
+    if loss.dtype.is_complex:
+        raise DTypeError(
+            f"{call}: the loss is complex, and has no gradient",
+            loss=loss.type,
+            fix="take the gradient of a real number: ts.real(loss), ts.abs(loss); or use ts.vjp",
+        )
 
 
 def need_weights(weights: Any, leaves: Sequence[Any]) -> None:

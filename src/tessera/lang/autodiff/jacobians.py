@@ -69,8 +69,8 @@ def jacfwd(fn: Callable[P, Any], argnums: int | Sequence[int] = 0) -> Callable[P
     tuple. For a value [m] and an argument [n] the result is [m, n]; for trees it has the structure
     of the value, with one of the argument in place of each tensor. One derivative along each
     element of the argument is computed, all at once: for few arguments and many values. Raises
-    UsageError if there is no such argument, DTypeError if it is no float, and the errors of
-    `ts.linearize`.
+    UsageError if there is no such argument, DTypeError if it is no float or complex, and the errors
+    of `ts.linearize`.
 
     >>> import tessera as ts
     >>> ts.jacfwd(lambda x: x**2)(ts.tensor([1.0, 3.0])).numpy().tolist()
@@ -83,7 +83,9 @@ def jacrev(fn: Callable[P, Any], argnums: int | Sequence[int] = 0) -> Callable[P
     """A function that returns all derivatives of `fn` by an argument, as `jax.jacrev`.
 
     The result is that of `ts.jacfwd`. One gradient of each element of the value is computed, all at
-    once: for many arguments and few values. Raises the errors of `ts.jacfwd` and `ts.vjp`.
+    once: for many arguments and few values. Arguments may be complex. Raises UsageError if there is
+    no such argument, DTypeError if it is no float or the value is complex, and the errors of
+    `ts.vjp`.
 
     >>> import tessera as ts
     >>> ts.jacrev(lambda x: ts.sum(x**2))(ts.tensor([1.0, 3.0])).numpy().tolist()
@@ -157,7 +159,7 @@ def _forward(
         def along(t: Tensor, i: int = i) -> list[Tensor]:
             return linear([t if k == i else zeros(y.shape, y.dtype) for k, y in enumerate(xs)])
 
-        found = vmap(along, out_dims=-1)(_units(x))
+        found = vmap(along, out_dims=-1)(_units(caller, "an argument", x))
         columns.append([reshape(t, (*y.shape, *x.shape)) for t, y in zip(found, value)])
     return out_spec, [list(row) for row in zip(*columns, strict=True)]
 
@@ -182,13 +184,20 @@ def _reverse(
         def back(g: Tensor, i: int = i) -> list[Tensor]:
             return linear([g if k == i else zeros(t.shape, t.dtype) for k, t in enumerate(value)])
 
-        found = vmap(back)(_units(y))
+        found = vmap(back)(_units(caller, "a value", y))
         rows.append([reshape(t, (*y.shape, *x.shape)) for t, x in zip(found, xs)])
     return specs[0], rows
 
 
-def _units(x: Tensor) -> Tensor:
-    """The unit vectors of the space of `x`: [n, *shape]."""
+def _units(caller: str, what: str, x: Tensor) -> Tensor:
+    """The unit vectors of the space of `x`: [n, *shape]. Raises DTypeError if it is complex: a
+    derivative by its real part says nothing of one by its imaginary part."""
+    if x.dtype.is_complex:
+        raise DTypeError(
+            f"{caller}: {what} is complex",
+            rows=[(what.split()[1], x.type)],
+            fix="take the real and the imaginary part apart; or use ts.jvp, ts.vjp",
+        )
     return reshape(eye(x.size, dtype=x.dtype), (x.size, *x.shape))
 
 

@@ -50,7 +50,7 @@ def map(
         tree = unflatten(spec, blocks)
         ys = scan(lambda _, x: ((), every(x)), (), tree, policy=policy, name="map")[1]
         parts.append(tree_map(lambda y: reshape(y, (inside, *y.shape[2:])), ys))
-    if inside < count:
+    if inside < count or not count:
         parts.append(every(unflatten(spec, [_rows(t, inside, count) for t in rows])))
     if len(parts) == 1:
         return parts[0]  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...core.checks import number, sizes, unfit
 from ...core.declared import Natural
-from ...core.dtypes import DType, counts_to, dtype_of, f32, int32
+from ...core.dtypes import DType, adds_up_in, counts_to, dtype_of, f32, f64, int32, int64, uint64
 from ...core.errors import DTypeError, UsageError, lines_up
 from ...core.value_checks import is_whole
 from ..record.operands import as_tensor, emit
@@ -82,33 +82,34 @@ def arange(start: float, stop: object = None, step: float = 1, dtype: object = N
     if not all(map(is_whole, given.values())):
         want = f32 if dtype is None else dtype_of(dtype)
         _of_floats("arange", want)
-        return (emit("iota", dtype=f32, shape=shape, dim=0) * by + first).to(want)
+        return (emit("iota", dtype=adds_up_in(want), shape=shape, dim=0) * by + first).to(want)
     want = int32 if dtype is None else dtype_of(dtype)
     if (first, by) == (0, 1):
         return emit("iota", dtype=want, shape=shape, dim=0)
+    counted = int64 if want in (f64, int64, uint64) else int32
     ends = (first, first + max(0, count - 1) * by)
     for n in ends:
         fitting("arange", n, want)
-        fitting("arange", n, int32)
+        fitting("arange", n, counted)
     if max(map(abs, ends)) > counts_to(want):
         raise DTypeError(
             f"arange: {want} does not hold every whole number up to {max(map(abs, ends))}",
             fix=f"count in i32, and cast where that is meant: .to('{want}')",
         )
-    return (emit("iota", dtype=int32, shape=shape, dim=0) * by + first).to(want)
+    return (emit("iota", dtype=counted, shape=shape, dim=0) * by + first).to(want)
 
 
 def linspace(start: float, end: float, steps: Natural, dtype: object = f32) -> Tensor:
     """`steps` numbers from `start` to `end`, both included, at equal distances: [steps].
 
-    They are computed in f32. (NumPy and JAX call `end` stop, and `steps` num.) Raises UsageError if
-    `steps` is negative, DTypeError if `dtype` is not a float.
+    They are computed in f32, those of f64 in f64. (NumPy and JAX call `end` stop, and `steps` num.)
+    Raises UsageError if `steps` is negative, DTypeError if `dtype` is not a float.
     """
     first, last = _finite("linspace", "start", start), _finite("linspace", "end", end)
     shape, want = sizes("linspace", steps), dtype_of(dtype)
     _of_floats("linspace", want)
     by = (last - first) / max(1, steps - 1)
-    at = emit("iota", dtype=f32, shape=shape, dim=0)
+    at = emit("iota", dtype=adds_up_in(want), shape=shape, dim=0)
     # Each half counts from its own end, so that both ends are exact.
     late = last - (max(1, steps) - 1 - at) * by
     return where(at < steps / 2, at * by + first, late).to(want)

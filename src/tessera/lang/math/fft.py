@@ -22,7 +22,8 @@ import math
 from collections.abc import Sequence
 from typing import Annotated
 
-from ...core.declared import Count, OneOf, Real
+from ...core.checks import unfit, whole
+from ...core.declared import Count, Integers, OneOf, Real
 from ...core.errors import ShapeError, UsageError
 from ...core.layout import Factor, dim_axes, shard_count
 from ...core.public import public
@@ -117,6 +118,10 @@ def _many(
             x=t.type,
             fix="give s= a size for each dim of dim=",
         )
+    if not dims and kind in (REAL_INPUT, REAL_OUTPUT):
+        raise ShapeError(f"{kind}n: there is no dim to transform", x=t.type, fix="name one in dim=")
+    for size in s or ():
+        whole(f"{kind}n", "a size of s", size, 1)
     sizes: Sequence[int | None] = s if s is not None else [None] * len(dims)
     rows = list(zip(dims, sizes, strict=True))
     real, inverse = kind in (REAL_INPUT, REAL_OUTPUT), kind in ("ifft", REAL_OUTPUT)
@@ -171,73 +176,74 @@ def irfft(x: Like, n: Count | None = None, dim: int = -1, norm: Norm = "backward
     return _one(REAL_OUTPUT, x, n, dim, norm)
 
 
-def fftn(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = None, norm: Norm = "backward"
-) -> Tensor:
+def fftn(x: Like, s: Integers | None = None, dim: Dims = None, norm: Norm = "backward") -> Tensor:
     """`fft` along each of `dim` (None: all, or the last ones if there are sizes `s`). Raises
-    ShapeError if `x` has no such dim, or `s` another length."""
+    ShapeError if `x` has no such dim, or `s` another length; UsageError if a size is below 1."""
     return _many("fft", x, s, dim, norm)
 
 
-def ifftn(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = None, norm: Norm = "backward"
-) -> Tensor:
+def ifftn(x: Like, s: Integers | None = None, dim: Dims = None, norm: Norm = "backward") -> Tensor:
     """The inverse of `fftn`."""
     return _many("ifft", x, s, dim, norm)
 
 
-def rfftn(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = None, norm: Norm = "backward"
-) -> Tensor:
+def rfftn(x: Like, s: Integers | None = None, dim: Dims = None, norm: Norm = "backward") -> Tensor:
     """`fftn` of a real `x`, of which the last of `dim` keeps its first n // 2 + 1 values. Raises
     UsageError if `x` is complex."""
     return _many(REAL_INPUT, x, s, dim, norm)
 
 
-def irfftn(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = None, norm: Norm = "backward"
-) -> Tensor:
+def irfftn(x: Like, s: Integers | None = None, dim: Dims = None, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfftn`; `s` has the sizes of its result."""
     return _many(REAL_OUTPUT, x, s, dim, norm)
 
 
 def fft2(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
+    x: Like, s: Integers | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
 ) -> Tensor:
     """`fftn` along two dims, by default the last."""
     return _many("fft", x, s, dim, norm)
 
 
 def ifft2(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
+    x: Like, s: Integers | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
 ) -> Tensor:
     """`ifftn` along two dims, by default the last."""
     return _many("ifft", x, s, dim, norm)
 
 
 def rfft2(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
+    x: Like, s: Integers | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
 ) -> Tensor:
     """`rfftn` along two dims, by default the last."""
     return _many(REAL_INPUT, x, s, dim, norm)
 
 
 def irfft2(
-    x: Like, s: Sequence[int] | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
+    x: Like, s: Integers | None = None, dim: Dims = (-2, -1), norm: Norm = "backward"
 ) -> Tensor:
     """`irfftn` along two dims, by default the last."""
     return _many(REAL_OUTPUT, x, s, dim, norm)
 
 
+def _per_sample(caller: str, n: int, d: float) -> float:
+    """The distance of two frequencies."""
+    if not d:
+        raise unfit(caller, "d", d, "give the distance of two samples, such as 0.1")
+    return 1.0 / (n * d)
+
+
 def fftfreq(n: Count, d: Real = 1.0) -> Tensor:
-    """The frequency of each value of `fft`, in cycles per unit of the sample distance `d`: f32."""
-    first = F.arange((n + 1) // 2)
-    return F.concat([first, F.arange(n // 2) - n // 2], 0).to("f32") * (1.0 / (n * d))
+    """The frequency of each value of `fft`, in cycles per unit of the sample distance `d`: f32.
+    Raises UsageError if `d` is 0."""
+    each, first = _per_sample("fftfreq", n, d), F.arange((n + 1) // 2)
+    return F.concat([first, F.arange(n // 2) - n // 2], 0).to("f32") * each
 
 
 def rfftfreq(n: Count, d: Real = 1.0) -> Tensor:
-    """The frequency of each value of `rfft`, in cycles per unit of the sample distance `d`: f32."""
-    return F.arange(n // 2 + 1).to("f32") * (1.0 / (n * d))
+    """The frequency of each value of `rfft`, in cycles per unit of the sample distance `d`: f32.
+    Raises UsageError if `d` is 0."""
+    return F.arange(n // 2 + 1).to("f32") * _per_sample("rfftfreq", n, d)
 
 
 def fftshift(x: Like, dim: Dims = None) -> Tensor:

@@ -63,7 +63,7 @@ def test_the_plan_is_what_the_compiler_says(policy: str) -> None:
     theirs, mine, costs, _ = made(policy)
     assert abs(mine / theirs - 1) <= 0.1
     assert costs.temporary == mine
-    assert costs.temporary_kept == made(None)[1]
+    assert costs.temporary_kept == pytest.approx(made(None)[1], rel=0.01)
 
 
 def test_nothing_kept_needs_a_third_of_the_activations() -> None:

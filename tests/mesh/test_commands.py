@@ -66,6 +66,8 @@ ERRORS = {
     "info": None,
     "calibrate": "calibrate --out machine.txt",
     "plan": "plan absent.py --cluster h100x8",
+    "train": "train --hf absent --data .",
+    "generate": "generate absent Once",
     "tune": "tune",
     "mesh show": "mesh show absent.yaml",
     "mesh presets": None,

@@ -77,7 +77,7 @@ def of_torch(model: Model) -> Beside:
             if p.requires_grad
         }
 
-    program = ours._programs().programs[model.mode == "train"].program
+    program = ours.exports.programs[model.mode == "train"].program
     given = {k: v.numpy() for k, v in inputs.items()}
     ops = len({c.name for c in program.calls})
     pick = model.pick

@@ -11,16 +11,19 @@ from ..lang.value.tensor import Tensor
 from .module import Module
 
 
+def values_of(module: Module) -> list[Any]:
+    """The (shape, dtype, node, data) of each tensor of `module`, and None for another leaf."""
+    return [
+        (x.shape, x.dtype, x._node, x._data) if isinstance(x, Tensor) else None
+        for x in flatten(module)[0]
+    ]
+
+
 def changed_tensors(caller: str, module: Module, before: Sequence[Any]) -> dict[Path, Tensor]:
-    """The tensors that a call set in `module`, whose leaves were `before`, by their paths. Raises
-    UsageError if it set a new tensor, or one of another shape or dtype."""
-    leaves = flatten(module)[0]
-    same = len(leaves) == len(before) and all(
-        isinstance(new, Tensor) == isinstance(old, Tensor)
-        and (not isinstance(new, Tensor) or (new.shape, new.dtype) == (old.shape, old.dtype))
-        for new, old in zip(leaves, before, strict=True)
-    )
-    if not same:
+    """The tensors that a call set in `module`, whose `values_of` were `before`, by their paths.
+    Raises UsageError if it set a new tensor, or one of another shape or dtype."""
+    leaves, after = flatten(module)[0], values_of(module)
+    if [x and x[:2] for x in after] != [x and x[:2] for x in before]:
         raise UsageError(
             f"{caller}: a layer sets a tensor that it did not have, or of another shape or dtype",
             block=type(module).__name__,
@@ -28,8 +31,8 @@ def changed_tensors(caller: str, module: Module, before: Sequence[Any]) -> dict[
         )
     return {
         path: new
-        for path, new, old in zip(paths(module), leaves, before, strict=True)
-        if isinstance(new, Tensor) and (new._node is not old._node or new._data is not old._data)
+        for path, new, now, old in zip(paths(module), leaves, after, before, strict=True)
+        if now and (now[2] is not old[2] or now[3] is not old[3])
     }
 
 

@@ -15,7 +15,7 @@ from ..lang.record.tree import flatten, unflatten
 from ..lang.value.checks import asked_function
 from ..lang.value.tensor import Tensor
 from .module import Module
-from .module_state import changed_tensors, set_tensors
+from .module_state import changed_tensors, set_tensors, values_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,8 +79,9 @@ def _recomputing(kind: Any, how: Chosen) -> Any:
 
         def run() -> Any:
             inner = unflatten(spec, leaves) if state else self
+            before = values_of(inner) if state else []
             out = kind.__call__(inner, *args, **kwargs)
-            found = changed_tensors("remat", inner, leaves) if state else {}
+            found = changed_tensors("remat", inner, before) if state else {}
             written[:] = found
             return out, tuple(found.values())
 

@@ -24,7 +24,7 @@ from ..lang.record.tree import Path, flatten, unflatten
 from ..lang.value.tensor import Tensor
 from .module import Module
 from .module_scopes import name_part
-from .module_state import changed_tensors, set_tensors
+from .module_state import changed_tensors, set_tensors, values_of
 
 
 @checked
@@ -98,12 +98,13 @@ class Stack(Module):
             for i, w in zip(at, parts, strict=True):
                 now[i] = w
             block = unflatten(spec, now)
+            before = values_of(block)
             name_part(block, name)
             told = {**(unflatten(own_spec, own) or {}), **(shared or {})}
             out = block(h, told, **options) if told else block(h)
             x, more = out if isinstance(out, tuple) else (out, ())
             changed.clear()
-            changed.update(changed_tensors("Stack", block, now))
+            changed.update(changed_tensors("Stack", block, before))
             return x, (more, tuple(changed.values()))
 
         again = self._policy != "save"

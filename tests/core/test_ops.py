@@ -114,7 +114,8 @@ def layouts_of(t: TensorType) -> list[TensorType]:
             found.append(t.with_dims(dims))
     if t.dtype.is_float:
         found += [x.with_partial((("dp", "sum"),)) for x in found if "dp" not in x.split_axes]
-        found.append(t.with_partial((("tp", "max"),)))
+        if not t.dtype.is_complex:
+            found.append(t.with_partial((("tp", "max"),)))
         found.append(t.with_partial((("dp", "sum"), ("tp", "sum"))))
     return found
 

@@ -171,7 +171,7 @@ def test_the_same_command_gives_the_same_run(run: Callable[..., Any]) -> None:
         ({"mesh": "dp=2,xp=4"}, "--mesh: axis 'xp' is unknown here; name dp, tp, pp, cp or ep"),
         ({"mesh": "pp=8"}, "--mesh: name dp or tp too, for instance dp=1,cp=8"),
         ({"recompute": "some"}, "--recompute: 'some' is not one of none, full, products"),
-        ({"dtype": "fp16"}, "--dtype: 'fp16' is not one of f32, bf16"),
+        ({"dtype": "fp16"}, "--dtype: 'fp16' is not one of f32, bf16, fp8"),
         ({"zero": 3, "mesh": "tp=2"}, "--zero has no effect without dp in --mesh" + EITHER),
         (
             {"context": "ring", "mesh": "dp=2"},

@@ -287,9 +287,7 @@ def constant(x: Any) -> Any:
     if isinstance(x, torch.SymInt):
         return int(x)
     if isinstance(x, complex):
-        raise UsageError(
-            "from_torch: complex numbers have no dtype here", value=x, fix="use floats"
-        )
+        raise UsageError("from_torch: complex numbers are not imported", value=x, fix="use floats")
     return x
 
 
@@ -298,7 +296,7 @@ def dtype(kind: Any) -> DType:
     is none."""
     name = str(kind).removeprefix("torch.")
     if name.startswith(("complex", "quint", "qint")):
-        raise DTypeError(f"from_torch: {name} has no dtype here", fix="use floats or whole numbers")
+        raise DTypeError(f"from_torch: {name} is not imported", fix="use floats or whole numbers")
     short = {"int64": int32, "int16": int32, "float64": f32}
     return short[name] if name in short else dtype_of(name)
 

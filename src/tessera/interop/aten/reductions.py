@@ -124,44 +124,29 @@ def _count(x: Tensor, dim: Dims = None) -> Tensor:
 
 
 # -- spread and size ------------------------------------------------------------------------------
-@aten("var.correction")
-def _var(
-    x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> Tensor:
-    by = 1 if correction is None else correction
-    return _over(lambda t, d, k: F.var(t, d, keepdims=k, correction=by), x, dim, keepdim)
+def _spread(name: str, of: Callable[..., Tensor]) -> None:
+    """Adds the rules of the variance or the standard deviation `of`, and of it beside the mean."""
+
+    @aten(f"{name}.correction")
+    def spread(
+        x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+    ) -> Tensor:
+        by = 1 if correction is None else correction
+        return _over(lambda t, d, k: of(t, d, keepdims=k, correction=by), x, dim, keepdim)
+
+    @aten(f"{name}.dim")
+    def along(x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+        return spread(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+    aten(name)(lambda x, unbiased=True: spread(x, correction=int(unbiased)))
+
+    @aten(f"{name}_mean.correction")
+    def with_mean(x: Tensor, dim: Dims = None, **options: Any) -> tuple[Tensor, Tensor]:
+        return spread(x, dim, **options), _mean(x, dim, options.get("keepdim", False))
 
 
-@aten("std.correction")
-def _std(
-    x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> Tensor:
-    by = 1 if correction is None else correction
-    return _over(lambda t, d, k: F.std(t, d, keepdims=k, correction=by), x, dim, keepdim)
-
-
-@aten("var.dim")
-def _var_dim(x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    return _var(x, dim, correction=int(unbiased), keepdim=keepdim)
-
-
-@aten("std.dim")
-def _std_dim(x: Tensor, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    return _std(x, dim, correction=int(unbiased), keepdim=keepdim)
-
-
-aten("var")(lambda x, unbiased=True: _var(x, correction=int(unbiased)))
-aten("std")(lambda x, unbiased=True: _std(x, correction=int(unbiased)))
-
-
-@aten("var_mean.correction")
-def _var_mean(x: Tensor, dim: Dims = None, **options: Any) -> tuple[Tensor, Tensor]:
-    return _var(x, dim, **options), _mean(x, dim, options.get("keepdim", False))
-
-
-@aten("std_mean.correction")
-def _std_mean(x: Tensor, dim: Dims = None, **options: Any) -> tuple[Tensor, Tensor]:
-    return _std(x, dim, **options), _mean(x, dim, options.get("keepdim", False))
+_spread("var", F.var)
+_spread("std", F.std)
 
 
 @aten("logsumexp")

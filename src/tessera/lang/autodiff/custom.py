@@ -190,6 +190,16 @@ def under_no_grad(run: Callable[P, R]) -> Callable[P, R]:
     return outside
 
 
+def places_of(caller: str, argnums: int | Sequence[int]) -> tuple[Sequence[int], bool]:
+    """(the positions `argnums`, whether they are a list). Raises UsageError in the name of `caller`
+    if one is no whole number."""
+    several = isinstance(argnums, (tuple, list)) and bool(argnums)
+    places: Any = argnums if several else (argnums,)
+    for n in places:
+        whole(caller, "argnums", n)
+    return places, several
+
+
 @overload
 def value_and_grad(  # type: ignore[overload-overlap]
     fn: Callable[Concatenate[M, P], R], argnums: Literal[0] = 0, has_aux: bool = False
@@ -221,10 +231,7 @@ def value_and_grad(
     """
     caller = "value_and_grad"
     fn = asked_function(caller, "the function", fn)
-    several = isinstance(argnums, (tuple, list)) and bool(argnums)
-    places: Any = argnums if several else (argnums,)
-    for n in places:
-        whole(caller, "argnums", n)
+    places, several = places_of(caller, argnums)
 
     @boundary
     @functools.wraps(fn)

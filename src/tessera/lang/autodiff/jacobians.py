@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
-from ...core.checks import unfit, whole
+from ...core.checks import unfit
 from ...core.errors import DTypeError, UsageError
 from ...core.tracebacks import boundary
 from ...ir.graph.node import Graph, Node, reachable
@@ -21,7 +21,7 @@ from ..record.recorder import Recorder, current, recording
 from ..record.tree import Spec, fitted, flatten, unflatten
 from ..value.checks import asked_function
 from ..value.tensor import Tensor
-from .custom import pulled_back, tensors, under_no_grad
+from .custom import places_of, pulled_back, tensors, under_no_grad
 from .forward import jvp
 from .iteration import iteration_keys
 from .vmap import vmap
@@ -114,10 +114,7 @@ def _jacobian(
     caller: str, fn: Callable[..., Any], argnums: int | Sequence[int], rows: Rows
 ) -> Callable[..., Any]:
     fn = asked_function(caller, "the function", fn)
-    several = isinstance(argnums, (tuple, list)) and bool(argnums)
-    places: Any = argnums if several else (argnums,)
-    for n in places:
-        whole(caller, "argnums", n)
+    places, several = places_of(caller, argnums)
 
     @boundary
     @functools.wraps(fn)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ...core.checks import unfit, whole
 from ...core.declared import Count, Integers, OneOf, Real
@@ -266,4 +266,5 @@ __all__ = [
     "fft", "fft2", "fftfreq", "fftn", "fftshift", "ifft", "ifft2", "ifftn", "ifftshift", "irfft",
     "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
 ]  # fmt: skip
-__getattr__ = public("ts.fft", globals())
+if not TYPE_CHECKING:  # a checker reports an unknown name
+    __getattr__ = public("ts.fft", globals())

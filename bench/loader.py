@@ -24,7 +24,7 @@ import numpy as np
 from gpt_step import ours
 from peers import jax_gpt
 
-from tessera.data import DataLoader, create_dataloader
+from tessera.data import TokenLoader, create_dataloader
 from tessera.runtime.devices import start
 
 DEMO = jax_gpt.GPTConfig(vocab=1024, width=192, layers=3, heads=4, seq=128, batch=16)
@@ -42,7 +42,7 @@ def write(folder: Path) -> Path:
     return folder / "tokens.npy"
 
 
-def tokens_per_s(loader: DataLoader, rounds: int, batches: int = 400) -> float:
+def tokens_per_s(loader: TokenLoader, rounds: int, batches: int = 400) -> float:
     """The median tokens per second over rounds, without the first, which starts the thread."""
     found = []
     with loader:

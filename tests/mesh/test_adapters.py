@@ -138,6 +138,31 @@ def test_adapters_are_trained_on_a_mesh_as_on_one_device(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", PLANS)
+def test_a_step_costs_two_thirds_of_the_flops(name: str, dtype: str) -> None:
+    """No gradient as large as a weight is formed or sent."""
+    plan, shape = PLANS[name]
+    config = nn.GPTConfig(vocab=16, seq=64, d=128, layers=2, heads=4)
+    mesh = dist.Mesh(tuple(shape), shape=shape)
+    ids = dist.place(np.zeros((4, 64), np.int32), plan, mesh, kind="batch")
+
+    def graph(adapters: bool) -> Any:
+        model = nn.GPT(config)
+        if adapters:
+            nn.lora(model, r=1, targets="*.attention.*|*.mlp.*")
+        model = dist.place(model, plan, mesh)
+
+        @ts.jit
+        def gradients(model: nn.GPT, ids: ts.Tensor) -> Any:
+            return ts.grad(model.loss(ids, ids), model.trainable_parameters(), layout=plan)
+
+        with ts.autocast(dtype):
+            return gradients.plan(model, ids).graph
+
+    assert graph(True).flops < 0.7 * graph(False).flops
+
+
 def test_a_module_with_adapters_is_copied_and_pickled() -> None:
     model = adapted()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

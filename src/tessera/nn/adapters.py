@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from string import ascii_lowercase
 from typing import Annotated, Any, TypeVar
 
 from ..core.declared import Count, Given, Number
@@ -22,6 +24,7 @@ from ..core.dtypes import f32
 from ..core.errors import UsageError
 from ..core.layout import plain
 from ..lang.math import functions as F
+from ..lang.record.operands import emit
 from ..lang.record.parameter import Parameter
 from ..lang.value.tensor import Tensor
 from .layers import Embedding, normal
@@ -67,14 +70,17 @@ class Adapter:
         return lead, rest[: self.come], rest[self.come + (self.part is not None) :]
 
     def delta(self, own: dict[str, Any]) -> Tensor:
-        """scale · A·B in the shape of the weight or of its part, f32."""
-        lead, come, go = self.shapes(own[self.weight])
-        a, b = own[self.a], own[self.b]
-        r = a.shape[-1]
-        product = F.matmul(a.reshape(*lead, math.prod(come), r), b.reshape(*lead, r, math.prod(go)))
-        product = product.transpose(-2, -1) if self.out_in else product
-        product = product.reshape(*lead, *(go + come if self.out_in else come + go))
-        return product * self.scale
+        """scale · A·B in the shape of the weight, f32; zero outside of the adapter's part."""
+        weight, a, b = own[self.weight], own[self.a] * self.scale, own[self.b]
+        letters = iter(ascii_lowercase)
+        lead, come, go = ("".join(next(letters) for _ in dims) for dims in self.shapes(weight))
+        r, part = "YZ"
+        if self.part is None:
+            out = go + come if self.out_in else come + go
+            return emit("contract", a, b, index=f"{lead}{come}{r},{lead}{r}{go}->{lead}{out}")
+        mine = F.one_hot(self.part, weight.shape[self.lead + self.come])
+        index = f"{lead}{come}{r},{lead}{r}{go},{part}->{lead}{come}{part}{go}"
+        return emit("contract", a, b, mine, index=index)
 
 
 @lru_cache(maxsize=256)
@@ -107,15 +113,8 @@ def _property(weight: str, adapters: tuple[Adapter, ...]) -> property:
 def _sum(own: dict[str, Any], weight: str, adapters: tuple[Adapter, ...]) -> Tensor:
     """The weight with the deltas of its adapters, in its own dtype."""
     w: Tensor = own[weight]
-    adapters = tuple(a.within(own) for a in adapters)
-    deltas = {a.part: a.delta(own) for a in adapters}
-    if None in deltas:
-        (delta,) = deltas.values()
-    else:
-        at = adapters[0].lead + adapters[0].come
-        none = F.zeros_like(next(iter(deltas.values())))
-        delta = F.stack([deltas.get(i, none) for i in range(w.shape[at])], at)
-    return (F.wide(w) + delta).to(w.dtype)
+    deltas = [a.within(own).delta(own) for a in adapters]
+    return reduce(operator.add, deltas, F.wide(w)).to(w.dtype)
 
 
 # -- weights that can have an adapter -------------------------------------------------------------

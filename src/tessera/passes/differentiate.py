@@ -16,12 +16,14 @@ from ..core.layout import Partial, TensorType, dim_axes
 from ..core.reshard import completed, gathered
 from ..ir.graph.build import Builder
 from ..ir.graph.node import Node, reachable
+from ..ops.contract import contract
 from ..ops.elementwise import add, stop_gradient
 from ..ops.local import reinterpret
 from ..ops.movement import pad
 from ..ops.redistribute import NAMES
 from .branches import cond_gradient
 from .loops import scan_gradient
+from .thin_products import thin_gradient
 
 Grads = dict[tuple[Node, int], list[Node]]
 
@@ -77,7 +79,10 @@ def differentiate(
                     fix="pass the argument through ts.stop_gradient where none is meant",
                     at=node.loc,
                 )
-            parts = rule(b, node, gs if len(gs) > 1 else gs[0])
+            thin = None
+            if node.op == contract.name and gs[0] is not None:
+                thin = thin_gradient(b, node, gs[0], grads)
+            parts = thin or rule(b, node, gs if len(gs) > 1 else gs[0])
         for arg, part in zip(node.args, parts, strict=True):
             if part is not None and arg in active:
                 grads[_whole_or_not(arg) if exact else arg, 0].append(_summed(b, part, arg))

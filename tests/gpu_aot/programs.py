@@ -103,6 +103,7 @@ CASES = {
     "GPT, dp": Case("dp=8", "dp"),
     "GPT, ZeRO-3, prefetch": Case("dp=8", "zero3", how=OVERLAP | {"prefetch": 1}),
     "GPT, tp, sequence parallel": Case("tp=8", "tp", {"sequence_parallel": "tp"}, OVERLAP),
+    "GPT, ring": Case("dp=2,cp=4", "dp", {"context": "ring"}),
     "GPT, experts": Case("dp=2,ep=4", "dp+ep", {"experts": 8}, OVERLAP),
     "GPT, pipeline": Case("pp=4,dp=2", "dp", microbatches=8),
 }

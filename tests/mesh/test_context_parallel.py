@@ -10,6 +10,7 @@ import pytest
 
 import tessera as ts
 from tessera import dist, nn
+from tessera.train.memory import program_bytes
 from tests.cases import LONG
 from tests.mesh.test_train_gpt import corpus, example, run
 
@@ -226,3 +227,21 @@ def test_the_demo_trains_as_on_dp(run: Any, mesh: str, context: str) -> None:
         assert abs(a["grad_norm"] - b["grad_norm"]) < 1e-4
     wire = "permute" if context == "ring" else "all_to_all"
     assert wire in (folder / "graph.txt").read_text()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_device_holds_the_scores_of_one_step(causal: bool) -> None:
+    """The memory of a device does not grow with the number of steps."""
+
+    @ts.jit
+    def gradients(*qkv: ts.Tensor) -> Any:
+        return ts.grad((nn.ring_attention(*qkv, causal=causal) ** 2).sum(), list(qkv))
+
+    found = []
+    for n in (2, 8):
+        mesh = dist.Mesh(("cp",), shape={"cp": n})
+        ones = np.ones((1, 4, 256 * n, 16), np.float32)
+        x = ts.tensor(ones, mesh=mesh, layout=f"[1, 4, {256 * n}@cp, 16]")
+        gradients(x, x + 1, x - 1)
+        found.append(program_bytes(gradients).temporary)
+    assert found[1] < 1.3 * found[0]

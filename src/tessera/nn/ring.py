@@ -22,7 +22,7 @@ from ..lang.parallel.collectives import shift, split_over
 from ..lang.parallel.local.collectives import rank_along
 from ..lang.parallel.local.distribute import distribute
 from ..lang.record.local_view import view
-from ..lang.record.operands import as_tensor
+from ..lang.record.operands import as_tensor, emit
 from ..lang.value.tensor import Like, Tensor
 from .blockwise import NONE, Scores, attend, extras, merged, pulled
 from .context_parallel import checked, in_view
@@ -135,7 +135,7 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
         now = list(keys)
         found = attend(q, now, own_scores, columns(masks, 0))
         for step in range(1, n):
-            now, hiding = shifted(now), columns(masks, step)
+            now, hiding = _behind(shifted(now), found[:1]), columns(masks, step)
             if not causal:
                 found = merged(found, attend(q, now, whole, hiding))
                 continue
@@ -171,7 +171,7 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
         now = keys
         dq, *grads = pulled(rows, now, own_scores, columns(masks, 0))
         for step in range(1, n):
-            now, grads = shifted(now, -1), passed(grads, keys)
+            now, grads = _behind(shifted(now, -1), [dq, *grads]), passed(grads, keys)
             hiding = columns(masks, n - step)
             if not causal:
                 more, *new = pulled(rows, now, whole, hiding)
@@ -214,6 +214,14 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
         return out, pull
 
     return ring
+
+
+def _behind(xs: list[Tensor], done: list[Tensor]) -> list[Tensor]:
+    """`xs`, which are read after `done` is computed. Without this the compiler starts with the
+    scores of all steps, and holds them at once."""
+    for first in done:
+        xs = [emit("after", x, first) for x in xs]
+    return xs
 
 
 def _halves(xs: list[Tensor]) -> list[list[Tensor]]:

@@ -50,7 +50,7 @@ def thin_gradient(
     readers = {node}
     for (other, _), grads in pending.items():
         if not chain.isdisjoint(grads):
-            if other.op != contract.name or len(grads) > 1:
+            if other.op != contract.name or other.type.shape != node.type.shape or len(grads) > 1:
                 return None
             readers.add(other)
     products = {r: [_product(r, i, g, dims) for i in range(len(r.args))] for r in readers}

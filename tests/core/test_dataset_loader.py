@@ -106,6 +106,17 @@ def test_samples_are_stacked_in_their_trees() -> None:
     assert batch[0]["b"].numpy().tolist() == [[i, 2.5] for i in range(4)]
 
 
+def test_a_list_of_arrays_is_a_batch_of_several() -> None:
+    """As PyTorch's loader gives them; a list of numbers is an array."""
+    batches = [[np.arange(4.0), np.arange(4)], [np.arange(4.0) + 4, np.arange(4) + 4]]
+    for host in range(2):
+        x, y = next(DataLoader(batches, None, hosts=(host, 2)))
+        assert [str(t.type) for t in (x, y)] == ["f32[2]", "i32[2]"]
+        assert x.numpy().tolist() == y.numpy().tolist() == [2 * host, 2 * host + 1]
+    (batch,) = DataLoader([[np.zeros(3), {"y": i}] for i in range(2)], batch_size=2)
+    assert [batch[0].shape, batch[1]["y"].numpy().tolist()] == [(2, 3), [0, 1]]
+
+
 @pytest.mark.parametrize("kind", ["array", "dict", "tuple", "map"])
 def test_each_sample_once_an_epoch_in_another_order(kind: str) -> None:
     x = np.arange(23)

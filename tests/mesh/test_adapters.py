@@ -199,3 +199,38 @@ def test_a_checkpoint_has_the_adapters(tmp_path: Path) -> None:
     alike = copy.deepcopy(model)
     nn.merge_lora(model)
     np.testing.assert_allclose(logits(alike), logits(model), rtol=0, atol=3e-5)
+
+
+class Two(nn.Module):
+    def __init__(self, shared: bool) -> None:
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        if shared:
+            self.b.weight = self.a.weight
+
+    def __call__(self, x: ts.Tensor) -> ts.Tensor:
+        return self.b(ts.tanh(self.a(x)))
+
+
+def test_what_has_no_adapter(tmp_path: Path) -> None:
+    model = nn.lora(made(positions="learned"), r=2)
+    assert not [n for n in model.trainable_parameters() if "position" in n]
+    with pytest.raises(ts.UsageError, match="save_hf: the model has adapters"):
+        checkpoint.save_hf(model, tmp_path / "hf")
+    with pytest.raises(ts.UsageError, match=r"'a.weight' is a weight of two modules|'a' is a"):
+        nn.lora(Two(shared=True), r=2)
+
+
+@pytest.mark.parametrize("first", ["lora", "remat"])
+def test_adapters_of_recomputed_modules(first: str) -> None:
+    """They are pickled, and merged into modules that are still recomputed."""
+    model: nn.Module = Two(shared=False)
+    model = ts.remat(nn.lora(model, r=2)) if first == "lora" else nn.lora(ts.remat(model), r=2)
+    own = {n: ts.ones(p.shape) for n, p in model.trainable_parameters().items()}
+    model.load_parameters(own)
+    x = ts.ones((2, 4))
+    want = model(x).numpy()
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again(x).numpy(), want)
+    merged = nn.merge_lora(again)
+    np.testing.assert_allclose(merged(x).numpy(), want, rtol=0, atol=1e-6)
+    assert not merged.trainable_parameters() and type(merged) is type(ts.remat(Two(shared=False)))

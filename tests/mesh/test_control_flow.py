@@ -117,11 +117,24 @@ def backwards(x: Any, w: Any, m: Any, c: Any) -> Any:
     return c.associative_scan(m.maximum, x @ w, True, 1)
 
 
+def products(x: Any, w: Any, m: Any, c: Any) -> Any:
+    """Of matrices, scaled to a sum of one."""
+    y = m.tanh(x)
+    positive = m.exp(y[:, :, None] * y[:, None, :])
+
+    def joined(a: Any, b: Any) -> Any:
+        both = a @ b
+        return both / m.sum(both, (1, 2), keepdims=True)
+
+    return c.associative_scan(joined, positive)
+
+
 FUNCTIONS: dict[str, Any] = {
     f.__name__: f
     for f in (
         branch, other_branch, one_sided, nested, many_ways, branch_in_a_loop, loop_in_a_branch,
         recurrent, powers, numbered, mapped, mapped_in_batches, prefixes, affine, backwards,
+        products,
     )
 }  # fmt: skip
 for n in (2, 3, 8, True):

@@ -207,6 +207,13 @@ def test_pencils_are_turned_by_all_to_all() -> None:
     assert {n.op for n, _ in there_and_back.graph.collectives()} == {"all_to_all"}
 
 
+@pytest.mark.parametrize("layout", ["[4@dp, 8@tp, 3]", "[4@dp, 8, 3@tp]"])
+def test_a_transform_whose_result_is_sent_and_read_along_another_dim(layout: str) -> None:
+    x = np.random.RandomState(0).randn(4, 8, 3).astype(np.float32)
+    run = ts.jit(lambda x: ts.fft.rfft2(x))
+    _close(run(ts.tensor(x, mesh=MESH, layout=layout)).numpy(), np.fft.rfft2(x), ts.f32)
+
+
 def test_transforms_in_local_bodies_and_vmap() -> None:
     x = np.random.RandomState(0).randn(8, 6)
     rows = dist.ShardSpec(("row",), ("dp",))

@@ -154,3 +154,25 @@ def test_what_is_no_fold_is_an_error_of_the_mesh(onto: Any, tmp_path: Path) -> N
     ts.export.save(lambda x: x * 2, tmp_path / "f", _x("[4@dp, 8@tp]"))
     with pytest.raises(ts.MeshError, match=r"fold|axis=size"):
         ts.export.load(tmp_path / "f", onto=onto)
+
+
+def test_random_numbers_of_a_program_in_a_function_are_new(tmp_path: Path) -> None:
+    """In each call, each use and each step of a loop, and those of the function's seed."""
+    x = ts.ones((2, 16))
+    ts.export.save(lambda x: nn.dropout(x, 0.5), tmp_path / "p", x)
+    program = ts.export.load(tmp_path / "p")
+
+    @ts.jit
+    def run(x: ts.Tensor) -> Any:
+        _, rows = ts.scan(lambda h, _: (h, program(x)), x, None, length=3)
+        return program(x), program(x), rows
+
+    def masks() -> set[bytes]:
+        one, two, rows = run(x)
+        return {a.tobytes() for a in (one.numpy(), two.numpy(), *rows.numpy())}
+
+    ts.seed(0)
+    first, second = masks(), masks()
+    assert len(first | second) == 10
+    ts.seed(0)
+    assert masks() == first

@@ -158,3 +158,14 @@ def test_what_does_not_fit_says_so() -> None:
         ts.from_jax_model(lambda p, x: x)
     with pytest.raises(ts.UsageError, match="'train' is an attribute of modules"):
         ts.from_jax_model(lambda p, x: x, {"train": x})
+
+
+def test_a_weight_at_the_top_has_an_adapter() -> None:
+    model = ts.from_jax_model(lambda p, x: jnp.tanh(x @ p["w"]), {"w": jnp.ones((4, 3))})
+    ts.nn.lora(model, 2)
+    model.parameters()["w_lora_b"].put(ts.ones((2, 3)))
+    a, x = model.parameters()["w_lora_a"].numpy(), np.full((2, 4), 0.1, np.float32)
+    want = np.tanh(x @ (1 + a @ np.ones((2, 3), np.float32)))
+    np.testing.assert_allclose(model(ts.tensor(x)).numpy(), want, rtol=0, atol=1e-6)
+    ts.nn.merge_lora(model)
+    np.testing.assert_allclose(model(ts.tensor(x)).numpy(), want, rtol=0, atol=1e-6)

@@ -291,3 +291,15 @@ def test_values_shown_in_a_region_are_shown(capsys: pytest.CaptureFixture[str]) 
 def test_another_policy_is_an_error() -> None:
     with pytest.raises(ts.UsageError, match="policy"):
         ts.remat(lambda x: x, policy="some")
+
+
+@pytest.mark.parametrize("policy", ["nothing", "offload"])
+def test_second_derivatives_of_nested_regions(policy: str) -> None:
+    w = ts.tensor(RNG.normal(size=(4, 4)).astype(np.float32))
+    inner = lambda x: ts.sin(x @ w)  # noqa: E731
+    outer = ts.remat(inner, policy=policy)
+    x = ts.ones(4)
+    got, want = (
+        ts.hessian(lambda x, f=f: ts.sum(f(f(x[None])) ** 2))(x).numpy() for f in (outer, inner)
+    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)

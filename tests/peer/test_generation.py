@@ -103,6 +103,15 @@ def test_filtered_probabilities_are_those_of_transformers(how: dict[str, Any]) -
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_without_a_largest_logit_gives_no_token(value: float, temperature: float) -> None:
+    rows = np.zeros((2, 3), np.float32)
+    rows[1] = value
+    ids = sample(rows, [0.5, 0.5], temperature=temperature).numpy()
+    assert ids[0] in range(3) and ids[1] == -1
+
+
 def test_draws_have_the_probabilities() -> None:
     """Pearson's chi-square of 20,000 draws, below its 99.9 % quantile for 11 degrees of freedom."""
     logits = np.random.default_rng(2).normal(0, 1.0, 12).astype(np.float32)

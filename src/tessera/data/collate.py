@@ -1,5 +1,5 @@
-"""Batches from samples: dicts and tuples of arrays, stacked; and the rows of them that a process
-has.
+"""Batches from samples: dicts, tuples and lists of arrays, stacked; and the rows of them that a
+process has.
 
 >>> collate([{"x": [1, 2], "label": 0}, {"x": [3, 4], "label": 1}])
 {'x': array([[1, 2],
@@ -32,13 +32,29 @@ class Local:
 
 
 def mapped(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """`tree` with `fn` of each leaf: dicts and tuples, named ones too, are nodes."""
+    """`tree` with `fn` of each leaf: dicts, tuples, named ones too, and lists of arrays or of dicts
+    are nodes."""
     if isinstance(tree, Mapping):
         return {key: mapped(fn, value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        parts = [mapped(fn, value) for value in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if _is_node(tree):
+        return _like(tree, [mapped(fn, value) for value in tree])
     return fn(tree)
+
+
+def _is_node(x: Any) -> bool:
+    """Returns whether `x` is a tuple, or a list of arrays or dicts and not of numbers or texts."""
+    if not isinstance(x, list):
+        return isinstance(x, tuple)
+    return any(
+        _is_node(y)
+        if isinstance(y, list)
+        else isinstance(y, (Mapping, Local)) or getattr(y, "ndim", 0)
+        for y in x
+    )
+
+
+def _like(node: Any, parts: list[Any]) -> Any:
+    return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
 
 
 def collate(samples: Sequence[Any], at: str = "a sample") -> Any:
@@ -48,10 +64,10 @@ def collate(samples: Sequence[Any], at: str = "a sample") -> Any:
     if isinstance(first, Mapping):
         _alike(samples, lambda s: sorted(map(str, s)) if isinstance(s, Mapping) else None, at)
         return {key: collate([s[key] for s in samples], f"{at}[{key!r}]") for key in first}
-    if isinstance(first, tuple):
-        _alike(samples, lambda s: len(s) if isinstance(s, tuple) else None, at)
-        parts = [collate(of, f"{at}[{i}]") for i, of in enumerate(zip(*samples, strict=True))]
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    if _is_node(first):
+        _alike(samples, lambda s: len(s) if _is_node(s) else None, at)
+        columns = enumerate(zip(*samples, strict=True))
+        return _like(first, [collate(of, f"{at}[{i}]") for i, of in columns])
     arrays = [as_leaf(s, at) for s in samples]
     if isinstance(arrays[0], list):
         return list(samples)

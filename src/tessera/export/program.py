@@ -14,7 +14,7 @@ from ..ir.graph.node import Graph
 from ..lang.jit.taken_out import Lowered
 from ..lang.math import functions, random
 from ..lang.record.operands import as_tensor, emit_many
-from ..lang.record.recorder import KEY_TYPE
+from ..lang.record.recorder import KEY_TYPE, current
 from ..lang.record.tree import Spec, flatten, path_name, spec_paths, unflatten
 from ..lang.value.eager import EAGER, current_trace, program_of, run_graph
 from ..lang.value.engine import engine
@@ -84,7 +84,7 @@ class Exported:
         leaves = [given[p] for p in saved]  # keys of dicts may come in another order
         names = [path_name(p[1:]) for p in saved]
         for i, value in self._fixed.items():
-            if type(leaves[i]) is not type(value) or leaves[i] != value:
+            if type(leaves[i]) is not type(value) or repr(leaves[i]) != repr(value):
                 raise UsageError(
                     f"{self.name}: argument {names[i]} is fixed in the file",
                     saved=repr(value),
@@ -98,6 +98,8 @@ class Exported:
         self, source: Source, want: TensorType, leaves: Sequence[Any], names: Sequence[str]
     ) -> Tensor:
         if source is None:
+            if current() is not None:  # a key of the function that is being recorded
+                return functions.reshape(random.keys(1), KEY_TYPE.shape)
             return Tensor(engine().place(random.next_key(), KEY_TYPE), KEY_TYPE)
         if isinstance(source, Tensor):
             return source

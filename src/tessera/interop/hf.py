@@ -31,6 +31,7 @@ from ..lang.record.first_process import to_first
 from ..lang.value.checks import mesh_or_none, needed_mesh
 from ..lang.value.engine import Parts, engine
 from ..lang.value.tensor import Tensor
+from ..nn.adapters import adapters_of
 from ..nn.experts.layer import MoE
 from ..nn.gpt_config import GPTConfig
 from ..nn.module import load_with_dtypes
@@ -140,9 +141,15 @@ def save_hf(
     host, file by file of at most `shard_bytes` bytes. All processes must call it, and the first one
     writes; its errors are raised in all. Raises UsageError if the folder holds a model already or
     cannot be written, if the architecture cannot express the model, if experts are in the order of
-    a placement, or if an imported model is none of transformers.
+    a placement, if the model has adapters, or if an imported model is none of transformers.
     """
     path = path_of("save_hf", folder)
+    if next(adapters_of(model), None) is not None:
+        raise UsageError(
+            "save_hf: the model has adapters, which these files cannot hold",
+            fix="checkpoint.save_peft(model, folder) writes them; nn.merge_lora(model) adds them to"
+            " the weights",
+        )
     if isinstance(model, TorchModule):
         tensors, options = of_torch(model, architecture)
     else:

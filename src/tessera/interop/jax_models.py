@@ -129,7 +129,7 @@ def _put(module: Module, path: Path, value: Tensor) -> None:
 
 
 def _get(module: Module, path: Path) -> Any:
-    found: Any = module.__dict__[str(path[0])]
+    found: Any = getattr(module, str(path[0]))  # with its adapter
     for key in path[1:]:
         found = found[key]
     return found

@@ -77,7 +77,8 @@ def load_peft(
             "load_peft: the model has adapters already",
             fix="merge them first: nn.merge_lora(model)",
         )
-    values = _read(path)
+    # PEFT also writes the base's weight of a head or an embedding that has an adapter.
+    values = {n: v for n, v in _read(path).items() if ".base_layer." not in n}
     pairs = {n.removesuffix(".lora_A.weight") for n in values if n.endswith(".lora_A.weight")}
     every = [p for p in _places(model) if pairs & {*p.files}]
     known = {f"{f}.lora_{x}.weight" for p in every for f in p.files for x in "AB"}

@@ -52,12 +52,14 @@ def plan(
         bool, typer.Option("--search", help="Searches for the best plan, from build(mesh, ...).")
     ] = False,
     tokens: Annotated[
-        float | None, typer.Option(help="The tokens of the whole training, such as 15e12.")
+        float | None, typer.Option(help="The tokens of the whole training, such as 15e12.", min=0)
     ] = None,
     step_tokens: Annotated[
         int | None, typer.Option(help="The tokens of a step, if its ids do not tell.", min=1)
     ] = None,
-    price: Annotated[float | None, typer.Option(help="The price of a device for an hour.")] = None,
+    price: Annotated[
+        float | None, typer.Option(help="The price of a device for an hour.", min=0)
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Writes the report as a page.")] = None,
     json: Annotated[Path | None, typer.Option(help="Writes it as JSON.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Writes the timeline for Perfetto.")] = None,

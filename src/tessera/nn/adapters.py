@@ -29,6 +29,7 @@ from ..lang.record.parameter import Parameter
 from ..lang.value.tensor import Tensor
 from .layers import Embedding, normal
 from .module import Module
+from .remat import bare, recomputing
 from .self_attention import Attention
 from .stack import Stack
 
@@ -87,7 +88,7 @@ class Adapter:
 def _adapted(kind: type[Module], adapters: tuple[Adapter, ...]) -> type[Module]:
     """The subclass of `kind` whose weights are read with `adapters`."""
     names: dict[str, Any] = {"__doc__": kind.__doc__, "adapters": adapters, "adapted_kind": kind}
-    names["__reduce__"] = lambda module: (_revived, (kind, adapters), module.__dict__)
+    names["__reduce__"] = lambda module: (_revived, (bare(kind), adapters), module.__dict__)
     for weight in {a.weight: None for a in adapters}:
         names[weight] = _property(weight, tuple(a for a in adapters if a.weight == weight))
     made: type[Module] = type(kind.__name__, (kind,), names)
@@ -95,9 +96,18 @@ def _adapted(kind: type[Module], adapters: tuple[Adapter, ...]) -> type[Module]:
     return made
 
 
-def _revived(kind: type[Module], adapters: tuple[Adapter, ...]) -> Module:
-    made: Module = object.__new__(_adapted(kind, adapters))  # type: ignore[arg-type]  # hashable
+def _revived(of: Module, adapters: tuple[Adapter, ...]) -> Module:
+    made: Module = bare(_adapted(type(of), adapters))  # type: ignore[arg-type]  # hashable
     return made
+
+
+def _without(kind: Any) -> Any:
+    """The class of a module without its adapters; calls that are computed again stay so."""
+    own = vars(kind)
+    if "recomputed" in own:
+        inner, how = own["recomputed"]
+        return recomputing(_without(inner), how)
+    return own.get("adapted_kind", kind)
 
 
 def _property(weight: str, adapters: tuple[Adapter, ...]) -> property:
@@ -143,6 +153,8 @@ def _of(module: Module, lead: int) -> Iterator[Adapter]:
     for name, t in vars(module).items():
         if type(t) is not Parameter or t.ndim != lead + 2 or "_lora_" in name:
             continue
+        if name in getattr(module, "tables", ()):
+            continue
         if t.out_in or not getattr(module, "only_linear", False):
             yield Adapter(name, name, lead, out_in=t.out_in)
 
@@ -166,8 +178,7 @@ def add(module: Module, adapter: Adapter, r: int) -> None:
         p = Parameter(*shape, init=init)
         p.type = plain(f32, shape, weight.mesh)
         setattr(module, name, p)
-    kind = getattr(type(module), "adapted_kind", type(module))
-    _set_kind(module, kind, (*getattr(type(module), "adapters", ()), adapter))
+    _set_kind(module, _without(type(module)), (*getattr(type(module), "adapters", ()), adapter))
 
 
 def _set_kind(module: Module, kind: type[Module], adapters: tuple[Adapter, ...]) -> None:
@@ -193,7 +204,8 @@ def lora(
     out, those of its MLP up, gate and down. Tables of embeddings have no adapters. Call it before
     `Optimizer.init`; a strategy lays A and B out like other weights.
 
-    Raises UsageError if a pattern fits no matrix, or one that has an adapter already.
+    Raises UsageError if a pattern fits no matrix, one that has an adapter already, or one that two
+    modules share.
 
     >>> import tessera as ts
     >>> model = ts.nn.lora(ts.nn.Linear(6, 4), r=2)
@@ -217,6 +229,14 @@ def lora(
             f"lora: {twice[0]!r} has an adapter already",
             fix="merge it first: nn.merge_lora(model)",
         )
+    boxes = [(id(t), m, n) for m in model.modules() for n, t in vars(m).items()]
+    for name, (module, adapter) in chosen.items():
+        box, own = vars(module)[adapter.weight], (id(module), adapter.weight)
+        if any(i == id(box) and (id(m), n) != own for i, m, n in boxes):
+            raise UsageError(
+                f"lora: {name!r} is a weight of two modules",
+                fix="leave it out of targets=, or give each module its own weight",
+            )
     if not have:
         model.freeze()
     for module, adapter in chosen.values():
@@ -249,7 +269,7 @@ def merge_lora(model: Annotated[M, Given(Module, "give an nn.Module with adapter
             box.put(getattr(module, weight).detach())
         for a in kind.adapters:
             del module.__dict__[a.a], module.__dict__[a.b]
-        _set_kind(module, kind.adapted_kind, ())
+        _set_kind(module, _without(kind), ())
     return model
 
 

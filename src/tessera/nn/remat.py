@@ -51,7 +51,7 @@ def remat(fn: F, policy: str | Callable[[Node], bool] = "nothing") -> F:
     module: Any = fn
     if isinstance(module, Module):
         made, kind = copy(module), cast(Any, type(module))
-        object.__setattr__(made, "__class__", _recomputing(kind, how))
+        object.__setattr__(made, "__class__", recomputing(kind, how))
         return cast(F, made)
     name = getattr(fn, "__name__", "function")
     asked_function("remat", "the function", fn)
@@ -65,12 +65,14 @@ def remat(fn: F, policy: str | Callable[[Node], bool] = "nothing") -> F:
 
 
 @functools.lru_cache(maxsize=256)
-def _recomputing(kind: Any, how: Chosen) -> Any:
+def recomputing(kind: Any, how: Chosen) -> Any:
     """A subclass of the module class `kind` with the same name, whose calls are regions."""
 
     class Recomputing(kind):  # type: ignore[misc]
         def __reduce__(self) -> Any:
-            return _revived, (kind, how), self.__dict__
+            return _revived, (bare(kind), how), self.__dict__
+
+        recomputed = kind, how
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = flatten(self)
@@ -95,6 +97,12 @@ def _recomputing(kind: Any, how: Chosen) -> Any:
     return Recomputing
 
 
-def _revived(kind: Any, how: Chosen) -> Any:
-    made: Any = object.__new__(_recomputing(kind, how))
-    return made
+def _revived(of: Module, how: Chosen) -> Any:
+    kind: Any = type(of)
+    return bare(recomputing(kind, how))
+
+
+def bare(kind: Any) -> Any:
+    """A module of class `kind` without attributes: pickle writes a class that was made here by what
+    it was made of."""
+    return object.__new__(kind)

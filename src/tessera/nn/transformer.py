@@ -194,6 +194,9 @@ class GPT(Module):
     origin: str = ""
     """The config.json of the checkpoint it was loaded from, if any."""
 
+    tables = ("position",)
+    """The parameters whose rows are chosen, as in an `Embedding`; they have no adapters."""
+
     def __init__(self, config: Config):
         self.config = c = config
         self.embed = Embedding(c.vocab, c.d)

@@ -2,8 +2,8 @@
 
 With W = A·B and y = x·W, the gradient of W is xᵀ·dy, as large as W, and that of A is (xᵀ·dy)·Bᵀ.
 If nothing else reads the gradient of W, xᵀ·(dy·Bᵀ) is formed instead. In low-rank adapters B has
-few rows, so this saves almost all FLOPs of xᵀ·dy, a third of a training step. Only global sizes
-decide, so the result does not depend on the mesh.
+few rows, so this saves almost all FLOPs of xᵀ·dy, a third of a training step. Sizes are global
+ones.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def cluster_of(source: Machine | str | Path, devices: int = 0) -> Machine:
     named = re.fullmatch(r"(\w+?)(?::|x)(\d+)", str(source))
     if named is not None:
         name, count = named[1], int(named[2])
-        return machine_of(name if name in PRESETS else f"dgx_{name}", max(1, count))
+        if not count:
+            raise MeshError(f"plan: the cluster {source} has no device", fix=f"write {name}:8")
+        return machine_of(name if name in PRESETS else f"dgx_{name}", count)
     machine = machine_from_file(source)
     if machine.size < devices and str(source) in PRESETS:
         return machine_of(source, devices)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core.dtypes import DType
 from ..ir.tile.kernel import Kernel
@@ -270,8 +271,11 @@ def cond(
 def fft(x: Array, kind: str, dim: int, n: int) -> Array:
     """Returns the transform `kind` ("fft", "ifft", "rfft", "irfft") along `dim`; `n` is the size of
     the untransformed dim."""
-    x = jnp.moveaxis(x, dim, -1)
-    return jnp.moveaxis(lax.fft(x, kind, (n,)), -1, dim)
+    y = lax.fft(jnp.moveaxis(x, dim, -1), kind, (n,))
+    # XLA's transforms on CPUs take rows that follow each other, also where what reads the result
+    # would have another order.
+    y = with_layout_constraint(y, Layout(tuple(range(y.ndim))))
+    return jnp.moveaxis(y, -1, dim)
 
 
 # -- products of rows in runs ---------------------------------------------------------------------

@@ -79,7 +79,8 @@ def sample(
     `logits` are [B, V]; `at` f32[B] are uniform numbers from 0 to 1, one for each row. `top_k`
     leaves the largest logits (0: all), then `top_p` the fewest tokens whose probabilities add up to
     it, then `min_p` those with at least this share of the largest probability. Temperature 0 takes
-    the largest logit. Raises ShapeError if the shapes do not fit.
+    the largest logit. A row with NaN, or whose largest logit is infinite, gives -1. Raises
+    ShapeError if the shapes do not fit.
 
     >>> sample(np.array([[0.0, 3.0, 1.0]] * 2), [0.0, 0.999], temperature=0.0).numpy().tolist()
     [1, 1]
@@ -94,11 +95,13 @@ def sample(
             uniform=share.type,
             fix="give those of one text as logits[None], [0.5]",
         )
+    chosen = F.isfinite(F.max(x, -1)) & ~F.isnan(x).any(-1)
     if temperature == 0:
-        return F.argmax(x, -1)
+        return F.where(chosen, F.argmax(x, -1), -1)
     least = max(temperature, LEAST_TEMPERATURE)
     ranks = as_tensor(ranks_for(top_k))
-    return drawn(*filtered(x, least, top_k, top_p, min_p, ranks), share)
+    ids = drawn(*filtered(x, least, top_k, top_p, min_p, ranks), share)
+    return F.where(chosen, ids, -1)
 
 
 def uniform(seeds: list[int], count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

@@ -75,9 +75,11 @@ def _inside(
     away: dict[Node, Node] = {}
     # A copy is made in the shape in which the gradient reads it: a reshape on the host would make
     # the compiler copy it once more.
+    read = {*ends[:carries], *(a for n in new.values() for a in n.args)}
     for i, (x, t) in enumerate(zip(ends[carries:], region.types[carries:], strict=True), carries):
         if x not in away and _is_on_host(x):
-            del nodes[x]
+            if x not in read:
+                del nodes[x]
             away[x] = put(in_memory.name, (shaped(x.args[0], t),), (t,), **x.attrs)
         ends[i] = away.get(x, x)
     made = list(away.values())

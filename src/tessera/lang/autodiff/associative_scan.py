@@ -75,7 +75,16 @@ def _scanned(combine: Combine, xs: Parts, d: int) -> Parts:
     shapes = [t.shape for t in xs]
     each = lead.shape[d] // devices
     parts = [reshape(t, (*s[:d], devices, each, *s[d + 1 :])) for t, s in zip(xs, shapes)]
-    parts = _prefixes(combine, parts, d + 1)
+
+    def in_parts(a: Parts, b: Parts) -> Parts:
+        """`combine` of values as the user has them: the devices' parts are one dim."""
+        found = combine(*(
+            [reshape(t, (*t.shape[:d], devices * t.shape[d + 1], *t.shape[d + 2 :])) for t in ts]
+            for ts in (a, b)
+        ))  # fmt: skip
+        return [reshape(t, x.shape) for t, x in zip(found, b, strict=True)]
+
+    parts = _prefixes(in_parts, parts, d + 1)
     totals = [_whole(reshape(_span(t, d + 1, each - 1, each), (*s[:d], devices, *s[d + 1 :])), d)
               for t, s in zip(parts, shapes)]  # fmt: skip
     totals = _prefixes(combine, totals, d)
@@ -85,7 +94,7 @@ def _scanned(combine: Combine, xs: Parts, d: int) -> Parts:
         broadcast_to(reshape(t, (*s[:d], devices, 1, *s[d + 1 :])), p.shape)
         for t, s, p in zip(before, shapes, parts)
     ]
-    both = combine([relayout(t, p.type) for t, p in zip(wide, parts, strict=True)], parts)
+    both = in_parts([relayout(t, p.type) for t, p in zip(wide, parts, strict=True)], parts)
     first = reshape(arange(devices), (devices, 1)) > 0
     out = [
         where(reshape(first, (devices, *(1,) * (p.ndim - d - 1))), b, p)

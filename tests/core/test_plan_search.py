@@ -236,3 +236,49 @@ def test_megatrons_layout_is_found_from_none(tp: int) -> None:
     for name, dim, *_ in want:
         if "embed" not in name:
             assert mine[name] == dim, (name, found.candidate.rules)
+
+
+def test_experts_are_split_over_an_axis_of_their_own() -> None:
+    def with_experts(mesh: Any, strategy: Any, *, expert_parallel: Any) -> Any:
+        return made(mesh, strategy, experts=8, layers=2)
+
+    found = ts.plan.best(with_experts, cluster="h100x16", choices={"expert_parallel": ("ep",)})
+    sizes = {dict(r.candidate.axes)["ep"] for r in found.rows}
+    assert min(sizes) > 1 and len(sizes) > 1
+    fast, full = ([f(r) for r in found.rows] for f in (lambda r: r.fast_s, lambda r: r.step_s))
+    assert np.abs(np.log(np.array(fast) / np.array(full))).max() < 0.2
+    s = search(with_experts, "h100x16")
+    with as_machine(s.machine):
+        assert s.record(found.best.candidate)[0].hash == found.best.hash
+    both = ts.plan.best(with_experts, cluster="h100x16")
+    assert both.best.step_s <= 1.001 * found.best.step_s
+
+
+def test_values_in_host_memory_win_where_there_is_no_other_room() -> None:
+    """Their copies run beside the layers."""
+
+    def build(mesh: Any, strategy: Any, *, remat: Any) -> Any:
+        return made(mesh, strategy, remat=remat)
+
+    machine = cluster_of("h100x8")
+    assert machine.chip is not None
+    fast = replace(machine, chip=replace(machine.chip, host_bytes_per_s=1e12))
+    times, needs = {}, {}
+    for m in (machine, fast):
+        s = search(build, m)
+        with as_machine(m):
+            for remat in (False, True, "offload", 2):
+                row = s.row(Candidate((("dp", 8),), 3, (("remat", remat),)), 0.0)
+                times[m is fast, remat], needs[remat] = row.step_s, row.memory_bytes
+    assert times[True, False] == times[False, False]
+    assert times[True, "offload"] < times[False, "offload"]
+    assert needs["offload"] < 0.8 * needs[False] and needs[True] < needs[2] < needs[False]
+    assert times[False, False] < times[False, 2] < times[False, True]
+    chip = replace(fast.chip, memory_bytes=1.02 * needs["offload"])  # type: ignore[type-var]
+    found = ts.plan.best(build, cluster=replace(fast, chip=chip))
+    assert found.choices["remat"] == "offload"
+    s = search(build, fast)
+    with as_machine(fast):
+        kind = Candidate((("dp", 8),), 3, (("remat", "offload"),))
+        scaled = Scaled(s.record(kind)[0], fast, {"dp": np.array([8.0])})
+        assert scaled.step_s([kind.mesh])[0] == pytest.approx(times[True, "offload"], rel=0.1)

@@ -28,7 +28,7 @@ from tessera.ir.graph.build import Builder
 from tessera.ir.graph.node import Graph, Node
 from tessera.ir.schedule.algorithms.build import build
 from tessera.ir.schedule.schedule import Schedule
-from tessera.plan.machines import machine_from_file, machine_of
+from tessera.plan.machines import as_machine, machine_from_file, machine_of
 from tessera.plan.simulate import simulate
 from tessera.plan.timeline import Timeline
 from tests.core.scheduled import scheduled
@@ -333,3 +333,28 @@ def test_a_plan_for_gpus_is_recorded_for_them() -> None:
 
     assert "attention" in ops("gpu")
     assert "attention" not in ops("cpu")
+
+
+def test_copies_to_the_host_run_beside_the_layers() -> None:
+    """The last layer's values are copied and come back at once: there a step waits."""
+    machine = machine_of("dgx_h100", 1)
+    config = nn.GPTConfig(vocab=512, seq=2048, d=2048, layers=6, heads=16, remat="offload")
+
+    @ts.jit
+    def step(model: Any, ids: Any) -> Any:
+        return ts.grad(model.loss(ids, ids), model)
+
+    with as_machine(machine):
+        mesh = dist.Mesh(("dp",), devices=1)
+        model = dist.place(nn.GPT(config), dist.strategy("data_parallel"), mesh)
+        schedule = step.plan(model, dist.tensor((8, 2048), dtype=ts.int32, mesh=mesh))
+    line = simulate(schedule, machine)
+    (copies,) = [t for t in line.traffic if t.what == "copy"]
+    chip = machine.chip
+    assert chip is not None
+    took_s = copies.bytes / chip.host_bytes_per_s
+    assert copies.time_s == pytest.approx(took_s, rel=0.01)
+    assert copies.links == ("host",) and copies.exposed_s < 0.7 * copies.time_s
+    alone = replace(machine, chip=replace(chip, host_bytes_per_s=1e15))
+    least_s = simulate(schedule, alone).step_s
+    assert least_s < line.step_s < least_s + took_s

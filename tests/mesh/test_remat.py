@@ -303,3 +303,27 @@ def test_second_derivatives_of_nested_regions(policy: str) -> None:
         ts.hessian(lambda x, f=f: ts.sum(f(f(x[None])) ** 2))(x).numpy() for f in (outer, inner)
     )
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("remat", ["offload", 1, 3])
+def test_layers_of_a_gpt_by_number_and_on_the_host(remat: Any) -> None:
+    ids = RNG.integers(0, 64, (4, 16)).astype(np.int32)
+
+    def computed(remat: Any) -> tuple[Any, Any]:
+        ts.seed(0)
+        config = nn.GPTConfig(vocab=64, seq=16, d=32, layers=3, heads=4, dropout=0.1, remat=remat)
+        step = ts.jit(lambda m, ids: ts.value_and_grad(lambda m: m.loss(ids, ids))(m))
+        loss, grads = step(nn.GPT(config), ts.tensor(ids))
+        return step.graph.flops, [loss.numpy(), *(g.numpy() for g in grads.values())]
+
+    flops, values = computed(remat)
+    kept, want = computed(False)
+    for a, b in zip(values, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    again = computed("products" if remat == "offload" else True)[0] - kept
+    part = 1 if remat == "offload" else remat / 3
+    assert flops - kept == pytest.approx(part * again, rel=0.02)
+    with pytest.raises(ts.UsageError, match="a loop over layers cannot have remat="):
+        nn.GPT(nn.GPTConfig(layers=4, remat=remat, loop=True))
+    with pytest.raises(ts.UsageError, match="remat cannot be 5"):
+        nn.GPTConfig(layers=4, remat=5)

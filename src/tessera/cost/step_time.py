@@ -3,7 +3,7 @@
 A kernel fills one buffer of the memory plan (cost/liveness.py), and computes the values that are
 fused into it. A product takes the time of its operations at the chip's efficiency for its size, or
 that of its bytes; every other kernel takes the time of its bytes, or of its elementwise operations.
-Each kernel adds a launch.
+Each kernel adds a launch. Copies to the host's memory and back run beside the others.
 
 >>> from tessera.core.layout import parse_type
 >>> from tessera.core.machine.chip import CHIPS
@@ -29,7 +29,7 @@ from ..core.machine.chip import Chip
 from ..ir.graph.node import Graph, Node
 from ..ir.tile.cost import cost
 from ..ir.tile.node import on_block
-from ..ops.control import iterations
+from ..ops.control import in_memory, iterations
 from ..ops.index_string import parse_index
 from .flops import on_a_device
 from .liveness import buffered
@@ -77,17 +77,25 @@ class Kernel:
     dtype: str = ""
     work: Work = Work(0, 0, 0, (), (), ())
 
+    @property
+    def is_copy(self) -> bool:
+        """Returns whether it is a copy to the host's memory or back."""
+        return self.op == in_memory.name
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """The sums over the kernels of a graph, on one device; `dtype` is that of most operations in
-    products, "" without products."""
+    products, "" without products. `copies_s` and `copied_bytes` are those of copies to the host's
+    memory and back, which are not in the other sums."""
 
     time_s: float
     flops: int
     moved_bytes: int
     kernels: int
     dtype: str
+    copies_s: float = 0.0
+    copied_bytes: int = 0
 
 
 def step_time(graph: Graph, chip: Chip) -> StepTime:
@@ -98,6 +106,8 @@ def step_time(graph: Graph, chip: Chip) -> StepTime:
 def summed(found: Sequence[Kernel]) -> StepTime:
     """Returns the sums over some kernels."""
     products: Counter[str] = Counter()
+    copies = [k for k in found if k.is_copy]
+    found = [k for k in found if not k.is_copy]
     for k in found:
         products[k.dtype] += k.flops * k.times if k.dtype else 0
     return StepTime(
@@ -106,6 +116,8 @@ def summed(found: Sequence[Kernel]) -> StepTime:
         sum(k.moved_bytes * k.times for k in found),
         sum(k.times for k in found),
         max(products, key=products.__getitem__, default=""),
+        sum(k.time_s * k.times for k in copies),
+        sum(k.moved_bytes * k.times for k in copies),
     )
 
 
@@ -146,6 +158,10 @@ def kernels_of(n: Node, program: Program, buffers: set[Node], chip: Chip) -> Ite
         ops += flops * (EXPENSIVE if is_slow(n) else 1)
     dtype = ""
     time_s = max(chip.memory_s(moved), ops / chip.ops_per_s)
+    if n.op == in_memory.name:
+        parts = parts[len(read) :]
+        moved = sum(size for size, _ in parts)
+        time_s = moved / chip.host_bytes_per_s
     if dense and flops:
         depth = max(1, flops // (2 * elements))
         dtype = n.args[0].type.dtype.name

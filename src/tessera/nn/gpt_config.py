@@ -43,7 +43,7 @@ EXPERTS = (
 )  # fmt: skip
 
 RopeGiven = Annotated[Rope, Given("give nn.Rope(base=...)")]
-REMAT = ("save", "recompute", "products")
+REMAT = ("save", "recompute", "products", "offload")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class GPTConfig:
     tied: Flag = False
     dropout: Probability = 0.0
     loop: Flag | None = None
-    remat: Annotated[bool | str, OneOf(True, False, *REMAT)] = False
+    remat: bool | str | int = False
     head_size: Count | None = None
     norm_eps: Real | None = None
     rope: RopeGiven = field(default_factory=Rope)
@@ -135,6 +135,11 @@ class GPTConfig:
             whole("GPTConfig", "a window", window, 0)
         if not isinstance(self.biases, tuple) or not set(map(str, self.biases)) <= set(BIASES):
             raise unfit("GPTConfig", "biases", self.biases, "give a tuple of " + ", ".join(BIASES))
+        if self.remat not in REMAT and (
+            not isinstance(self.remat, int) or not 0 <= self.remat <= self.layers
+        ):
+            fix = f"give True, False, {', '.join(REMAT)}, or a number of layers"
+            raise unfit("GPTConfig", "remat", self.remat, fix)
         self._check_together()
         groups = self.kv_heads or self.heads
         if (self.head_size is None and self.d % self.heads) or self.heads % groups:

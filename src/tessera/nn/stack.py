@@ -33,7 +33,9 @@ class Stack(Module):
 
     `loop` None chooses by cost, True loops, False unrolls. `remat` recomputes each layer in the
     backward pass instead of keeping its intermediates: True (or "recompute") all of them,
-    "products" all except results of products and loops. With `remat`, `loop` None is a loop.
+    "products" all except results of products and loops, "offload" as well, but keeps these results
+    in the host's memory. A number recomputes so many of the first layers. With True or "products",
+    `loop` None is a loop; with the others layers are unrolled.
 
     The weights of all layers are stacked along a leading dim; with `stacked=False` each layer has
     separate tensors, and the layers are unrolled. A call may give `each`: a dict of tensors [depth,
@@ -47,10 +49,15 @@ class Stack(Module):
         block: Module,
         depth: Count,
         loop: bool | None = None,
-        remat: bool | str = False,
+        remat: bool | str | int = False,
         stacked: Flag = True,
     ):
         self.depth, self.loop, self.remat = depth, loop, remat
+        if loop and not self._in_loops:
+            raise UsageError(
+                f"Stack: a loop over layers cannot have remat={remat!r}",
+                fix="leave loop=None: the layers are unrolled",
+            )
         leaves, spec = flatten(block)
         if stacked:
             self.block = unflatten(spec, [self._stacked_parameter(x, (depth,)) for x in leaves])
@@ -113,7 +120,7 @@ class Stack(Module):
         if "layers" not in self.__dict__:
             looped = self.loop
             if looped is None and again:
-                looped = True
+                looped = self._in_loops
             elif looped is None:
                 usual, other = "unrolled", "loop"
                 if not write_out(self.depth):
@@ -132,7 +139,8 @@ class Stack(Module):
         for i, parts in enumerate(slices):
             run = partial(layer, of=i if own else 0, name=str(i))
             call = partial(run, x, parts)
-            x, (more, new) = region("layer", call, self._policy) if again else call()
+            apart = again and i < self._recomputed
+            x, (more, new) = region("layer", call, self._policy) if apart else call()
             found.append(more)
             news.append(new)
             if own:
@@ -150,6 +158,17 @@ class Stack(Module):
         if isinstance(self.remat, str):
             return self.remat
         return "recompute" if self.remat else "save"
+
+    @property
+    def _in_loops(self) -> bool:
+        """Returns whether a loop over layers can recompute them so."""
+        return isinstance(self.remat, bool) or self.remat in ("save", "recompute", "products")
+
+    @property
+    def _recomputed(self) -> int:
+        """The number of layers, from the first on, that are recomputed."""
+        whole = isinstance(self.remat, (bool, str))
+        return self.depth if whole else int(self.remat)
 
 
 def _nothing(more: Any) -> bool:

@@ -42,6 +42,8 @@ class Candidate:
         data = (
             strategy("zero_redundancy_optimizer", stage=zero) if zero else strategy("data_parallel")
         )
+        if dict(self.axes).get("ep", 1) > 1:
+            data += strategy("expert_parallel")
         if dict(self.axes).get("tp", 1) == 1 or self.rules == ():
             return data
         return data + strategy("tensor_parallel", rules=self.rules)

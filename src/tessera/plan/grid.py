@@ -49,7 +49,7 @@ def divisors(n: int) -> list[int]:
 
 def orders(point: Mapping[str, int]) -> list[tuple[str, ...]]:
     """The orders of the axes that are longer than 1, "dp" always among them."""
-    used = [a for a in ("pp", "dp", "cp", "tp") if point[a] > 1 or a == "dp"]
+    used = [a for a in ("pp", "dp", "ep", "cp", "tp") if point[a] > 1 or a == "dp"]
     return list(itertools.permutations(used))
 
 

@@ -156,7 +156,19 @@ class Scaled:
         slowest_s = launch_s + np.maximum(usual * layers_s, last * layers_s + others_s)
         turn_s = np.maximum(slowest_s, trip_s / self.stages)
         staged = trip_s + (self.microbatches - 1) * turn_s + once_s / self.stages
-        return np.where(self.stages > 1, staged, p.span_s + self.chip.program_s)
+        step_s = np.where(self.stages > 1, staged, p.span_s + self.chip.program_s)
+        copies_s = self._copies_s() / 2 / self.stages
+        # Copies to the host run beside the forward pass, a third of the step, those back beside the
+        # rest.
+        return step_s + sum(np.maximum(0.0, copies_s - step_s * part) for part in (1 / 3, 2 / 3))
+
+    def _copies_s(self) -> Array:
+        """Returns the time of the copies to the host's memory and back."""
+        found = np.zeros(len(self.microbatches))
+        for k, times in self._every(self.schedule, 1):
+            if k.is_copy:
+                found += self._kernel_s(k) * (times / k.times)
+        return found
 
     def _halves(self) -> tuple[Array, Array]:
         """Returns the part of the layers in the fullest of the first stages, and in the last one,
@@ -277,6 +289,8 @@ class Scaled:
         if graph not in self._computed:
             times = np.zeros((3, len(self.microbatches)))
             for k in self._kernels_of(graph):
+                if k.is_copy:
+                    continue
                 each = BATCH in k.work.axes and not k.scope.startswith("optim")
                 times[self._place(k.scope, each)] += self._kernel_s(k)
             self._computed[graph] = times
@@ -287,7 +301,11 @@ class Scaled:
         w, chip = k.work, self.chip
         has = BATCH in w.axes
         share = self.factor(w.axes, has)
-        moved = sum(size * self.factor(a, has and BATCH in a) for size, a in w.moved)
+        moved = np.zeros_like(share)
+        for size, axes in w.moved:
+            moved += size * self.factor(axes, has and BATCH in axes)
+        if k.is_copy:
+            return np.asarray(k.times * (moved / chip.host_bytes_per_s + chip.kernel_s))
         time_s = np.maximum(chip.memory_s(1.0) * moved, w.ops * share / chip.ops_per_s)
         if w.dense:
             p, dense = chip.rate(k.dtype), w.dense * share

@@ -44,9 +44,10 @@ from .weight_layouts import better, layouts
 
 Build = Callable[..., tuple[Any, tuple[Any, ...]]]
 KNOWN: dict[str, tuple[Any, ...]] = {
-    "remat": (False, "products", True),
+    "remat": (False, "products", True, "offload"),
     "sequence_parallel": (None, "tp"),
     "context": (None, "ring", "all_to_all"),
+    "expert_parallel": (None, "ep"),
     "precision": (None, "bf16"),
     "pipeline": (None, "1F1B"),
     "microbatches": (1, 4, 8, 16, 32, 64),
@@ -59,7 +60,9 @@ OPTIONS: tuple[Values, ...] = (
     (("overlap", True), ("reshard_after_forward", False)),
 )
 ZEROS = (3, 1, 2, 0)  # each needs no less memory than those before
-MOST_TP, MOST_CP, MOST_PP = 64, 16, 32
+MOST_TP, MOST_PP = 64, 32
+RECORDED = {"cp": ("context", 16), "ep": ("expert_parallel", 64)}
+"""The axes of which each size is recorded: the choice that adds the axis, and the largest size."""
 FINALISTS, ROWS, LEADERS = 20, 10, 3
 SLACK = 1.1  # the estimate of memory may be this much too high
 NEARLY = 0.99  # stages of ZeRO fuse some kernels otherwise, so a bound may be this much lower
@@ -77,13 +80,14 @@ def best(
     """Returns the fastest mesh, strategy and options that fit `cluster`, with the next nine.
 
     `build(mesh, strategy, *, remat, ...)` returns (step, args) for a mesh with axes among "dp",
-    "tp", "cp" and "pp". It must compute the same training step for all of them, take its layouts
-    from `strategy` alone, and make nothing larger than a recipe. Its keyword arguments are the
-    choices that the search varies: the names of `KNOWN`, of which "context" adds the axis cp and
-    "pipeline" the axis pp, or names of its own. `choices` gives the values of a name. A step alone
-    does not do: its model is placed already, and only its builder knows which layouts of it came
-    from a strategy, and what a choice changes in it. Nothing is compiled or run. Raises UsageError
-    if `build` has a choice without values, or if no candidate can be recorded and fits.
+    "tp", "cp", "ep" and "pp". It must compute the same training step for all of them, take its
+    layouts from `strategy` alone, and make nothing larger than a recipe. Its keyword arguments are
+    the choices that the search varies: the names of `KNOWN`, of which "context" adds the axis cp,
+    "expert_parallel" ep and "pipeline" pp, or names of its own. `choices` gives the values of a
+    name. A step alone does not do: its model is placed already, and only its builder knows which
+    layouts of it came from a strategy, and what a choice changes in it. Nothing is compiled or run.
+    Raises UsageError if `build` has a choice without values, or if no candidate can be recorded and
+    fits.
     """
     machine = cluster_of(cluster)
     search = _Search(build, machine, _choices_of(build, choices or {}), limit_s)
@@ -209,20 +213,30 @@ class _Search:
         rest = [(n, alone[n]) for n in self.choices if n in alone]
         n = self.machine.size
         kinds = [dict(zip(names, values, strict=True)) for values in itertools.product(*given)]
-        for cp in [c for c in divisors(n) if c <= MOST_CP]:  # the most costly to record come last
+        every = [
+            dict(zip(RECORDED, sizes, strict=True))
+            for sizes in itertools.product(
+                *([d for d in divisors(n) if d <= most] for _, most in RECORDED.values())
+            )
+        ]
+        # The most costly to record come last.
+        for size in sorted(every, key=lambda s: tuple(s.values())):
+            taken = math.prod(size.values())
+            if n % taken:
+                continue
             # what computes least comes first: its prices are bounds of the others
             for zero, chosen in sorted(
                 itertools.product(ZEROS, kinds), key=lambda x: _work(x[1].get("remat"))
             ):
-                if (chosen.get("context") is None) == (cp == 1):
-                    more = [("cp", cp)] if cp > 1 else []
-                    tp = self._base(cp)
-                    sizes = ("dp", n // (tp * cp)), *more, ("tp", tp)
+                if all((chosen.get(RECORDED[a][0]) is None) == (k == 1) for a, k in size.items()):
+                    tp = self._base(taken)
+                    more = [(a, k) for a, k in size.items() if k > 1]
+                    sizes = ("dp", n // (tp * taken)), *more, ("tp", tp)
                     yield Candidate(sizes, zero, (*chosen.items(), *rest))
 
-    def _base(self, cp: int) -> int:
+    def _base(self, taken: int) -> int:
         """The size of tp for which a kind is recorded: between 1 and that of a host."""
-        most = math.gcd(self.machine.shape[-1], max(1, self.machine.size // (2 * cp)))
+        most = math.gcd(self.machine.shape[-1], max(1, self.machine.size // (2 * taken)))
         return min(divisors(most), key=lambda d: abs(math.log(d * d / most)))
 
     def _price(self, kind: Candidate) -> Iterator[_Priced]:
@@ -282,14 +296,15 @@ class _Search:
     def _grid(self, kind: Candidate, schedule: Schedule, weights: list[TensorType]) -> Grid:
         """Returns the points of a kind, with bounds that hold for each stage of ZeRO from that of
         `kind` on down."""
-        n, cp = self.machine.size, dict(kind.axes).get("cp", 1)
+        n, own = self.machine.size, {a: dict(kind.axes).get(a, 1) for a in RECORDED}
+        taken = math.prod(own.values())
         turns = self.choices.get("microbatches", (1,))
         sizes = [
-            {"dp": n // (tp * cp * pp), "cp": cp, "tp": tp, "pp": pp, "mb": mb}
+            {**own, "dp": n // (tp * taken * pp), "tp": tp, "pp": pp, "mb": mb}
             for tp in divisors(n)
             for pp in divisors(n)
             for mb in (turns if pp > 1 else (1,))
-            if tp <= MOST_TP and n % (tp * cp * pp) == 0
+            if tp <= MOST_TP and n % (tp * taken * pp) == 0
             if pp == 1 or (self.plans and mb >= pp and pp <= MOST_PP)
             if tp > 1 or not dict(kind.choices).get("sequence_parallel")
         ]
@@ -305,7 +320,9 @@ class _Search:
 
     def _scaled(self, schedule: Schedule, points: Sequence[Point]) -> Scaled:
         of = [dict(p.axes) for p in points]
-        sizes = {a: np.array([float(p.get(a, 1)) for p in of]) for a in ("dp", "cp", "tp", "pp")}
+        sizes = {
+            a: np.array([float(p.get(a, 1)) for p in of]) for a in ("dp", *RECORDED, "tp", "pp")
+        }
         return Scaled(
             schedule, self.machine, sizes, np.array([float(p.microbatches) for p in points])
         )

@@ -45,8 +45,9 @@ from ..core.topology import Topology
 from ..cost.collective_time import CollectiveTime, collective_time
 from ..cost.schedule_collectives import priced_as, whole_bytes
 from ..cost.step_time import StepTime, step_time
-from ..ir.graph.node import Graph
+from ..ir.graph.node import Graph, Node
 from ..ir.schedule.schedule import Collective, Compute, Loop, Region, Schedule, Send, Step
+from ..ops.control import after, in_memory
 from .timeline import Event, StageTime, Sums, Timeline, Traffic, summed
 
 COMPUTE = "compute"
@@ -90,6 +91,37 @@ class _Run:
     span_s: float
     streams: tuple[str, ...]
     sums: Sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """The copies to the host's memory and back in a step. They run beside it. `made` are the
+    buffers that exist after them, `waited_for` those without which the step cannot end."""
+
+    time_s: float
+    bytes: int
+    waited_for: frozenset[int]
+    made: tuple[int, ...]
+
+
+_NO_COPIES = _Copies(0.0, 0, frozenset(), ())
+HOST = "host"
+
+
+@lru_cache(maxsize=4096)
+def _copied(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of the inputs that are only waited for, and of the outputs that are copied to the
+    host's memory or back."""
+    first = {n.args[1] for n in graph.nodes if n.op == after.name}
+    read = {a for n in graph.nodes for a in (n.args[:1] if n.op == after.name else n.args)}
+    waits = tuple(i for i, n in enumerate(graph.inputs) if n in first and n not in read)
+    return waits, tuple(i for i, n in enumerate(graph.outputs) if _is_copied(n))
+
+
+def _is_copied(n: Node) -> bool:
+    while n.kind.memory == "view" and n.op != in_memory.name:
+        n = n.args[0]
+    return n.op == in_memory.name
 
 
 class Simulator:
@@ -150,16 +182,37 @@ class Simulator:
             streams = [(0 if self.chip.shared else i, name) for i in busy for name in names]
             if not took_s:
                 streams = []  # nothing moves
-            waits = [ready[b] for b in step.reads] + [ends[i] for i in step.after]
+            copies = self._copies(step)
+            waits = [ready[b] for b in step.reads if b not in copies.waited_for]
+            waits += [ends[i] for i in step.after]
             start = max([first_s, *waits, *(free.get(x, first_s) for x in streams)])
-            ends.append(start + took_s)
-            ready.update(dict.fromkeys(step.writes, start + took_s))
-            free.update(dict.fromkeys(streams, start + took_s))
+            end = max([start + took_s, *(ready[b] for b in copies.waited_for)])
+            ends.append(end)
+            ready.update(dict.fromkeys(step.writes, end))
+            if copies.time_s:
+                lane = 0 if self.chip.shared else busy[0], HOST
+                begin = max(start, free.get(lane, first_s))
+                free[lane] = begin + copies.time_s
+                ready.update(dict.fromkeys(copies.made, max(end, free[lane])))
+                events.append(
+                    Event("copy", "copy", busy[0], (HOST,), begin, free[lane], (), copies.bytes)
+                )
+            free.update(dict.fromkeys(streams, end))
             for i in (busy if event.kind != "send" else [event.stage]) if took_s else ():
                 events.append(replace(event, stage=i, start_s=start, end_s=start + took_s))
                 if event in self.inner:
                     self.inner[events[-1]] = self.inner[event]
         return events
+
+    def _copies(self, step: Step) -> _Copies:
+        """The copies to the host's memory and back in `step`."""
+        if not isinstance(step, Compute) or self.chip.shared:
+            return _NO_COPIES
+        t, (waits, made) = self._compute(step.graph), _copied(step.graph)
+        return _Copies(
+            t.copies_s, t.copied_bytes, frozenset(step.reads[i] for i in waits),
+            tuple(step.writes[i] for i in made),
+        )  # fmt: skip
 
     def _event(self, s: Schedule, step: Step) -> tuple[Event, list[int]]:
         """The event of `step` as if it began at 0, and the stages whose streams it takes."""
@@ -221,6 +274,8 @@ class Simulator:
                 time_s=one.time_s * places,
                 flops=one.flops * places,
                 moved_bytes=one.moved_bytes * places,
+                copies_s=one.copies_s * places,
+                copied_bytes=one.copied_bytes * places,
             )
         return self.computed[graph]
 

@@ -12,7 +12,8 @@ class Event:
     """A step of a schedule in simulated time, on one device of each stage.
 
     - `kind` is that of the step; `what` describes it: the op of a collective, the note of a region.
-    - `streams` are the streams of the stage that it occupies: "compute", or levels of links.
+    - `streams` are the streams of the stage that it occupies: "compute", levels of links, or "host"
+      for copies to the host's memory and back.
     - `bytes`: those that a device receives; of a computation those of memory. `flops`: of a device.
     - A loop runs the events in `inside` `times`, a region once; their times count from the start of
       the event (of the first iteration), and its own bytes and FLOPs are their sums.
@@ -39,7 +40,7 @@ class Event:
     @property
     def computes(self) -> bool:
         """Returns whether it occupies the device's processors, also as a loop or region."""
-        return self.kind not in ("collective", "send")
+        return self.kind not in ("collective", "send", "copy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class Chip:
       listed one.
     - `memory_bytes` of capacity; `memory_bytes_per_s` is the maker's bandwidth, of which large
       reads and writes reach the part `memory_efficiency`.
+    - `host_bytes_per_s`: what is copied from the host's memory, or to it at the same time.
     - `ops_per_s`: elementwise operations outside of products.
     - `attention`: the part of the products' peak that a kernel of attention reaches.
     - `kernel_s`: the launch of one more kernel in a program. `program_s`: of one more program.
@@ -67,6 +68,7 @@ class Chip:
     shared: Flag = False
     attention: Positive = 0.35
     column_s: Rate = 0.0
+    host_bytes_per_s: Positive = math.inf
 
     def __post_init__(self) -> None:
         if not self.products or not all(isinstance(p, Products) for p in self.products):
@@ -118,8 +120,9 @@ class Chip:
 _ALIKE = {"f16": "bf16", "bf16": "f16", "f8e5m2": "f8e4m3", "f8e4m3": "f8e5m2"}
 
 # Peaks and memory are those of NVIDIA's data sheets, dense: A100 80GB SXM, H100 SXM, H200 SXM, and
-# HGX B200 (a device). A GPU multiplies f32 as TF32 only where it is allowed; XLA's default on these
-# GPUs allows it. `ops_per_s` is the data sheet's f32 rate outside of tensor cores.
+# HGX B200 (a device); so are copies to the host, by PCIe. A GPU multiplies f32 as TF32 only where
+# it is allowed; XLA's default on these GPUs allows it. `ops_per_s` is the data sheet's f32 rate
+# outside of tensor cores.
 #
 # H100: `most`, `area`, `depth` and `kernel_s` are fitted to 40 of the bf16 products that XLA has
 # measured on sm_90 (xla/service/gpu/model/matmul_interpolator_data.h, 256 to 4096 a side, batches
@@ -134,21 +137,21 @@ _MOST, _DEPTH, _KERNEL_S, _STREAMS = 0.83, 113.0, 5.7e-6, 0.85
 
 def _gpu(
     name: str, processors: int, memory: float, bandwidth: float, ops: float,
-    attention: float = 0.35, **peaks: float,
+    attention: float = 0.35, host: float = 64e9, **peaks: float,
 ) -> Chip:  # fmt: skip
     area = 327e3 * processors / 132
     most = {"f32": 0.70}
     products = [Products(d, x, most.get(d, _MOST), area, _DEPTH) for d, x in peaks.items()]
     return Chip(
         name, tuple(products), memory, bandwidth, _STREAMS, ops, kernel_s=_KERNEL_S,
-        program_s=20e-6, attention=attention,
+        program_s=20e-6, attention=attention, host_bytes_per_s=host * _STREAMS,
     )  # fmt: skip
 
 
 CHIPS: dict[str, Chip] = {
     c.name: c
     for c in (
-        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, 0.56, bf16=312e12, f32=156e12),
+        _gpu("a100", 108, 80e9, 2039e9, 19.5e12, 0.56, 32e9, bf16=312e12, f32=156e12),
         _gpu("h100", 132, 80e9, 3350e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("h200", 132, 141e9, 4800e9, 67e12, bf16=989e12, f32=495e12, f8e4m3=1979e12),
         _gpu("b200", 148, 180e9, 8000e9, 75e12, bf16=2250e12, f32=1125e12, f8e4m3=4500e12),

@@ -87,6 +87,7 @@ CHIP_KEYS: dict[str, Kind] = {
     "memory_gb": POSITIVE,
     "memory_gb_per_s": POSITIVE,
     "memory_efficiency": numbers(above=0, most=1),
+    "host_gb_per_s": POSITIVE,
     "attention": numbers(above=0, most=1),
     "gops": POSITIVE,
     "kernel_us": numbers(least=0, below=math.inf),
@@ -108,6 +109,7 @@ UNITS = {
     "add_gb_per_s": "gigabytes a second",
     "memory_gb": "gigabytes",
     "memory_gb_per_s": "gigabytes a second",
+    "host_gb_per_s": "gigabytes a second",
     "gops": "billions of elementwise operations a second",
     "kernel_us": "microseconds",
     "column_ns": "nanoseconds",
@@ -169,6 +171,7 @@ def _chip(at: Spotted, faults: Faults) -> Chip | None:
         kernel_s=_scaled(values.get("kernel_us", 0), -6),
         column_s=_scaled(values.get("column_ns", 0), -9),
         program_s=_scaled(values.get("program_us", 0), -6),
+        host_bytes_per_s=_scaled(values.get("host_gb_per_s", math.inf), 9),
         **own,
     )
 
@@ -378,6 +381,8 @@ def _chip_rows(chip: Chip) -> Any:
         "program_us": _scaled(chip.program_s, 6),
         "shared": chip.shared,
     }
+    if math.isfinite(chip.host_bytes_per_s):
+        rows["host_gb_per_s"] = _scaled(chip.host_bytes_per_s, -9)
     if math.isfinite(chip.ops_per_s):
         rows["gops"] = _scaled(chip.ops_per_s, -9)
     rows["products"] = [

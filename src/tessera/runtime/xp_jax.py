@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..core.dtypes import DType
 from ..ir.tile.kernel import Kernel
@@ -273,8 +272,8 @@ def fft(x: Array, kind: str, dim: int, n: int) -> Array:
     the untransformed dim."""
     y = lax.fft(jnp.moveaxis(x, dim, -1), kind, (n,))
     # XLA's transforms on CPUs take rows that follow each other, also where what reads the result
-    # would have another order.
-    y = with_layout_constraint(y, Layout(tuple(range(y.ndim))))
+    # would have another order: a value of one dim has one order only.
+    y = lax.optimization_barrier(y.reshape(-1)).reshape(y.shape)
     return jnp.moveaxis(y, -1, dim)
 
 

@@ -135,9 +135,8 @@ class GPTConfig:
             whole("GPTConfig", "a window", window, 0)
         if not isinstance(self.biases, tuple) or not set(map(str, self.biases)) <= set(BIASES):
             raise unfit("GPTConfig", "biases", self.biases, "give a tuple of " + ", ".join(BIASES))
-        if self.remat not in REMAT and (
-            not isinstance(self.remat, int) or not 0 <= self.remat <= self.layers
-        ):
+        known = REMAT if isinstance(self.remat, str) else range(self.layers + 1)
+        if not isinstance(self.remat, (str, int)) or self.remat not in known:
             fix = f"give True, False, {', '.join(REMAT)}, or a number of layers"
             raise unfit("GPTConfig", "remat", self.remat, fix)
         self._check_together()

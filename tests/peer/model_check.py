@@ -215,8 +215,11 @@ def check(model: Model) -> Found:
     w = np.copysign(w, beside.want)
     start = ours.state_dict()
     call = beside.call
-    run = ts.jit(lambda m, w, x: step(m, call, w, x))
-    out, alone = two_steps(run, ours, w, inputs)
+
+    def compiled(mesh: Any = None) -> Any:
+        return ts.jit(lambda m, w, x: step(m, call, w, x))
+
+    out, alone = two_steps(compiled(), ours, w, inputs)
 
     def on(sizes: dict[str, int], run: Callable[[Any], Any]) -> tuple[float, bool]:
         mesh = dist.Mesh(tuple(sizes), shape=sizes)
@@ -227,7 +230,7 @@ def check(model: Model) -> Found:
         _, spread = two_steps(run(mesh), ours, laid_w, laid)
         return max(worst(got, want) for got, want in zip(spread, alone, strict=True)), known
 
-    apart, known = on(MESH, lambda mesh: run)
+    apart, known = on(MESH, compiled)
     stages = None
     if model.uncut:
         with pytest.raises(ts.TesseraError, match=model.uncut):

@@ -129,7 +129,9 @@ def _put(module: Module, path: Path, value: Tensor) -> None:
 
 
 def _get(module: Module, path: Path) -> Any:
-    found: Any = getattr(module, str(path[0]))  # with its adapter
+    name = str(path[0])
+    adapted = isinstance(getattr(type(module), name, None), property)
+    found: Any = getattr(module, name) if adapted else module.__dict__[name]
     for key in path[1:]:
         found = found[key]
     return found

@@ -42,7 +42,7 @@ refused(
 refused("cannot take", "dim= of a scalar", "topk")
 refused("does not fit u8", "a negative number beside a tensor of u8", "add", "sub", "index_add")
 refused(
-    "takes float or int or uint or complex tensors", "order and products of truths",
+    "takes float or int or uint", "order and products of truths",
     "amax", "amin", "argsort", "sort", "scatter_add", "index_add",
 )  # fmt: skip
 refused("broadcast_to: shape cannot be (", "-1 for a size that stays", "expand")

@@ -42,7 +42,7 @@ def test_a_wheel_runs_the_first_example(tmp_path: Path) -> None:
     assert {"hf", "data", "cloud"} <= {*metadata.get_all("Provides-Extra", [])}
     said = "import tessera as ts\ntry: ts.cat\nexcept AttributeError as error: print(error)"
     assert "write ts.concat" in run("-c", said, cwd=tmp_path)  # from a data file
-    first = next(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+    first = blocks((ROOT / "README.md").read_text(encoding="utf-8"))[0]
     (tmp_path / "example.py").write_text(first.code)
     assert run("example.py", cwd=tmp_path) == first.printed
 

@@ -218,7 +218,11 @@ def _ring(axis: str, n: int, causal: bool) -> Any:
 
 def _behind(xs: list[Tensor], done: list[Tensor]) -> list[Tensor]:
     """`xs`, which are read after `done` is computed. Without this the compiler starts with the
-    scores of all steps, and holds them at once."""
+    scores of all steps, and holds them at once. Steps of microbatches stay free: a pipeline could
+    not tell the sums over them from their parts."""
+    mesh = xs[0].mesh
+    if mesh is not None and mesh.time:
+        return xs
     for first in done:
         xs = [emit("after", x, first) for x in xs]
     return xs

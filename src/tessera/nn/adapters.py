@@ -13,6 +13,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
@@ -229,10 +230,10 @@ def lora(
             f"lora: {twice[0]!r} has an adapter already",
             fix="merge it first: nn.merge_lora(model)",
         )
-    boxes = [(id(t), m, n) for m in model.modules() for n, t in vars(m).items()]
+    modules = {id(m): m for m in model.modules()}
+    holders = Counter(id(t) for m in modules.values() for t in vars(m).values())
     for name, (module, adapter) in chosen.items():
-        box, own = vars(module)[adapter.weight], (id(module), adapter.weight)
-        if any(i == id(box) and (id(m), n) != own for i, m, n in boxes):
+        if holders[id(vars(module)[adapter.weight])] > 1:
             raise UsageError(
                 f"lora: {name!r} is a weight of two modules",
                 fix="leave it out of targets=, or give each module its own weight",

@@ -162,7 +162,8 @@ class Stack(Module):
     @property
     def _in_loops(self) -> bool:
         """Returns whether a loop over layers can recompute them so."""
-        return isinstance(self.remat, bool) or self.remat in ("save", "recompute", "products")
+        whole = self.remat is True or self.remat in ("save", "recompute", "products")
+        return whole or not self.remat
 
     @property
     def _recomputed(self) -> int:

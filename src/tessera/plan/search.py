@@ -213,15 +213,9 @@ class _Search:
         rest = [(n, alone[n]) for n in self.choices if n in alone]
         n = self.machine.size
         kinds = [dict(zip(names, values, strict=True)) for values in itertools.product(*given)]
-        every = [
-            dict(zip(RECORDED, sizes, strict=True))
-            for sizes in itertools.product(
-                *([d for d in divisors(n) if d <= most] for _, most in RECORDED.values())
-            )
-        ]
-        # The most costly to record come last.
-        for size in sorted(every, key=lambda s: tuple(s.values())):
-            taken = math.prod(size.values())
+        own = ([d for d in divisors(n) if d <= most] for _, most in RECORDED.values())
+        for each in itertools.product(*own):  # the most costly to record come last
+            size, taken = dict(zip(RECORDED, each, strict=True)), math.prod(each)
             if n % taken:
                 continue
             # what computes least comes first: its prices are bounds of the others

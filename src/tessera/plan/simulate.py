@@ -190,7 +190,7 @@ class Simulator:
             ends.append(end)
             ready.update(dict.fromkeys(step.writes, end))
             if copies.time_s:
-                lane = 0 if self.chip.shared else busy[0], HOST
+                lane = busy[0], HOST
                 begin = max(start, free.get(lane, first_s))
                 free[lane] = begin + copies.time_s
                 ready.update(dict.fromkeys(copies.made, max(end, free[lane])))
@@ -206,7 +206,7 @@ class Simulator:
 
     def _copies(self, step: Step) -> _Copies:
         """The copies to the host's memory and back in `step`."""
-        if not isinstance(step, Compute) or self.chip.shared:
+        if not isinstance(step, Compute) or self.one:
             return _NO_COPIES
         t, (waits, made) = self._compute(step.graph), _copied(step.graph)
         return _Copies(
@@ -221,8 +221,9 @@ class Simulator:
         match step:
             case Compute():
                 t = self._compute(step.graph)
+                took_s = t.time_s + (t.copies_s if self.one else 0.0)
                 event = Event(
-                    step.note or step.description, step.kind, busy[0], (COMPUTE,), 0.0, t.time_s,
+                    step.note or step.description, step.kind, busy[0], (COMPUTE,), 0.0, took_s,
                     (), t.moved_bytes, t.flops, step.at, _scope(step),
                 )  # fmt: skip
             case Collective():
